@@ -105,7 +105,6 @@ def _whole_line(config: PipelineConfig) -> Json:
     run = result.mlflow_run
     # the newest report under a name that does not change, beside the snapshots
     page = (Path(result.report_dir) / "report.html").read_bytes()
-    page = page.replace(b'"../../../view/', b'"view/')
     return {
         "summary": dict(read_summary(result.report_dir)),
         "report": str(atomic_write(Path(config.root) / "report.html", page)),

@@ -16,25 +16,16 @@ from tasks.benchmark.comparing import paired_differences
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.remarks import remarks
 from tasks.benchmark.report import inputs
-from tasks.benchmark.report.context import (
-    ReportContext,
-    example_rows,
-    examples_of,
-    lengths_of,
-    limits_of,
-    speedups_of,
-)
+from tasks.benchmark.report.context import ReportContext, limits_of, speedups_of
 from tasks.benchmark.report.files import Report, write_once
 from tasks.benchmark.signs import signs
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.flags import flagged
-from tasks.curation.tables import joined_on_candidate
 from tasks.observe.stage import found_in
 from tasks.store import SnapshotRef
 from tasks.versions import REPORT_VERSION
 
-OF_VERDICTS = ("candidate_id", "task_id", "status", "reason", "timing")
-OF_CANDIDATES = ("candidate_id", "generator", "reasoning_tokens")
+OF_VERDICTS = ("candidate_id", "status", "reason", "timing")
 
 
 def write_report(
@@ -91,41 +82,17 @@ def report_context(
 
 
 def _candidates(refreshed: Refreshed) -> Json:
-    """The fields of a context that the verdicts of the training tasks fill. Texts are read of the
-    examples alone."""
-    verdicts, candidates = refreshed.verdicts.open(), refreshed.candidates.open()
-    frame = joined_on_candidate(
-        verdicts.read(columns=OF_VERDICTS, unique="candidate_id"),
-        candidates.read(columns=OF_CANDIDATES, unique="candidate_id"),
-    )
-    tasks = refreshed.tasks.open()
-    names = dict(tasks.read(columns=("task_id", "name"), unique="task_id").iter_rows())
+    """The fields of a context that the verdicts of the training tasks fill. No text is read."""
+    frame = refreshed.verdicts.open().read(columns=OF_VERDICTS, unique="candidate_id")
     profiles = refreshed.profiles
     return {
-        "tasks": len(names),
+        "tasks": refreshed.tasks.open().manifest["rows"],
         "candidates": frame.height,
         "status_counts": dict(frame["status"].value_counts().iter_rows()),
         "reason_counts": dict(frame["reason"].value_counts().iter_rows()),
-        "lengths": lengths_of(frame),
-        **speedups_of(frame, names),
-        "examples": examples_of(_with_texts(example_rows(frame, names), refreshed)),
+        **speedups_of(frame),
         "limits": limits_of(profiles.open().read(unique="candidate_id")) if profiles else (),
     }
-
-
-def _with_texts(rows: pl.DataFrame, refreshed: Refreshed) -> pl.DataFrame:
-    """These candidates with the texts of their verdicts and answers, and their tasks' programs."""
-    tables = (
-        (refreshed.verdicts, "candidate_id", ("detail",)),
-        (refreshed.candidates, "candidate_id", ("reasoning", "code")),
-        (refreshed.tasks, "task_id", ("code",)),
-    )
-    for ref, key, texts in tables:
-        found = ref.open().read(columns=(key, *texts), unique=key, among=rows.select(key))
-        if ref is refreshed.tasks:
-            found = found.rename({"code": "reference"})
-        rows = rows.join(found, on=key, how="left", maintain_order="left")
-    return rows
 
 
 def _analysis(refreshed: Refreshed) -> Json:
@@ -187,7 +154,7 @@ def _notes(
         yield from refreshed.cautions
     if dropped := training.get("dropped"):
         yield f"{len(dropped)} curated rows could not be trained on and were left out."
-    yield from remarks(answers).values()
+    yield from remarks(answers)
     yield from benchmarked.cautions
 
 

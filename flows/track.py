@@ -19,10 +19,11 @@ from flows.config import PipelineConfig
 from flows.refresh import Refreshed
 from kernels_eval.records import Record, Status, stable_hash
 from tasks.benchmark.report.files import Report
+from tasks.benchmark.shown import FAST, OWN_TRACK, metrics_of
 from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
-from tasks.scores import BASELINES
+from tasks.scores import BASELINES, EXEC
 from tasks.search.population import START
 from tasks.store import SnapshotRef
 from tasks.tracking.connection import Destination, try_mlflow
@@ -41,7 +42,6 @@ from tasks.tracking.stages import (
 from tasks.tracking.writing import NOTE_TAG
 from tasks.training.stage import adapter_of
 
-CUSTOM_KERNEL = "custom_kernel"
 P = ParamSpec("P")
 
 
@@ -305,31 +305,20 @@ def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:
                 times_of(answers.candidates.open())[0],
                 times_of(answers.verdicts.open())[1],
             ),
-            metrics=score_metrics(rows.filter(model=answers.model)),
+            metrics=metrics_of(rows.filter(model=answers.model).iter_rows(named=True)),
             tags={"model": answers.model, "fingerprint": answers.verdicts.fingerprint},
         )
         for answers in benchmarked.answers
     )
 
 
-def score_metrics(rows: pl.DataFrame) -> Metrics:
-    """`exec_at_1`, `fast_1_at_1` and so on, each with `_lower` and `_upper`. Names that end in
-    `_any` count any correct answer, in `_vs_compile` speedups against torch.compile."""
+def _headline_scores(benchmarked: Benchmarked) -> Metrics:
+    """`MODEL.exec_at_K` and `MODEL.fast_1_at_K`."""
+    rows = scores_of(benchmarked.scores).filter(
+        pl.col("metric").is_in([EXEC, FAST]), track=OWN_TRACK
+    )
     found: Metrics = {}
     for row in rows.iter_rows(named=True):
-        name = row["metric"] + (f"_at_{row['k']}" if row["k"] else "")
-        name += "" if row["track"] == CUSTOM_KERNEL else "_any"
-        name += "_vs_compile" if row["baseline"] == "compile" else ""
-        bounds = {f"{name}_{end}": row[end] for end in ("lower", "upper")}
-        found |= {name: row["value"], **bounds}
+        name = next(iter(metrics_of([row])))
+        found[f"{row['model']}.{name}"] = row["value"]
     return found
-
-
-def _headline_scores(benchmarked: Benchmarked) -> Metrics:
-    rows = scores_of(benchmarked.scores).filter(
-        pl.col("metric").is_in(["exec", "fast_1"]), track=CUSTOM_KERNEL
-    )
-    return {
-        f"{row['model']}.{row['metric']}_at_{row['k']}": row["value"]
-        for row in rows.iter_rows(named=True)
-    }

@@ -266,8 +266,8 @@ def _require_one_device(frame: pl.DataFrame) -> None:
         raise UsageError(
             f"verdicts of {devices.height} devices are mixed: {named}. Speedups on different"
             " devices do not compare",
-            "score each verification snapshot by itself (its manifest.json names its device), or"
-            " verify all candidates on one device",
+            "choose one with --device NAME, or score each verification snapshot by itself (its"
+            " manifest.json names its device)",
         )
 
 

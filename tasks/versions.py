@@ -39,7 +39,7 @@ REPORT_VERSION = 8
 """What the report of a run shows."""
 VIEWER_VERSION = 2
 """What the viewer of candidates shows."""
-PUBLISHING_VERSION = 4
+PUBLISHING_VERSION = 5
 """What a published data set holds."""
 
 _TOLD: dict[str, dict[str, list[str]]] = table_beside(__file__)

@@ -26,7 +26,7 @@ from flows.ablation.plan import (
     visible_gpus,
 )
 from flows.ablation.records import ablation_dir, sole_writer, write_text
-from flows.ablation.results import cautions_of, compared, strategy_rows
+from flows.ablation.results import cautions_of, results_of
 from flows.ablation.samples import fingerprint_of, samples_of
 from flows.ablation.track import AblationTracker
 from flows.artifacts import create_markdown_artifact, create_table_artifact
@@ -119,20 +119,19 @@ def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
     directory, tracker = branches.directory, branches.tracker
     summary = directory / "ablation.json"
     write_text(summary, ablation.model_dump_json(indent=2))
-    files, caution = compared(ablation, directory)
-    rows = strategy_rows(ablation.branches)
-    tracker.close(ablation.branches, rows, [summary, *files])
-    if rows:
+    results = results_of(ablation, directory)
+    tracker.close(ablation.branches, results.strategies, [summary, *results.files])
+    if results.strategies:
         title = "Strategies, with 95 % intervals, against the first"
-        create_table_artifact("ablation", rows, title)
-    pages: dict[str, Path] = {path.suffix: path for path in files}
+        create_table_artifact("ablation", results.strategies, title)
+    pages: dict[str, Path] = {path.suffix: path for path in results.files}
     if page := pages.get(".md"):
         text = page.read_text(encoding="utf-8")
         create_markdown_artifact("comparison", text, "Which strategy won")
-    cautions = (*ablation.cautions, *caution, *tracker.failures)
+    cautions = (*ablation.cautions, *results.cautions, *tracker.failures)
     return AblationResult(
         ablation=ablation.model_copy(update={"cautions": cautions}),
-        strategies=tuple(rows),
+        strategies=tuple(results.strategies),
         directory=str(directory),
         comparison=str(pages[".html"]) if ".html" in pages else None,
         mlflow_run=tracker.run_id,

@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TypeVar
 
 from flows.ablation.plan import Plan
 from flows.config import PipelineConfig
 from flows.track import (
-    CUSTOM_KERNEL,
     adapter_record,
     dataset_of,
     destination_of,
-    score_metrics,
     tags_of,
 )
 from kernels_eval.records import Json, stable_hash
 from tasks.benchmark.comparison.records import Branch
+from tasks.benchmark.shown import OWN_TRACK, metrics_of
 from tasks.benchmark.stage import scores_of
 from tasks.store import SnapshotRef
 from tasks.tracking.connection import try_mlflow
@@ -94,7 +92,7 @@ class AblationTracker:
         record = StageRecord(
             name="summary",
             metrics={"branches_done": float(done), "branches_failed": float(states["failed"])},
-            series=curves(branches),
+            series=curves(rows),
             tags={
                 "concur.complete": str(done == len(branches)).lower(),
                 NOTE_TAG: f"{done} of {len(branches)} branches are done.",
@@ -171,20 +169,14 @@ def _results(config: PipelineConfig, branch: Branch) -> Json:
 
 
 def branch_scores(scores: SnapshotRef) -> Metrics:
-    """`exec_at_1`, `fast_1_at_1` and so on of a branch, on the track of custom kernels."""
-    return score_metrics(scores_of(scores).filter(track=CUSTOM_KERNEL))
+    """The scores of a branch on the track of custom kernels."""
+    return metrics_of(scores_of(scores).filter(track=OWN_TRACK).iter_rows(named=True))
 
 
-def curves(branches: Sequence[Branch]) -> Series:
-    """`exec_at_1_over_size/STRATEGY`: the mean over seeds at each number of rows."""
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for branch in branches:
-        if branch.rows and branch.answers and branch.scores:
-            root = branch.answers.verdicts.root
-            ref = SnapshotRef(root=root, stage="benchmark", fingerprint=branch.scores)
-            if (value := branch_scores(ref).get("exec_at_1")) is not None:
-                found[branch.strategy][branch.rows].append(value)
-    return {
-        f"{CURVE}/{name}": tuple((rows, fmean(values)) for rows, values in sorted(at.items()))
-        for name, at in found.items()
-    }
+def curves(rows: Sequence[Json]) -> Series:
+    """`exec_at_1_over_size/STRATEGY` from the table of strategies: Exec at each number of rows."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        if row["rows"] and row["exec_at_1"] is not None:
+            found[row["strategy"]][round(row["rows"])] = row["exec_at_1"]
+    return {f"{CURVE}/{name}": tuple(sorted(points.items())) for name, points in found.items()}

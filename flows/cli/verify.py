@@ -220,7 +220,7 @@ def benchmark(
     resamples: int = Option(2000, min=100, help="Bootstrap resamples over tasks."),
 ) -> Json:
     """Score existing verdicts: Exec and fast_p at pass@k, with intervals and by level."""
-    from flows.cli.benchmark import parsed_numbers, score_table
+    from flows.score import score_table
 
     return score_table(
         verdicts,
@@ -229,8 +229,8 @@ def benchmark(
         root=root,
         label=label,
         device=device,
-        ks=parsed_numbers(ks, "--k", int),
-        ps=parsed_numbers(ps, "--p", float),
+        ks=ks,
+        ps=ps,
         resamples=resamples,
     )
 

@@ -1,4 +1,5 @@
-"""Scores as rows and columns of text, for the report of a run and the comparison of an ablation.
+"""Scores and differences as text and tables, for the report of a run, the comparison of an ablation
+and the viewer.
 
 Guarantees: a share has its interval beside it; what could not be estimated is "n/a", never 0.
 Strings are raw: `tasks.reporting.page` escapes them.
@@ -6,22 +7,35 @@ Strings are raw: `tasks.reporting.page` escapes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import tee
+from typing import NamedTuple, TypeVar
 
 from kernels_eval.records import Row
-from tasks.reporting.page import Table
-from tasks.reporting.text import interval
-from tasks.scores import EXEC, GEOMETRIC_MEAN, metric_name
+from tasks.benchmark.pages import Part, Section
+from tasks.reporting.page import Cell, Table
+from tasks.reporting.text import interval, p_value
+from tasks.scores import EXEC, GEOMETRIC_MEAN, Track, metric_name
 
-TEMPLATES = Path(__file__).parent / "templates"
+Item = TypeVar("Item")
+
+OWN_TRACK: Track = "custom_kernel"
+"""What headlines, orders and figures are of."""
 TRACK_NAMES = {"any": "any correct", "custom_kernel": "custom kernel"}
+BASELINE_NAMES = {"eager": "eager PyTorch", "compile": "torch.compile"}
 FAST = metric_name(1.0)
 HEADLINE_METRICS = (EXEC, FAST, GEOMETRIC_MEAN)
 LABELS = {EXEC: "Exec", GEOMETRIC_MEAN: "speedup of correct"}
 FEW_TASKS = 30
 """Below it, an interval of a share is wider than most differences between models."""
+SIGNIFICANT = 0.05
+READS = {
+    "distinguishable": "more than chance",
+    "within_seed_spread": "within the spread between seeds",
+    "seed_spread_unknown": "more than chance between tasks; spread between seeds unknown",
+    "not_distinguishable": "not distinguishable from chance",
+}
+"""What a difference may be called, by the verdict on it."""
 
 
 class Caution(NamedTuple):
@@ -32,9 +46,44 @@ class Caution(NamedTuple):
     means: str
 
 
+CORRECT_MEANS = (
+    "'correct'",
+    "always",
+    "Outputs matched on all inputs that were tried, and the checks for known cheats found nothing."
+    " This is evidence, not proof.",
+)
+
+
 def cautions_of(*found: tuple[str, object, str]) -> list[Caution]:
     """The cautions whose value is not empty."""
     return [Caution(what, str(value), means) for what, value, means in found if value]
+
+
+def cautions_table(cautions: Sequence[Caution]) -> Table:
+    return Table(("what", "here", "meaning"), cautions)
+
+
+def table_of(rows: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]) -> Table:
+    """A row for each item; `columns` say what each cell shows. A column without any content is left
+    out."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    shown = [name for name, *values in zip(columns, *cells, strict=True) if any(values)]
+    places = [list(columns).index(name) for name in shown]
+    return Table(tuple(shown), [tuple(row[place] for place in places) for row in cells])
+
+
+def metrics_of(rows: Iterable[Row]) -> dict[str, float | None]:
+    """Scores by the names that MLflow and every table of runs have for them: `exec_at_1`,
+    `fast_1_at_1` and so on, each with `_lower` and `_upper`. Names that end in `_any` count any
+    correct answer, in `_vs_compile` speedups against torch.compile."""
+    found: dict[str, float | None] = {}
+    for row in rows:
+        name = row["metric"] + (f"_at_{row['k']}" if row["k"] else "")
+        name += "" if row["track"] == OWN_TRACK else "_any"
+        name += "_vs_compile" if row["baseline"] == "compile" else ""
+        found |= {name: row["value"]}
+        found |= {f"{name}_{end}": row[end] for end in ("lower", "upper")}
+    return found
 
 
 def label(metric: str, k: int | None = None) -> str:
@@ -50,29 +99,84 @@ def scored(row: Row | None) -> str:
     return interval(row["value"], row["lower"], row["upper"], form)
 
 
+def shown_metric(row: Row, name: str, form: str = ".1%") -> str:
+    """A score of a table of `metrics_of`, with its interval."""
+    return interval(row[name], row[f"{name}_lower"], row[f"{name}_upper"], form)
+
+
 def difference_points(row: Row) -> str:
     """A difference in percentage points with its interval."""
     note = "" if row["lower"] is not None else " (no interval: all tasks differ alike)"
     return interval(row["difference"], row["lower"], row["upper"], "+.1p") + note
 
 
+def judged(row: Row) -> str:
+    """The verdict on a difference: a key of READS. Against both kinds of chance where seeds were
+    compared: which tasks, and which seeds of training."""
+    if row["p_holm"] is None or row["p_holm"] >= SIGNIFICANT:
+        return "not_distinguishable"
+    if "p_seeds_holm" not in row:
+        return "distinguishable"
+    if row["p_seeds_holm"] is None:
+        return "seed_spread_unknown"
+    return "distinguishable" if row["p_seeds_holm"] < SIGNIFICANT else "within_seed_spread"
+
+
+DIFFERENCE_COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
+    "difference": lambda row: f"{row['model']} minus {row['baseline']}",
+    "metric": lambda row: label(row["metric"], row["k"]),
+    "percentage points": difference_points,
+    "reads as": lambda row: READS[judged(row)],
+    "p": lambda row: p_value(row["p"]),
+    "p, corrected": lambda row: p_value(row["p_holm"]),
+    "p of seeds": lambda row: p_value(row.get("p_seeds_holm")),
+    "tasks": lambda row: str(row["tasks"]),
+}
+"""The conclusion stands before what it rests on: a narrow page, such as MLflow's preview, shows the
+first columns."""
+
+
+def differences_parts(rows: Iterable[Row]) -> tuple[Part, ...]:
+    """The differences on the track of custom kernels, and folded those on the other one."""
+    own, other = (
+        table_of((row for row in rows if row["track"] == track), DIFFERENCE_COLUMNS)
+        for rows, track in zip(tee(rows), (OWN_TRACK, "any"), strict=True)
+    )
+    if own == other:
+        return (own,)
+    return (own, Section("The same counting any correct answer", (other,)))
+
+
+def scores_table(rows: Iterable[Row]) -> Table:
+    """Every score in one table: a row for each model, track, baseline, limit of tokens and k, a
+    column for each metric. A mean over all samples is in the row of the smallest k."""
+
+    def keys(row: Row) -> tuple[str, ...]:
+        k = smallest if row["k"] is None else row["k"]
+        limit = f"{row['token_limit']:,}" if row["token_limit"] else "none"
+        return (
+            *(row["model"], TRACK_NAMES[row["track"]], BASELINE_NAMES[row["baseline"]]),
+            *(limit, str(k), str(row["tasks"]), str(row["samples"])),
+        )
+
+    rows = list(rows)
+    smallest = min((row["k"] for row in rows if row["k"] is not None), default=1)
+    names = ("model", "track", "against", "token limit", "k", "tasks", "samples")
+    return pivoted(names, rows, keys, lambda row: label(row["metric"]))
+
+
 def pivoted(
     names: Iterable[str],
-    rows: Iterable[Any],
-    row_of: Callable[[Any], tuple[str, ...]],
-    column_of: Callable[[Any], str] = lambda row: label(row["metric"], row["k"]),
-    cell_of: Callable[[Any], str] = scored,
-    absent: str = "n/a",
-    first: Iterable[str] = (),
+    rows: Iterable[Row],
+    row_of: Callable[[Row], tuple[str, ...]],
+    column_of: Callable[[Row], str] = lambda row: label(row["metric"], row["k"]),
 ) -> Table:
-    """A table whose rows and columns are in the order in which they appear.
-
-    `names` are the header of what `row_of` returns, `first` the columns that stand first.
-    """
-    columns = dict.fromkeys(first)
+    """Scores as a table whose rows and columns are in the order in which they appear. `names` are
+    the header of what `row_of` returns."""
+    columns: dict[str, None] = {}
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         columns[column_of(row)] = None
-        found.setdefault(row_of(row), {})[column_of(row)] = cell_of(row)
-    cells = [(*key, *(own.get(name, absent) for name in columns)) for key, own in found.items()]
+        found.setdefault(row_of(row), {})[column_of(row)] = scored(row)
+    cells = [(*key, *(own.get(name, "n/a") for name in columns)) for key, own in found.items()]
     return Table((*names, *columns), cells, len(cells[0]) - len(columns) if cells else 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from kernels_eval.records import Record
-from tasks.benchmark.config import BenchmarkConfig
+from tasks.benchmark.config import PS, BenchmarkConfig
 from tasks.benchmark.remarks import remarks, unknown_lengths, within_tokens
 from tasks.scores import TRACKS, Baseline, baselines_of, excluded_tasks, scores
 from tasks.store import Snapshot, SnapshotRef
@@ -74,7 +74,7 @@ def all_scores(frame: pl.DataFrame, config: BenchmarkConfig) -> pl.DataFrame:
                 rows = scores(
                     part,
                     ks=config.ks,
-                    ps=config.ps,
+                    ps=PS,
                     track=track,
                     baseline=baseline,
                 )

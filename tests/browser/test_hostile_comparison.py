@@ -96,7 +96,7 @@ def test_its_figures_opened_by_themselves(browser, page_file, tmp_path):
     drawn = re.findall(
         r"data:image/svg\+xml;base64,([\w+/=]+)", page_file.read_text(encoding="utf-8")
     )
-    assert len(drawn) == 4  # two figures, each for wide and for narrow screens
+    assert len(drawn) == 1
     for number, each in enumerate(drawn):
         figure = tmp_path / f"{number}.svg"
         figure.write_bytes(base64.b64decode(each))

@@ -312,7 +312,6 @@ def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(stack, browser)
         "exec_at_1_lower",
         "fast_1_at_1",
         "curated_rows",
-        "gpu_hours",
     ):
         page.get_by_text(shown, exact=True).first.wait_for(state="attached")
     browser.shot("16-two-runs-compared")

@@ -1,14 +1,33 @@
 """Ablations whose truth is known: verdicts of every branch as finished snapshots, with the chance
 of a correct answer planted by strategy."""
 
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 
+from tasks.benchmark.comparison.numbers import compared
+from tasks.benchmark.comparison.page import headline, write_comparison
 from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.stage import Answers
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 
 DEVICE = "a CPU"
+
+
+class Written(NamedTuple):
+    """The files of a comparison, and its first sentence."""
+
+    html: Path
+    markdown: Path
+    json_file: Path
+    headline: str
+
+
+def written_comparison(ablation, out, *, resamples=2000):
+    found = compared(ablation, resamples=resamples)
+    return Written(*write_comparison(found, out), headline(found))
 
 
 def verdict(task, number, speedup, device=DEVICE, salt=""):

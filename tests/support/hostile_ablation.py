@@ -8,12 +8,11 @@ somebody's hand.
 
 from typing import NamedTuple
 
-from tasks.benchmark.comparison.page import write_comparison
 from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import AblationSink
 from tasks.tracking.records import RunRecord, StageRecord
-from tests.support.ablations import answers, branch, drawn, verdict
+from tests.support.ablations import answers, branch, drawn, verdict, written_comparison
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 
 OUTSIDE = f"http://{CANARY}/run'\"><script>{ACT}</script>"
@@ -75,7 +74,7 @@ def hostile_ablation(root):
 
 
 def hostile_comparison(root):
-    return write_comparison(hostile_ablation(root), root / "comparison", resamples=100)
+    return written_comparison(hostile_ablation(root), root / "comparison", resamples=100)
 
 
 def log_hostile_ablation(root, uri):

@@ -2,7 +2,7 @@
 a page if it were taken for markup."""
 
 from tasks.benchmark.errors import ErrorGroup
-from tasks.benchmark.report.context import Example, Lengths, ReportContext
+from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.signs import Sign
 from tests.support.payloads import HOSTILE
 
@@ -16,7 +16,6 @@ DIFFERENCE = {
     **{"track": "custom_kernel", "metric": "exec", "k": 1, "tasks": 1, "difference": 0.5},
     **{"lower": 0.1, "upper": 0.9, "p": 0.5, "p_holm": 0.5},
 }
-SPEEDUP = {"speedup": 2.0, "speedup_lower": 1.5, "speedup_upper": 2.5}
 
 
 def hostile_report(text=HOSTILE):
@@ -24,8 +23,6 @@ def hostile_report(text=HOSTILE):
     counts = {f"{name}_counts": {text: 1} for name in COUNTED}
     named = {name: {text: text} for name in NAMED}
     said = dict.fromkeys(("findings", "findings_bounded_by", "notes"), (text,))
-    of_candidate = ("task_name", "generator", "status", "reason")
-    texts = ("candidate_id", "detail", "reasoning", "code", "reference")
     scores = tuple(
         SCORE | {"model": text, "metric": metric, "why_not": text} for metric in ("exec", "fast_1")
     )
@@ -41,12 +38,9 @@ def hostile_report(text=HOSTILE):
         scores=scores,
         comparisons=(DIFFERENCE | {"model": text, "baseline": text},),
         groups=tuple(row | {"by": "level", "group": text} for row in scores),
-        signs=(Sign(sign="verbose", model=text, sentence=text),),
+        signs=(Sign(sign=text, model=text, sentence=text),),
         errors=(ErrorGroup(**error, count=1, tasks=1, models={text: 1}, names=(text,)),),
-        lengths=(Lengths(status=text, candidates=1, median=5, drawn=(5,)),),
-        speedups=(SPEEDUP | dict.fromkeys(of_candidate, text),),
         limits=({"limit": text, "candidates": 1, "speedup": 2.0, "sol_score": 0.5},),
-        examples=(Example(**dict.fromkeys((*of_candidate, *texts), text)),),
         config={text: [text]},
         **counts,
         **named,

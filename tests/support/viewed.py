@@ -77,7 +77,7 @@ def root_with_benchmark(root):
         refs = [_moved(root, model, stage, curated) for stage in ("synthesis", "verification")]
         _moved(root, model, "tasks", curated)
         answers.append(Answers(model=model, candidates=refs[0], verdicts=refs[1]))
-    run(answers, BenchmarkConfig(ks=(1,)))
+    run(answers, BenchmarkConfig(samples_per_task=2))
     return root
 
 

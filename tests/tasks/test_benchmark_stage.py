@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 import tasks
 from flows.config import load_profile
@@ -47,20 +46,6 @@ def test_only_what_the_samples_can_estimate_is_asked_for(samples, ks):
     assert BenchmarkConfig(samples_per_task=samples).ks == ks
 
 
-def test_a_k_that_is_asked_for_stays_though_it_has_no_estimate():
-    assert BenchmarkConfig(samples_per_task=2, ks=(1, 10)).ks == (1, 10)
-    again = BenchmarkConfig.model_validate(
-        BenchmarkConfig(samples_per_task=2).model_dump(mode="json")
-    )
-    assert again == BenchmarkConfig(samples_per_task=2)
-
-
-def test_a_fault_in_the_samples_is_the_one_that_is_told():
-    with pytest.raises(ValidationError) as caught:
-        BenchmarkConfig(samples_per_task=0)
-    assert [error["loc"] for error in caught.value.errors()] == [("samples_per_task",)]
-
-
 def test_a_limit_of_tokens_is_scored_beside_the_answers_as_they_are(recomputed):
     (made,) = snapshots(str(recomputed), "benchmark")
     facts = {"model": "base", "track": "custom_kernel"}
@@ -69,7 +54,7 @@ def test_a_limit_of_tokens_is_scored_beside_the_answers_as_they_are(recomputed):
     )
     assert 0 < cut["value"] < whole["value"]
     assert cut["tasks"] == whole["tasks"] == 80 - len(made.manifest["excluded_tasks"])
-    assert set(made.manifest["remarks"]) == {"excluded", "task_errors"}
+    assert any("left out for every model" in said for said in made.manifest["remarks"])
 
 
 def test_an_answer_above_a_limit_of_tokens_is_none():
@@ -88,12 +73,17 @@ def test_what_does_not_count_is_said():
     rows += outcomes("n", a=(math.inf, math.nan, -1.0), even=(BROKEN, 2.0, WRONG))
     rows.append(row("m", "even", WRONG) | {"status": None})
     said = remarks(frame(*rows))
-    assert said["excluded"].endswith("reached it: bad (2 candidates).")
-    assert "2 candidates of tasks where it works for most" in said["task_errors"]
-    assert said["task_errors"].endswith("a (1), even (1).")
-    assert said["without_status"].startswith("1 verdicts have no status")
-    assert said["speedups"].startswith("3 speedups are infinite")
-    assert remarks(frame(*outcomes("m", a=(2.0, WRONG)))) == {}
+    for words in (
+        "reached it: bad (2 candidates).",
+        "2 candidates of tasks where it works for most",
+        "a (1), even (1).",
+        "n has no sample on 1 of 3 tasks",
+        "m has 1 to 4 samples per task",
+        "1 verdicts have no status",
+        "3 speedups are infinite",
+    ):
+        assert any(words in sentence for sentence in said), words
+    assert remarks(frame(*outcomes("m", a=(2.0, WRONG)))) == []
 
 
 def test_answers_of_unknown_length_have_no_score_at_a_limit(tmp_path):
@@ -101,7 +91,7 @@ def test_answers_of_unknown_length_have_no_score_at_a_limit(tmp_path):
     line = line_of(tmp_path, rows)
     judged, candidates = line.verdicts, line.candidates
     answers = [Answers(model="base", candidates=candidates, verdicts=judged)]
-    ref = run(answers, BenchmarkConfig(ks=(1,), token_limits=(50,)))
+    ref = run(answers, BenchmarkConfig(samples_per_task=2, token_limits=(50,)))
     rows = scores_of(ref, limit=50)
     assert rows.height and rows["value"].null_count() == rows.height
     assert rows["why_not"].str.contains("right answers have no token count").all()

@@ -13,7 +13,7 @@ from tasks.publishing.config import TEST
 from tasks.publishing.rows import split_of
 from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.training import trainer_settings
-from tasks.training.evaluation import LEAST_TASKS, SEED, held_out_tasks, split_by_task
+from tasks.training.evaluation import LEAST_TASKS, held_out_tasks, split_by_task
 from tasks.training.formatting import IGNORED, examples_of
 from tasks.training.recipe import FIXED, TrainingRecipe
 from tasks.training.result import HELD_OUT, HISTORY, training_log

@@ -139,7 +139,7 @@ def test_the_report_holds_no_markup_of_strangers():
     page = Tags(build_report(context))
     assert not page.tags & {"script", "iframe", "svg", "object", "link", "form", "b"}
     links = [value for name, value in page.attributes if name == "href"]
-    assert {link for link in links if not link.startswith("#")} == {"../../../view/index.html"}
+    assert [link for link in links if not link.startswith("#")] == []
     assert not [
         name for name, _ in page.attributes if name.startswith("on") or name in ("srcdoc", "style")
     ]

@@ -12,55 +12,50 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.grouping import grouped
-from kernels_eval.records import Record, Row
+from kernels_eval.records import Json, Row
 from tasks.benchmark.comparing import corrected, paired_differences
-from tasks.benchmark.comparison.records import Ablation
-from tasks.benchmark.shown import FAST
+from tasks.benchmark.comparison.records import Ablation, Branch
+from tasks.benchmark.shown import FAST, HEADLINE_METRICS, OWN_TRACK, metrics_of
 from tasks.benchmark.stage import Answers
-from tasks.scores import EXEC, RESAMPLES, TRACKS, Track, excluded_tasks, scores
+from tasks.scores import EXEC, RESAMPLES, TRACKS, excluded_tasks, scores
 
 READ = ("candidate_id", "task_id", "status", "reason", "outputs_match", "timing", "device")
-TRACK: Track = "custom_kernel"
-"""What the headline, the order and the figures are of."""
+TRAINED = ("rows", "loss_last", "held_out_loss_last")
+"""What a branch says of its training."""
 
 
-class Arm(Record):
-    """A strategy at one size: the branches that finished, one per seed, by name.
-
-    `name` is the model of its scores and differences. `rows` are those trained on, on average over
-    seeds; losses those of the seeds that have them.
-    """
+class Arm(NamedTuple):
+    """A strategy at one size: the branches that finished, one per seed. `name` is the model of its
+    scores and differences."""
 
     name: str
     strategy: str
     size: int | None
-    branches: tuple[str, ...]
-    seeds: tuple[int, ...]
-    rows: float | None
-    loss_last: tuple[float, ...]
-    held_out_loss_last: tuple[float, ...]
+    branches: tuple[Branch, ...]
 
 
 @dataclass(frozen=True)
 class Compared:
     """Every number of a comparison.
 
-    `strategies` are in the order of their Exec@1, best first; `baseline` names one of them,
-    `untuned_model` a reference. `scores` are those of `tasks.scores.scores`; `scores_by_seed` has a
-    row per branch, track and metric at pass@1; the differences are those of
-    `paired_differences` with `spread`, `p_seeds` and `p_seeds_holm` of `with_seed_tests`.
+    `strategies` is the one table of it, best Exec@1 first (`_table`); `references` the same of
+    other models. `baseline` is a strategy, `untuned_model` the name of a reference. `scores` are
+    those of `tasks.scores.scores`; `scores_by_seed` has a row per branch, track and metric at
+    pass@1; the differences are those of `paired_differences` with `spread`, `p_seeds` and
+    `p_seeds_holm` of `with_seed_tests`. `samples_per_task_and_seed` are the least and the most.
     """
 
     ablation: Ablation
-    strategies: tuple[Arm, ...] = ()
-    references: tuple[str, ...] = ()
+    strategies: tuple[Json, ...] = ()
+    references: tuple[Json, ...] = ()
     baseline: str | None = None
     untuned_model: str | None = None
     scores: tuple[Row, ...] = ()
@@ -69,23 +64,8 @@ class Compared:
     against_untuned: tuple[Row, ...] = ()
     tasks: int = 0
     samples_per_task_and_seed: tuple[int, int] = (0, 0)
-    """the least and the most"""
     excluded_tasks: tuple[str, ...] = ()
-    devices: tuple[str, ...] = field(default=())
-
-    def score(self, model: str, metric: str, track: str = TRACK) -> Row | None:
-        return _first(self.scores, model=model, metric=metric, track=track)
-
-    def by_seed(self, arm: str, metric: str) -> tuple[float, ...]:
-        rows = _matching(self.scores_by_seed, arm=arm, metric=metric, track=TRACK)
-        return tuple(row["value"] for row in rows)
-
-    def difference(self, model: str) -> Row | None:
-        """Exec of a strategy against its baseline."""
-        return _first(self.differences, model=model, metric=EXEC, track=TRACK)
-
-    def arm(self, name: str) -> Arm:
-        return next(arm for arm in self.strategies if arm.name == name)
+    devices: tuple[str, ...] = ()
 
 
 def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
@@ -107,9 +87,8 @@ def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
     against = _baseline(ablation, arms)
     taken = {arm.name for arm in arms}
     references = {_distinct(answers.model, taken): answers for answers in ablation.references}
-    frame = _frame(ablation, arms, references)
+    frame = _frame(arms, references)
     rows = pl.concat(scores(frame, track=track, resamples=resamples) for track in TRACKS)
-    arms = _best_first(arms, rows)
     pairs = [(_opponent(arm, against).name, arm.name) for arm in arms if arm not in against]
     base = next((name for name, answers in references.items() if answers.model == "base"), None)
     with_base = [(base, arm.name) for arm in arms] if base else []
@@ -121,11 +100,12 @@ def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
     excluded = excluded_tasks(frame)
     own = frame.filter(pl.col("arm").is_not_null(), ~pl.col("task_id").is_in(excluded))
     counts = own.group_by("branch", "task_id").len()
+    strategies, others = _table(arms, references, rows, seeds, differences)
     return Compared(
         ablation=ablation,
-        strategies=tuple(arms),
-        references=tuple(references),
-        baseline=against[-1].name,
+        strategies=strategies,
+        references=others,
+        baseline=against[-1].strategy,
         untuned_model=base,
         scores=tuple(rows.to_dicts()),
         scores_by_seed=tuple(seeds.to_dicts()),
@@ -136,6 +116,52 @@ def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
         excluded_tasks=tuple(excluded),
         devices=tuple(sorted({name for name in frame["device"].unique() if name})),
     )
+
+
+def _table(
+    arms: Sequence[Arm],
+    references: Iterable[str],
+    rows: pl.DataFrame,
+    seeds: pl.DataFrame,
+    differences: pl.DataFrame,
+) -> tuple[tuple[Json, ...], tuple[Json, ...]]:
+    """A row for each strategy at one size, and for each reference: what it was trained on, its
+    scores with their bounds, Exec by seed in percent, and the difference of Exec to
+    the baseline. The page, Prefect, MLflow and the command show it."""
+    headline = rows.filter(pl.col("metric").is_in(HEADLINE_METRICS), track=OWN_TRACK)
+    scored = headline.partition_by("model", as_dict=True)
+    own = {"metric": EXEC, "track": OWN_TRACK}
+    by_seed = seeds.filter(**own)
+    found = differences.filter(**own).rows_by_key("model", named=True, unique=True)
+
+    def row_of(name: str, arm: Arm | None) -> Json:
+        difference = found.get(name, {})
+        values = by_seed.filter(arm=name)["value"]
+        return {
+            "name": name,
+            "strategy": arm.strategy if arm else None,
+            "size": arm.size if arm else None,
+            "seeds": len(arm.branches) if arm else None,
+            **{column: _mean(arm, column) for column in TRAINED},
+            "tasks": scored[name,]["tasks"][0],
+            **metrics_of(scored[name,].iter_rows(named=True)),
+            "exec_by_seed_percent": ", ".join(f"{100 * value:.1f}" for value in values),
+            "difference": difference.get("difference"),
+            "difference_lower": difference.get("lower"),
+            "difference_upper": difference.get("upper"),
+            **{name: difference.get(name) for name in ("p_holm", "p_seeds_holm", "baseline")},
+        }
+
+    strategies = [row_of(arm.name, arm) for arm in arms]
+    strategies.sort(key=lambda row: (-(row["exec_at_1"] or 0.0), -(row["fast_1_at_1"] or 0.0)))
+    return tuple(strategies), tuple(row_of(name, None) for name in references)
+
+
+def _mean(arm: Arm | None, column: str) -> float | None:
+    """The mean over the seeds that have a value."""
+    values = [getattr(branch, column) for branch in arm.branches] if arm else []
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def with_seed_tests(rows: pl.DataFrame, seeds: pl.DataFrame) -> pl.DataFrame:
@@ -181,22 +207,8 @@ def _arms(ablation: Ablation) -> list[Arm]:
     arms = []
     for (strategy, size), branches in found.items():
         trained = "all rows" if size is None else f"{size:,} rows"
-        known = {
-            column: [value for branch in branches if (value := getattr(branch, column)) is not None]
-            for column in ("seed", "rows", "loss_last", "held_out_loss_last")
-        }
-        arms.append(
-            Arm(
-                name=_distinct(f"{strategy}, {trained}" if several else strategy, taken),
-                strategy=strategy,
-                size=size,
-                branches=tuple(branch.name for branch in branches),
-                seeds=tuple(known["seed"]),
-                rows=statistics.fmean(known["rows"]) if known["rows"] else None,
-                loss_last=tuple(known["loss_last"]),
-                held_out_loss_last=tuple(known["held_out_loss_last"]),
-            )
-        )
+        name = f"{strategy}, {trained}" if several else strategy
+        arms.append(Arm(_distinct(name, taken), strategy, size, tuple(branches)))
     return arms
 
 
@@ -209,23 +221,15 @@ def _distinct(name: str, taken: set[str]) -> str:
     return free
 
 
-def _best_first(arms: Sequence[Arm], rows: pl.DataFrame) -> list[Arm]:
-    own = rows.filter(track=TRACK).select("model", "metric", pl.col("value").fill_null(0.0))
-    values = {(model, metric): value for model, metric, value in own.iter_rows()}
-    return sorted(arms, key=lambda arm: (-values[arm.name, EXEC], -values[arm.name, FAST]))
-
-
-def _frame(ablation: Ablation, arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
+def _frame(arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
     """One row per verdict: its `model` (arm or reference), and for arms `arm` and `branch`.
     References keep tasks that some arm answered."""
-    answers = {branch.name: branch.answers for branch in ablation.branches}
     parts = []
     for arm in arms:
-        for name in arm.branches:
-            found = answers[name]
-            assert found is not None, "a branch that is done has answers"
-            facts = {"model": arm.name, "arm": arm.name, "branch": name}
-            parts.append(_verdicts(found, f"branch {name!r}", facts))
+        for branch in arm.branches:
+            assert branch.answers is not None, "a branch that is done has answers"
+            facts = {"model": arm.name, "arm": arm.name, "branch": branch.name}
+            parts.append(_verdicts(branch.answers, f"branch {branch.name!r}", facts))
     own = pl.concat(parts, how="diagonal_relaxed")
     shared = pl.col("task_id").is_in(own["task_id"].unique().implode())
     others = [
@@ -253,11 +257,7 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
 
 def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> pl.DataFrame:
     """Exec and fast_1 of every branch by itself: branch, arm, seed, track, metric, value."""
-    members = [
-        (branch, arm.name, seed)
-        for arm in arms
-        for branch, seed in zip(arm.branches, arm.seeds, strict=True)
-    ]
+    members = [(branch.name, arm.name, branch.seed) for arm in arms for branch in arm.branches]
     # with the references: the same tasks are left out as in the scores of all
     named = frame.with_columns(branch=pl.coalesce("branch", "model"))
     rows = pl.concat(scores(named, by=("branch",), track=track, resamples=0) for track in TRACKS)
@@ -282,11 +282,3 @@ def _baseline(ablation: Ablation, arms: Sequence[Arm]) -> list[Arm]:
 def _opponent(arm: Arm, against: Sequence[Arm]) -> Arm:
     """The baseline of the same size, else its largest."""
     return next((each for each in against if each.size == arm.size), against[-1])
-
-
-def _matching(rows: Sequence[Row], **wanted: object) -> list[Row]:
-    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-
-
-def _first(rows: Sequence[Row], **wanted: object) -> Row | None:
-    return next(iter(_matching(rows, **wanted)), None)

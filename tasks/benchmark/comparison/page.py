@@ -10,127 +10,90 @@ else.
 from __future__ import annotations
 
 import json
-import statistics
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, Row
-from tasks.benchmark.comparison.figures import figures
-from tasks.benchmark.comparison.numbers import TRACK, Arm, Compared, compared
-from tasks.benchmark.comparison.records import Ablation, Branch, Written
+from tasks.benchmark.comparison.figures import SCORES, figures
+from tasks.benchmark.comparison.numbers import Compared
+from tasks.benchmark.comparison.records import Ablation, Branch
+from tasks.benchmark.pages import Links, Part, Picture, Section, write_page
 from tasks.benchmark.shown import (
+    CORRECT_MEANS,
+    FAST,
     FEW_TASKS,
-    HEADLINE_METRICS,
-    TEMPLATES,
+    OWN_TRACK,
+    READS,
     Caution,
     cautions_of,
-    difference_points,
-    label,
-    scored,
+    cautions_table,
+    differences_parts,
+    judged,
+    pivoted,
+    shown_metric,
+    table_of,
 )
 from tasks.files import atomic_write, explain_write_errors
-from tasks.reporting.page import Cell, Link, page_of
-from tasks.reporting.text import clean, interval, number, p_value, plural
-from tasks.scores import EXEC, RESAMPLES
+from tasks.reporting.page import Bullets, Cell, Link
+from tasks.reporting.text import clean, cut, interval, number, p_value, plural
+from tasks.scores import EXEC, GEOMETRIC_MEAN, TRACKS
 
-SCHEMA_VERSION = 2
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
-NAMES = ("name", "fingerprint", "created_at", "base_model", "mlflow_url", "prefect_url", "cautions")
-NUMBERS = (
-    *("references", "baseline", "untuned_model", "scores", "scores_by_seed", "differences"),
-    *("against_untuned", "tasks", "excluded_tasks", "devices"),
-)
+ERROR_CHARS = 600
 
 
-def write_comparison(ablation: Ablation, out: Path, *, resamples: int = RESAMPLES) -> Written:
+def write_comparison(found: Compared, out: Path) -> list[Path]:
     """Write `comparison.html`, `.md` and `.json` into the directory `out`, which is made where it
-    is not there.
-
-    Raises UsageError for a directory that cannot be written, verdicts that are not there, or that
-    scoring refuses (two devices, say).
-    """
-    found = compared(Ablation.model_validate(ablation.model_dump()), resamples=resamples)
+    is not there, and return their paths. Raises UsageError for a directory that cannot be
+    written."""
     page: Json = {
-        "title": f"Comparison: {ablation.name}",
-        "facts": (ablation.base_model, *found.devices, ablation.created_at),
+        "title": f"Comparison: {found.ablation.name}",
+        "facts": (found.ablation.base_model, *found.devices, found.ablation.created_at),
         "sentence": headline(found),
         "drawn": figures(found),
-        **content(found),
+        "sections": sections(found),
     }
-    template = TEMPLATES / "comparison.j2"
-    data = json.dumps(as_data(found, resamples=resamples), indent=2, allow_nan=False)
+    texts = {
+        HTML: write_page("html", **page),
+        MARKDOWN: write_page("md", **page),
+        JSON: json.dumps(as_data(found), indent=2, allow_nan=False) + "\n",
+    }
     with explain_write_errors(out, "choose another directory, or free some disk"):
-        atomic_write(out / HTML, page_of(template, "html", **page))
-        atomic_write(out / MARKDOWN, page_of(template, "md", **page))
-        atomic_write(out / JSON, f"{data}\n")
-    return Written(
-        html=out / HTML, markdown=out / MARKDOWN, json_file=out / JSON, headline=page["sentence"]
-    )
+        return [Path(atomic_write(out / name, text)) for name, text in texts.items()]
 
 
-def as_data(found: Compared, *, resamples: int = RESAMPLES) -> Json:
+def as_data(found: Compared) -> Json:
     """Return the comparison for a machine: shares in [0, 1], speedup ratios, times in seconds."""
     ablation = found.ablation.model_dump(
-        mode="json", exclude={"branches": {"__all__": {"answers"}}}
+        mode="json", exclude={"references": True, "branches": {"__all__": {"answers"}}}
     )
-    least, most = found.samples_per_task_and_seed
+    numbers = {name: value for name, value in vars(found).items() if name != "ablation"}
     return {
-        "schema_version": SCHEMA_VERSION,
-        **{name: ablation[name] for name in (*NAMES, "branches")},
+        **ablation,
         "headline": headline(found),
         "verdict": verdict_of(found),
-        "best": found.strategies[0].name if found.strategies else None,
-        "strategies": [arm.model_dump(mode="json") for arm in found.strategies],
-        "samples_per_task_and_seed": {"least": least, "most": most},
-        **{name: getattr(found, name) for name in NUMBERS},
-        "resamples": resamples,
-        "seed": 0,
+        "best": found.strategies[0]["name"] if found.strategies else None,
+        **numbers,
         "trust": [caution._asdict() for caution in trust(found)],
     }
 
 
-Verdict = Literal[
-    "nothing",
-    "one_strategy",
-    "no_correct_kernel",
-    "not_distinguishable",
-    "seed_spread_unknown",
-    "within_seed_spread",
-    "distinguishable",
-]
-
-READS: dict[Verdict, str] = {
-    "distinguishable": "more than chance",
-    "within_seed_spread": "within the spread between seeds",
-    "seed_spread_unknown": "more than chance between tasks; spread between seeds unknown",
-    "not_distinguishable": "not distinguishable from chance",
-}
-SIGNIFICANT = 0.05
-ERROR_CHARS = 600
+# -- who won ---------------------------------------------------------------------------------------
 
 
-def verdict_of(found: Compared) -> Verdict:
-    """How sure the first place is, in one word.
+def verdict_of(found: Compared) -> str:
+    """How sure the first place is, in one word: `nothing`, `no_correct_kernel`, `one_strategy`, or
+    a key of READS.
 
     It is of the best against the baseline, or of the baseline against the next best.
     """
     if not found.strategies:
         return "nothing"
-    rows = [found.score(arm.name, EXEC) for arm in found.strategies]
-    if all(row is None or not row["value"] for row in rows):
+    if not any(row["exec_at_1"] for row in found.strategies):
         return "no_correct_kernel"
     row = _decisive(found)
     return judged(row) if row else "one_strategy"
-
-
-def judged(row: Row) -> Verdict:
-    """A difference against both kinds of chance: which tasks, and which seeds of training."""
-    if row["p_holm"] is None or row["p_holm"] >= SIGNIFICANT:
-        return "not_distinguishable"
-    if row["p_seeds_holm"] is None:
-        return "seed_spread_unknown"
-    return "distinguishable" if row["p_seeds_holm"] < SIGNIFICANT else "within_seed_spread"
 
 
 def headline(found: Compared) -> str:
@@ -139,69 +102,66 @@ def headline(found: Compared) -> str:
 
 
 def _headline(found: Compared) -> str:
-    verdict, branches = verdict_of(found), found.ablation.branches
-    if verdict == "nothing":
-        return f"No branch finished ({len(branches)} failed): nothing to compare."
-    best, count = found.strategies[0].name, len(found.strategies)
-    score = found.score(best, EXEC)
-    if score is None or not score["value"]:
-        whose = f"any of {count} strategies" if count > 1 else best
+    if not found.strategies:
+        failed = len(found.ablation.branches)
+        return f"No branch finished ({failed} failed): nothing to compare."
+    best, count = found.strategies[0], len(found.strategies)
+    if not best["exec_at_1"]:
+        whose = f"any of {count} strategies" if count > 1 else best["name"]
         return f"No correct kernel from {whose} on {plural(found.tasks, 'task')}."
-    tasks = plural(score["tasks"], "task")
-    said = f"{best} has the highest Exec@1 on {tasks}: {scored(score)}"
+    first = (
+        f"{best['name']} has the highest Exec@1 on {plural(best['tasks'], 'task')}:"
+        f" {shown_metric(best, 'exec_at_1')}"
+    )
     row = _decisive(found)
     if row is None:
-        return f"{said}; no other strategy finished."
-    role = "the baseline" if found.difference(best) else "the next best,"
-    points = interval(row["difference"], row["lower"], row["upper"], "+.1p")
+        return f"{first}; no other strategy finished."
+    role = "the baseline" if row is best else "the next best,"
     return (
-        f"{said}; {points} points against {role} {row['baseline']}, corrected p"
-        f" {p_value(row['p_holm']) or 'not known'}: {READS[judged(row)]}."
+        f"{first}; {shown_metric(row, 'difference', '+.1p')} points against {role}"
+        f" {row['baseline']}, corrected p {p_value(row['p_holm']) or 'not known'}:"
+        f" {READS[judged(row)]}."
     )
 
 
 def _decisive(found: Compared) -> Row | None:
-    """The best strategy minus the one it is measured against.
-
-    That is its baseline; where the best is the baseline, the best of the others.
-    """
-    best, *others = (arm.name for arm in found.strategies)
-    rows = (found.difference(name) for name in others)
-    turned_rows = (turned(row) for row in rows if row and row["baseline"] == best)
-    return found.difference(best) or next(turned_rows, None)
+    """The row of the best strategy, whose difference is to its baseline; where the best is the
+    baseline, the best of the others, seen from the other side."""
+    best, *others = found.strategies
+    if best["difference"] is not None:
+        return best
+    return next((turned(row) for row in others if row["baseline"] == best["name"]), None)
 
 
 def turned(row: Row) -> Row:
     """The same difference seen from the other side."""
-    change: Json = {
-        "model": row["baseline"],
-        "baseline": row["model"],
-        "difference": -row["difference"],
-    }
-    if row["lower"] is not None:
-        change |= {"lower": -row["upper"], "upper": -row["lower"]}
+    change: Json = {"baseline": row["name"], "difference": -row["difference"]}
+    if row["difference_lower"] is not None:
+        change["difference_lower"] = -row["difference_upper"]
+        change["difference_upper"] = -row["difference_lower"]
     return {**row, **change}
+
+
+# -- what limits it --------------------------------------------------------------------------------
 
 
 def trust(found: Compared) -> list[Caution]:
     """What limits the comparison, from the numbers."""
-    arms = found.strategies
-    if not arms:
+    strategies = found.strategies
+    if not strategies:
         return []
     tasks = plural(found.tasks, "task")
     samples = " to ".join(map(str, sorted(set(found.samples_per_task_and_seed))))
-    execs = [row for row in found.scores if (row["metric"], row["track"]) == (EXEC, TRACK)]
+    execs = [row for row in found.scores if (row["metric"], row["track"]) == (EXEC, OWN_TRACK)]
+    names = {row["name"] for row in strategies}
     never = [
-        arm.name
-        for arm in arms
-        if (row := found.score(arm.name, EXEC, "any")) and row["value"] == 0
+        row["model"]
+        for row in found.scores
+        if (row["metric"], row["track"], row["value"]) == (EXEC, "any", 0) and row["model"] in names
     ]
-    single = [arm.name for arm in arms if len(arm.seeds) == 1]
-    rows = [arm.rows for arm in arms if arm.rows]
+    single = [row["name"] for row in strategies if row["seeds"] == 1]
+    rows = [row["rows"] for row in strategies if row["rows"]]
     uneven = bool(rows) and max(rows) > 1.1 * min(rows)
-    wanted = found.ablation.baseline or "random"
-    baseline = _baseline(found) or wanted
-    lost = sum(branch.state != "done" for branch in found.ablation.branches)
     return cautions_of(
         (
             "basis of the scores",
@@ -213,11 +173,6 @@ def trust(found: Compared) -> list[Caution]:
             tasks if found.tasks < FEW_TASKS else "",
             f"Too few to rank strategies: below {FEW_TASKS}, an interval is wider than most"
             " differences.",
-        ),
-        (
-            "measured on",
-            ", ".join(found.devices),
-            "On another device, speedups may rank the strategies differently.",
         ),
         (
             "tasks left out",
@@ -244,7 +199,7 @@ def trust(found: Compared) -> list[Caution]:
         ),
         (
             "strategies compared",
-            len(arms) if len(arms) > 2 else "",
+            len(strategies) if len(strategies) > 2 else "",
             "The best of several was chosen by its score, so its lead is biased upwards. p values"
             " are corrected for all comparisons of a track (Holm), intervals are not. Strategies"
             " are compared with the baseline, not with each other.",
@@ -255,100 +210,166 @@ def trust(found: Compared) -> list[Caution]:
             "Strategies were trained on different numbers of rows, which is another explanation of"
             " a difference.",
         ),
-        (
-            "training losses",
-            "shown" if any(arm.loss_last for arm in arms) else "",
-            "They are measured on different data for each strategy and are not comparable. Neither"
-            " are losses on tasks held out of different sets.",
-        ),
-        (
-            "another baseline",
-            f"{baseline} in place of {wanted}" if baseline != wanted else "",
-            "The strategy that should be the baseline has no finished branch.",
-        ),
-        (
-            "compared with another size",
-            "; ".join(_unlike_sizes(found)),
-            "No branch of the baseline with the same size finished.",
-        ),
-        (
-            "'correct'",
-            "always",
-            "Outputs matched on all inputs that were tried, and the checks for known cheats found"
-            " nothing. This is evidence, not proof.",
-        ),
-        (
-            "branches that did not finish",
-            f"{lost} of {len(found.ablation.branches)}" if lost else "",
-            "No number includes them. The table of branches gives the reason.",
-        ),
+        CORRECT_MEANS,
     )
 
 
 def _widest_spread(found: Compared) -> str:
-    spreads = []
-    for arm in found.strategies:
-        values = found.by_seed(arm.name, EXEC)
-        if len(values) > 1:
-            spreads.append((max(values) - min(values), arm.name))
+    seeds = grouped(
+        (row["arm"], row["value"])
+        for row in found.scores_by_seed
+        if (row["metric"], row["track"]) == (EXEC, OWN_TRACK)
+    )
+    spreads = {arm: max(values) - min(values) for arm, values in seeds.items() if len(values) > 1}
     if not spreads:
         return ""
-    spread, name = max(spreads, key=lambda each: each[0])
-    return f"{100 * spread:.1f} points ({name})"
+    name = max(spreads, key=lambda arm: spreads[arm])
+    return f"{100 * spreads[name]:.1f} points ({name})"
 
 
-def _unlike_sizes(found: Compared) -> list[str]:
-    rows = [row for row in found.differences if (row["metric"], row["track"]) == (EXEC, TRACK)]
-    pairs = [(found.arm(row["model"]), found.arm(row["baseline"])) for row in rows]
-    return [f"{arm.name} with {other.name}" for arm, other in pairs if arm.size != other.size]
+# -- the page --------------------------------------------------------------------------------------
 
 
-def content(found: Compared) -> Json:
-    """Return what `comparison.j2` shows, by name."""
-    branches = {branch.name: branch for branch in found.ablation.branches}
-    arms = {arm.name: _strategy(found, arm) for arm in found.strategies}
-    models = (*arms, *found.references)
-    return {
-        **{"found": found, "label": label, "points": difference_points},
-        "arms": arms,
-        "cells": partial(_cells, found),
-        "same": all(_cells(found, name, "any") == _cells(found, name) for name in models),
-        "models": models,
-        "baseline": _baseline(found) if found.differences else None,
-        "reads": lambda row: READS[judged(row)],
-        "trust": trust(found),
-        "lost": [branch for branch in branches.values() if branch.state != "done"],
-        "done": [branches[name] for arm in found.strategies for name in arm.branches],
-        "links": _links,
-        "linked": any(branch.mlflow_url or branch.prefect_url for branch in branches.values()),
-        "rates": {
-            (row["branch"], row["metric"], row["track"]): row["value"]
-            for row in found.scores_by_seed
-        },
-        "error_chars": ERROR_CHARS,
+STRATEGY_COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
+    "strategy": lambda row: row["name"],
+    "Exec@1": lambda row: shown_metric(row, "exec_at_1"),
+    "fast_1@1": lambda row: shown_metric(row, "fast_1_at_1"),
+    "speedup of correct": lambda row: shown_metric(row, GEOMETRIC_MEAN, ".2x"),
+    "Exec@1 by seed": lambda row: row["exec_by_seed_percent"],
+    "seeds": lambda row: str(row["seeds"] or ""),
+    "rows": lambda row: number(row["rows"], ",.0f"),
+    "loss": lambda row: number(row["loss_last"], ".3f"),
+    "held-out loss": lambda row: number(row["held_out_loss_last"], ".3f"),
+}
+
+
+def sections(found: Compared) -> list[Section]:
+    """What the page says."""
+    ablation = found.ablation
+    head: tuple[Part, ...] = (
+        Links(_links(ablation, "The ablation in MLflow", "its run in Prefect")),
+    )
+    if found.strategies:
+        caption = (
+            "Exec@1 and fast_1@1 on the track 'custom kernel'. A filled point with its line is a"
+            " strategy with all seeds pooled and its 95 % interval over tasks; hollow points are"
+            " single seeds; the dashed line is the baseline."
+        )
+        head = (*head, Picture(SCORES, caption))
+    against = found.baseline if found.differences else "the untuned model"
+    return [
+        Section("Scores by strategy", head),
+        Section("Strategies", _strategies(found)),
+        Section(f"Against {against}, task by task", _differences(found)),
+        Section(
+            "What to trust, and what not",
+            (cautions_table(trust(found)), Bullets(ablation.cautions)),
+        ),
+        Section("Branches", _branches(found)),
+    ]
+
+
+def _strategies(found: Compared) -> tuple[Part, ...]:
+    if not found.strategies:
+        return ()
+    tables = {
+        track: pivoted(
+            ("strategy",),
+            [row for row in found.scores if row["track"] == track],
+            lambda row: (row["model"],),
+        )
+        for track in TRACKS
+    }
+    other: Part = Section("The same counting any correct answer", (tables["any"],))
+    if tables["any"] == tables[OWN_TRACK]:
+        other = (
+            "Counting every correct answer, with or without a custom kernel, gives the same"
+            " numbers."
+        )
+    about = (
+        "Exec@1 is the share of tasks solved with one answer, fast_1@1 the share solved with a"
+        " kernel faster than PyTorch, both with a custom kernel that did the work. In brackets:"
+        " 95 % intervals over tasks. The speedup is the geometric mean over correct, timed kernels."
+        " Losses are those at the end of training, averaged over seeds; each strategy has data of"
+        " its own, so they are not comparable."
+    )
+    table = table_of([*found.strategies, *found.references], STRATEGY_COLUMNS)
+    return table, about, other
+
+
+def _differences(found: Compared) -> tuple[Part, ...]:
+    if not (found.differences or found.against_untuned):
+        return ()
+    untuned: tuple[Part, ...] = ()
+    if found.against_untuned:
+        question = (
+            f"Did training help? Against {found.untuned_model}, the untuned model, corrected"
+            " separately:"
+        )
+        untuned = (question, *differences_parts(found.against_untuned))
+    about = (
+        "Percentage points over the tasks that both models answered, with 95 % intervals over task"
+        " pairs. p: sign-flip permutation test over tasks, corrected by Holm's method for all rows"
+        " of a track of this question. p of seeds: t test of the difference against the spread"
+        " between seeds, which all strategies share, corrected for all strategies. Both must be"
+        " below 0.05."
+    )
+    return (*differences_parts(found.differences), *untuned, about)
+
+
+def _branches(found: Compared) -> tuple[Part, ...]:
+    branches = found.ablation.branches
+    rates = {
+        (row["branch"], row["metric"]): row["value"]
+        for row in found.scores_by_seed
+        if row["track"] == OWN_TRACK
     }
 
+    def minutes(branch: Branch) -> str:
+        return number(branch.seconds / 60 if branch.seconds is not None else None, ".1f")
 
-def _strategy(found: Compared, arm: Arm) -> tuple[Cell, ...]:
-    name = f"{arm.name} (baseline)" if arm.strategy == _baseline(found) else arm.name
-    seeds = ", ".join(f"{100 * value:.1f}" for value in found.by_seed(arm.name, EXEC))
-    means = [
-        number(statistics.fmean(values) if values else None, ".3f")
-        for values in (arm.loss_last, arm.held_out_loss_last)
-    ]
-    counts = (str(len(arm.seeds)), number(arm.rows, ",.0f"))
-    return (name, *_cells(found, arm.name), seeds, *counts, *means)
+    pages: Mapping[str, Callable[[Branch], Cell]] = {
+        "MLflow": lambda branch: _links(branch, "run", "run")[0],
+        "Prefect": lambda branch: _links(branch, "run", "run")[1],
+    }
+    lost = table_of(
+        (branch for branch in branches if branch.state != "done"),
+        {
+            "not finished": lambda branch: branch.name,
+            "why": lambda branch: cut(branch.error or "", ERROR_CHARS),
+            **pages,
+        },
+    )
+    done = table_of(
+        (branch for branch in branches if branch.state == "done"),
+        {
+            "branch": lambda branch: branch.name,
+            "seed": lambda branch: str(branch.seed),
+            "rows": lambda branch: number(branch.rows, ","),
+            "loss": lambda branch: number(branch.loss_last, ".3f"),
+            "Exec@1": lambda branch: interval(rates.get((branch.name, EXEC)), form=".1%"),
+            "fast_1@1": lambda branch: interval(rates.get((branch.name, FAST)), form=".1%"),
+            "minutes": minutes,
+            **pages,
+        },
+    )
+    made = table_of(
+        (branch for branch in branches if branch.curated or branch.trained or branch.scores),
+        {
+            "branch": lambda branch: branch.name,
+            "curated set": lambda branch: branch.curated or "",
+            "training": lambda branch: branch.trained or "",
+            "scores": lambda branch: branch.scores or "",
+        },
+    )
+    return (
+        lost,
+        Section("Those that finished", (done,)),
+        Section("Fingerprints", (f"The ablation: {found.ablation.fingerprint}", made)),
+    )
 
 
-def _cells(found: Compared, model: str, track: str = TRACK) -> list[str]:
-    return [scored(found.score(model, metric, track)) for metric in HEADLINE_METRICS]
-
-
-def _links(of: Ablation | Branch, *names: str) -> list[Link | None]:
+def _links(of: Ablation | Branch, *names: str) -> tuple[Link | None, ...]:
     """A link to the run in MLflow and one in Prefect, where it has a page there."""
     urls = (of.mlflow_url, of.prefect_url)
-    return [Link(name, url) if url else None for name, url in zip(names, urls, strict=True)]
-
-
-def _baseline(found: Compared) -> str | None:
-    return found.arm(found.baseline).strategy if found.baseline else None
+    return tuple(Link(name, url) if url else None for name, url in zip(names, urls, strict=True))

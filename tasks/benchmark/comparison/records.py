@@ -10,7 +10,6 @@ there: reading it says so.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -98,12 +97,3 @@ class Ablation(Record):
                 if count > 1:
                     raise ValueError(f"two {what} of the ablation are called {name!r}")
         return self
-
-
-class Written(Record):
-    """The files of a comparison, and its first sentence."""
-
-    html: Path
-    markdown: Path
-    json_file: Path
-    headline: str

@@ -1,5 +1,5 @@
 """What a report says, from its context: what the run found, whether it may be trusted, what comes
-next, and the tables of `report.j2`.
+next, and the details.
 
 Guarantees: every number follows from the context alone. Strings are raw, but for the headline and
 the summary, which a terminal prints and which therefore hold no control characters.
@@ -8,82 +8,41 @@ the summary, which a terminal prints and which therefore hold no control charact
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from kernels_eval.grouping import grouped
-from kernels_eval.records import STATUS_OF, Json, Language, Row
-from tasks.benchmark.report.context import MAX_EXAMPLES, MAX_POINTS, ReportContext
+from kernels_eval.records import STATUS_OF, Language, Row
+from tasks.benchmark.pages import Code, Part, Picture, Section
+from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.shown import (
+    CORRECT_MEANS,
     FAST,
     FEW_TASKS,
     HEADLINE_METRICS,
+    OWN_TRACK,
+    READS,
+    SIGNIFICANT,
     TRACK_NAMES,
     Caution,
     cautions_of,
+    cautions_table,
     difference_points,
+    differences_parts,
+    judged,
     label,
     pivoted,
     scored,
+    scores_table,
+    table_of,
 )
 from tasks.reporting.findings import findings_table
-from tasks.reporting.page import Table
-from tasks.reporting.text import by_count, clean, cut, interval, p_value, plural, share
+from tasks.reporting.page import Bullets, Table
+from tasks.reporting.text import by_count, clean, cut, interval, number, p_value, plural, share
 from tasks.scores import EXEC, TRACKS
 
-TRACK = "custom_kernel"
 MOST_GROUPS = 16
 """Operator families of a large suite; more than fit a screen are in the JSON."""
-EXAMPLE_CHARS = 3000
-SIGNIFICANT = 0.05
-
-
-def content(context: ReportContext) -> Json:
-    """Return what `report.j2` shows, by name."""
-    head = [row for row in eager(context) if row["metric"] in HEADLINE_METRICS]
-    compiled = [row for row in context.scores if row["baseline"] == "compile"]
-    limited = [row for row in context.scores if row["token_limit"] is not None]
-    return {
-        "context": context,
-        "found": found(context),
-        "head_scores": pivoted(
-            ("model", "tasks"),
-            headline_scores(context),
-            lambda row: (row["model"], str(row["tasks"])),
-        ),
-        "cautions": cautions(context),
-        "next_steps": next_steps(context),
-        "every_score": _scores("model", head),
-        "rates": pivoted(
-            ("model", "track", "k", "tasks"),
-            [row for row in eager(context) if row["metric"].startswith("fast_")],
-            lambda row: (row["model"], TRACK_NAMES[row["track"]], str(row["k"]), str(row["tasks"])),
-            lambda row: row["metric"],
-        ),
-        "against_compile": _scores(
-            "against torch.compile", [row for row in compiled if row["token_limit"] is None]
-        ),
-        "at_token_limits": _scores(
-            "answers of at most so many tokens",
-            [
-                row
-                for row in limited
-                if row["metric"] in HEADLINE_METRICS and row["baseline"] == "eager"
-            ],
-        ),
-        "comparisons": _comparisons(context),
-        "groups": _groups(context),
-        "trace_flags": Table(
-            ("flag of a reasoning trace", "correct samples", "of these taken"),
-            [(name, *map("{:,}".format, both)) for name, both in context.trace_flags.items()],
-            1,
-        ),
-        "verdicts": _verdicts(context),
-        "findings": findings_table(context.finding_rows),
-        "config": json.dumps(context.config, indent=2, default=str),
-        **{"cut": cut, "by_model": _by_model},
-        **{"most_points": MAX_POINTS, "most_groups": MOST_GROUPS, "most_examples": MAX_EXAMPLES},
-        "example_chars": EXAMPLE_CHARS,
-    }
 
 
 def eager(context: ReportContext) -> list[Row]:
@@ -95,7 +54,7 @@ def eager(context: ReportContext) -> list[Row]:
 
 def own_scores(context: ReportContext) -> list[Row]:
     """Those of custom kernels."""
-    return [row for row in eager(context) if row["track"] == TRACK]
+    return [row for row in eager(context) if row["track"] == OWN_TRACK]
 
 
 def headline_scores(context: ReportContext) -> list[Row]:
@@ -103,6 +62,9 @@ def headline_scores(context: ReportContext) -> list[Row]:
     rows = [row for row in own_scores(context) if row["metric"] in HEADLINE_METRICS]
     smallest = min((row["k"] for row in rows if row["k"] is not None), default=None)
     return [row for row in rows if row["k"] in (smallest, None)]
+
+
+# -- the first screen ------------------------------------------------------------------------------
 
 
 def headline(context: ReportContext) -> str:
@@ -126,22 +88,21 @@ def headline(context: ReportContext) -> str:
 
 def found(context: ReportContext) -> list[str]:
     """What the run found beside its scores, a sentence each."""
-    said = []
+    sentences = []
     smallest = min((row["k"] for row in context.comparisons), default=None)
     for row in context.comparisons:
-        if row["track"] == TRACK and row["k"] == smallest:
-            significant = row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT
-            reads = "more than chance" if significant else "not distinguishable from chance"
-            said.append(
+        if row["track"] == OWN_TRACK and row["k"] == smallest:
+            sentences.append(
                 f"{row['model']} minus {row['baseline']}, {label(row['metric'], row['k'])}:"
-                f" {difference_points(row)} points, corrected p {p_value(row['p_holm'])}: {reads}."
+                f" {difference_points(row)} points, corrected p {p_value(row['p_holm'])}:"
+                f" {READS[judged(row)]}."
             )
     if context.timed:
-        said.append(
+        sentences.append(
             f"{context.faster:,} of {plural(context.timed, 'correct, timed candidate')} of the"
             " training tasks are faster than PyTorch with 95 % confidence."
         )
-    return said + list(context.findings[:2])
+    return sentences + list(context.findings[:2])
 
 
 def next_steps(context: ReportContext) -> list[str]:
@@ -193,33 +154,15 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
 def cautions(context: ReportContext) -> list[Caution]:
     """What a careful reader would ask, answered from the data of the run."""
     execs = [row for row in own_scores(context) if row["metric"] == EXEC]
-    tasks = sorted({row["tasks"] for row in execs})
-    missing = {row["model"]: row["missing"] for row in execs if row["missing"]}
+    fewest = min((row["tasks"] for row in execs), default=0)
     rates = grouped((row["model"], row["value"]) for row in execs if row["value"] is not None)
     silent = [model for model, values in rates.items() if max(values) == 0.0]
-    reasons = [row["why_not"] for row in eager(context) if row["k"] is not None and row["tasks"]]
-    verdicts = sum(context.status_counts.values())
     recorded = any(row["model"] == "recorded" for row in execs)
     return cautions_of(
         (
             "tasks per model",
-            tasks[0] if tasks and tasks[0] < FEW_TASKS else "",
+            fewest if fewest < FEW_TASKS else "",
             "Too few to rank models: if two intervals overlap, the difference is unknown.",
-        ),
-        (
-            "different numbers of tasks",
-            ", ".join(map(str, tasks)) if len(tasks) > 1 else "",
-            "The models were scored on different numbers of tasks: compare with care.",
-        ),
-        (
-            "tasks without a sample",
-            ", ".join(f"{model} {count:,}" for model, count in missing.items()),
-            "Another model answered these tasks; they are left out of this model's scores.",
-        ),
-        (
-            "not estimated",
-            "; ".join(filter(None, dict.fromkeys(reasons))),
-            "Shown as n/a, never as another k.",
         ),
         (
             "not one correct kernel",
@@ -239,84 +182,218 @@ def cautions(context: ReportContext) -> list[Caution]:
             " whether kernels got better. This is one training run: no interval includes the spread"
             " between seeds.",
         ),
-        (
-            "'correct'",
-            "always",
-            "Outputs matched on all inputs that were tried, and the checks for known cheats found"
-            " nothing. This is evidence, not proof.",
-        ),
+        CORRECT_MEANS,
         (
             "speedups on a CPU",
             "" if Language(context.language).needs_gpu else "yes",
             "They compare C++ with PyTorch on the same CPU. They say nothing about a GPU.",
         ),
-        (
-            "counts do not add up",
-            f"{context.candidates:,} candidates, {verdicts:,} verdicts"
-            if verdicts != context.candidates
-            else "",
-            "Every candidate should have one verdict.",
-        ),
-        (
-            "references that fail",
-            context.status_counts.get("task_error"),
-            "The reference program of these candidates' tasks fails. This says nothing about the"
-            " generator.",
-        ),
     )
 
 
-def _scores(title: str, rows: Sequence[Row]) -> Table:
-    """A row for each model and track, a column for each metric and k."""
-
-    def named(row: Row) -> tuple[str, ...]:
-        limit = f", {row['token_limit']:,} tokens" if row["token_limit"] else ""
-        track = TRACK_NAMES[row["track"]]
-        return row["model"] + limit, track, str(row["tasks"]), str(row["samples"])
-
-    return pivoted((title, "track", "tasks", "samples"), rows, named)
+# -- the page --------------------------------------------------------------------------------------
 
 
-def _comparisons(context: ReportContext) -> Table:
-    rows = [
-        (
-            *(f"{row['model']} minus {row['baseline']}", TRACK_NAMES[row["track"]]),
-            *(label(row["metric"], row["k"]), str(row["tasks"]), difference_points(row)),
-            *(p_value(row["p"]), p_value(row["p_holm"])),
-        )
-        for row in context.comparisons
+def sections(context: ReportContext) -> list[Section]:
+    """What the page says."""
+    return [
+        Section("What this run found", _found(context)),
+        Section("May you trust it", (cautions_table(cautions(context)), Bullets(context.notes))),
+        Section("What next", (Bullets(tuple(next_steps(context))), VIEWER)),
+        Section("Details", tuple(_details(context))),
     ]
-    named = ("difference", "track", "metric", "tasks")
-    return Table((*named, "percentage points", "p", "p, corrected"), rows, len(named))
 
 
-def _groups(context: ReportContext) -> list[tuple[str, Table, int]]:
-    """For each way of grouping its name, the table of its first groups, and how many there are. Of
-    each model Exec and fast_1 at the smallest k."""
+VIEWER = (
+    "Every candidate with its code, verdict and log is in the viewer: `concur open view` shows it."
+)
+
+
+def _found(context: ReportContext) -> tuple[Part, ...]:
+    if not context.scores:
+        return "No benchmark was run.", Bullets(tuple(found(context)))
+    table = pivoted(
+        ("model", "tasks"),
+        headline_scores(context),
+        lambda row: (row["model"], str(row["tasks"])),
+    )
+    about = (
+        "Share of held-out tasks solved with one answer (Exec) and solved faster than PyTorch"
+        " (fast_1), with a custom kernel; 95 % intervals over tasks."
+    )
+    # a zero is an answer here: no row is folded
+    return replace(table, keys=0), about, Bullets(tuple(found(context)))
+
+
+def _details(context: ReportContext) -> Iterator[Section]:
+    yield Section("Every score", tuple(_scores(context)))
+    yield Section("Differences, task by task", tuple(_differences(context)))
+    yield Section("By level, operator and reasoning length", tuple(_groups(context)))
+    yield Section("Signs and failures", _signs_and_errors(context))
+    yield Section("Verdicts of all candidates", (_verdicts(context),))
+    yield Section("Curation and training", tuple(_training(context)))
+    yield Section("Reasoning length", tuple(_lengths(context)))
+    yield Section("What limits the correct kernels", tuple(_limits(context)))
+    yield Section("Where it came from", tuple(_origin(context)))
+
+
+def _scores(context: ReportContext) -> Iterator[Part]:
+    if not context.scores:
+        return
+    yield (
+        "A task is a PyTorch program; a candidate is one answer of a model to it. 'recorded' stands"
+        " for the answers that ship with concur, 'base' for the model before training and 'tuned'"
+        " for the model after it. pass@k is the chance that one of k answers succeeds (unbiased"
+        " estimate over a task's samples), speedup the reference time divided by the candidate"
+        " time. Track 'custom kernel' requires that a custom kernel did the work; 'any correct'"
+        " also counts correct answers without one, which are not timed, so its fast_p for p > 0 is"
+        " a lower bound. Against torch.compile, tasks whose reference could not be compiled are"
+        " left out. With a token limit, a longer answer counts as none: a model that leads only"
+        " without one leads because of its larger limit. n/a: too few samples for that k, or"
+        " nothing to average."
+    )
+    if any(row["value"] is not None for row in headline_scores(context)):
+        caption = (
+            "Exec with 95 % intervals, and fast_p at the smallest k by model, on the track 'custom"
+            " kernel'. fast_1 is the share that is correct and faster than PyTorch."
+        )
+        yield Picture("scores", caption)
+    yield scores_table(context.scores)
+
+
+def _differences(context: ReportContext) -> Iterator[Part]:
+    if context.comparisons:
+        yield from differences_parts(context.comparisons)
+        yield (
+            "p: sign-flip permutation test over the tasks that both models answered. Corrected: by"
+            " Holm's method, for all comparisons of a track together."
+        )
+
+
+def _groups(context: ReportContext) -> Iterator[Part]:
+    """A table for each way of grouping: of each model Exec and fast_1 at the smallest k."""
     known = [row for row in context.groups if row["metric"] in (EXEC, FAST)]
     smallest = min((row["k"] for row in known), default=None)
-    tables = []
-    for by, rows in grouped((row["by"], row) for row in known if row["k"] == smallest).items():
+    by_group = grouped((row["by"], row) for row in known if row["k"] == smallest)
+    if by_group:
+        yield (
+            "Track 'custom kernel', with 95 % intervals over the tasks of the group. Groups of"
+            " fewer than 20 tasks say little. A task counts for every family that its operators"
+            " belong to."
+        )
+    for by, rows in by_group.items():
         groups = list(dict.fromkeys(row["group"] for row in rows))
-        table = pivoted(
+        yield pivoted(
             ("reasoning" if by == "arl_third" else by.replace("_", " "), "model", "tasks"),
             [row for row in rows if row["group"] in groups[:MOST_GROUPS]],
             lambda row: (row["group"].replace("_", " "), cut(row["model"], 40), str(row["tasks"])),
         )
-        tables.append((by, table, len(groups)))
-    return tables
+        if len(groups) > MOST_GROUPS:
+            yield f"The {MOST_GROUPS} largest of {len(groups)} groups; the JSON has them all."
+        if by == "arl_third" and context.arl_of:
+            yield (
+                f"Thirds of the tasks by the mean length of {context.arl_of}'s reasoning on them."
+                f" {context.arl_of} itself is not scored by them, because a model's failures are"
+                " long and would form its own long third."
+            )
 
 
-def _verdicts(context: ReportContext) -> list[tuple[str, str, int]]:
+def _signs_and_errors(context: ReportContext) -> tuple[Part, ...]:
+    signs = table_of(
+        context.signs,
+        {
+            "model": lambda sign: sign.model,
+            "sign": lambda sign: sign.sign,
+            "what to look at": lambda sign: sign.sentence,
+        },
+    )
+    errors = table_of(
+        context.errors,
+        {
+            "most frequent failures to build or run": lambda error: (
+                error.signature or "(no message)"
+            ),
+            "reason": lambda error: error.reason,
+            "candidates": lambda error: f"{error.count:,}",
+            "tasks": lambda error: f"{error.tasks:,}",
+            "by model": lambda error: ", ".join(
+                f"{cut(model, 40)} {count:,}" for model, count in error.models.items()
+            ),
+            "names at …": lambda error: ", ".join(error.names),
+        },
+    )
+    return signs, errors
+
+
+def _verdicts(context: ReportContext) -> Table:
     """Reasons by status, both in the order of their counts."""
     place = {status: n for n, (status, _) in enumerate(by_count(context.status_counts))}
     statuses = {reason.value: status.value for reason, status in STATUS_OF.items()}
     rows = [
-        (statuses.get(reason, ""), reason, count)
+        (statuses.get(reason, ""), reason, f"{count:,}", share(count, context.candidates))
         for reason, count in by_count(context.reason_counts)
     ]
-    return sorted(rows, key=lambda row: (place.get(row[0], len(place)), row[0]))
+    ordered = sorted(rows, key=lambda row: (place.get(row[0], len(place)), row[0]))
+    return Table(("status", "reason", "candidates", "share"), ordered)
 
 
-def _by_model(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{cut(model, 40)} {count:,}" for model, count in counts.items())
+def _training(context: ReportContext) -> Iterator[Part]:
+    chosen = [
+        (name, f"{count:,}", share(count, context.curated))
+        for name, count in context.criterion_counts.items()
+    ]
+    yield Table(("criterion that selected the sample", "samples", "share"), chosen)
+    flags = [(name, *map("{:,}".format, both)) for name, both in context.trace_flags.items()]
+    yield Table(("flag of a reasoning trace", "correct samples", "of these taken"), flags, 1)
+    if context.losses:
+        header = (
+            *("base model", "optimiser steps"),
+            *("mean loss, first epoch", "mean loss, last epoch"),
+        )
+        losses = (number(loss, ".3f") for loss in context.losses)
+        yield Table(header, [(context.base_model, f"{len(context.history):,}", *losses)])
+        yield Picture(
+            "training_loss",
+            "Training loss at each optimiser step. The axis does not start at 0.",
+        )
+
+
+def _lengths(context: ReportContext) -> Iterator[Part]:
+    yield Bullets(context.findings)
+    if context.finding_rows:
+        yield findings_table(context.finding_rows)
+    if context.findings_bounded_by:
+        yield "Limits of the findings:"
+        yield Bullets(context.findings_bounded_by)
+
+
+def _limits(context: ReportContext) -> Iterator[Part]:
+    if context.limits:
+        yield (
+            "SOL score: 0.5 is the speed of PyTorch eager, 1 the speed of light: the time that the"
+            " task's bytes and operations need at least on this device (SOL-ExecBench, arXiv"
+            " 2603.19173)."
+        )
+    yield table_of(
+        context.limits,
+        {
+            "limited by": lambda row: row["limit"].replace("_", " "),
+            "correct candidates": lambda row: f"{row['candidates']:,}",
+            "median speedup": lambda row: interval(row["speedup"], form=".2x"),
+            "median SOL score": lambda row: number(row["sol_score"], ".2f"),
+        },
+    )
+
+
+def _origin(context: ReportContext) -> Iterator[Part]:
+    machine = {"language": context.language, "device": context.device, **context.hardware}
+    tables: Sequence[tuple[tuple[str, str], dict[str, object]]] = (
+        (("snapshot of", "fingerprint"), dict(context.fingerprints)),
+        (("hardware", "value"), machine),
+        (("tool", "version"), dict(context.tool_versions)),
+    )
+    for header, values in tables:
+        yield Table(header, [(name, str(value)) for name, value in values.items() if value != ""])
+    if context.config:
+        yield "Configuration"
+        yield Code(json.dumps(context.config, indent=2, default=str))

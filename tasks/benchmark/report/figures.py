@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from kernels_eval.records import Json, Row, Status
+from kernels_eval.records import Json, Row
 from tasks.benchmark.report.content import headline_scores, own_scores
-from tasks.benchmark.report.context import Lengths, ReportContext
+from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.shown import label
 from tasks.reporting.charts import (
     FIRST,
-    INK,
     LOOKS,
     MUTED,
     WIDTH,
@@ -26,11 +25,10 @@ from tasks.reporting.charts import (
     legend,
     new_figure,
     point_rows,
-    ratios,
     style,
     svg_of,
 )
-from tasks.reporting.text import clean, cut
+from tasks.reporting.text import clean
 from tasks.scores import EXEC
 
 if TYPE_CHECKING:
@@ -48,10 +46,6 @@ def figures(context: ReportContext) -> dict[str, str]:
         drawn["scores"] = _scores(context)
     if context.losses:
         drawn["training_loss"] = _loss(context)
-    if context.lengths:
-        drawn["reasoning_length"] = _lengths(context.lengths)
-    if context.speedups:
-        drawn["speedup"] = _speedups(context.speedups)
     return {name: svg_of(figure) for name, figure in drawn.items()}
 
 
@@ -105,39 +99,4 @@ def _loss(context: ReportContext) -> Figure:
     axes.plot(*zip(*logged, strict=True), color=FIRST, marker=marker, markersize=3)
     labelled(axes, "optimiser step", "loss", grid="both")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
-
-
-def _lengths(lengths: Sequence[Lengths]) -> Figure:
-    figure, (axes,) = new_figure(WIDTH, 1.0 + 0.45 * len(lengths))
-    for row, each in enumerate(lengths):
-        # neighbours in length are set apart by their rank, the same way every time
-        heights = [row + 0.12 * (rank % 5 - 2) for rank in range(len(each.drawn))]
-        colour = FIRST if each.status == Status.CORRECT else MUTED
-        look: Json = {"linestyle": "", "marker": "o", "markersize": 3.5, "alpha": 0.65}
-        axes.plot(each.drawn, heights, color=colour, **look)
-        axes.vlines(each.median, row - 0.38, row + 0.38, color=INK, linewidth=1.6)
-    point_rows(
-        axes,
-        [f"{cut(clean(each.status, one_line=True), 30)} ({each.candidates:,})" for each in lengths],
-    )
-    axes.set_xlim(left=0)
-    labelled(axes, "reasoning length, tokens", "", grid="both")
-    return figure
-
-
-def _speedups(rows: Sequence[Row]) -> Figure:
-    figure, (axes,) = new_figure(WIDTH, 1.0 + 0.22 * len(rows))
-    points = []
-    for row in rows:
-        value, lower, upper = (row[name] for name in ("speedup", "speedup_lower", "speedup_upper"))
-        points.append((value, lower, upper, FIRST if lower is not None and lower > 1 else MUTED))
-    point_rows(axes, [clean(row["task_name"], one_line=True)[:36] for row in rows], points)
-    axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
-    labelled(axes, "speedup (reference time / candidate time)", "", grid="both")
-    speeds = [row["speedup"] for row in rows]
-    if max(speeds) > 10 * min(speeds):
-        ratios(axes, "x")
-    else:
-        axes.set_xlim(left=0)
     return figure

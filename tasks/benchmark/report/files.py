@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import ParamSpec
 
 from kernels_eval.records import Record
-from tasks.benchmark.report.content import cautions, content, headline, summary_table
+from tasks.benchmark.pages import write_page
+from tasks.benchmark.report.content import cautions, headline, sections, summary_table
 from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.report.figures import figures
-from tasks.benchmark.shown import TEMPLATES
 from tasks.files import atomic_write
-from tasks.reporting.page import Form, page_of
+from tasks.reporting.page import Form
 
 P = ParamSpec("P")
 
 FILES = ("report.html", "report.md", "report.json")
-SUMMARY, MADE_OF = "summary.json", "made_of.txt"
+MADE_OF = "made_of.txt"
 
 
 class Report(Record):
@@ -52,7 +52,6 @@ def write_once(
             FILES[0]: build_report(context),
             FILES[1]: to_markdown(context),
             FILES[2]: to_json(context),
-            SUMMARY: json.dumps(summary_table(context)),
             MADE_OF: made_of,
         }
         for name, text in texts.items():
@@ -67,8 +66,8 @@ def write_once(
 
 def read_summary(directory: str) -> list[tuple[str, str]]:
     """Return the summary of a report that was written."""
-    rows = json.loads((Path(directory) / SUMMARY).read_text(encoding="utf-8"))
-    return [(name, value) for name, value in rows]
+    data = json.loads((Path(directory) / FILES[2]).read_text(encoding="utf-8"))
+    return [(row["what"], row["value"]) for row in data["summary"]]
 
 
 def build_report(context: ReportContext) -> str:
@@ -93,12 +92,11 @@ def to_json(context: ReportContext) -> str:
 
 
 def _page(context: ReportContext, form: Form, drawn: dict[str, str]) -> str:
-    return page_of(
-        TEMPLATES / "report.j2",
+    return write_page(
         form,
         title=f"concur: {context.run_name}",
         facts=(context.language, context.device, context.created_at),
         sentence=headline(context),
+        sections=sections(context),
         drawn=drawn,
-        **content(context),
     )

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from flows.morning.report import Change, Morning
 from kernels_eval.records import Json
-from tasks.benchmark.pages import Section, write_page
-from tasks.benchmark.shown import table_of
+from tasks.benchmark.pages import Section, fields_table, write_page
 from tasks.progress import duration
-from tasks.reporting.page import Bullets, Table
+from tasks.reporting.page import Bullets
 from tasks.reporting.text import by_count, cut
 
 ENDINGS = {
@@ -60,73 +59,37 @@ def markdown(morning: Morning) -> str:
 
 
 def _sections(morning: Morning) -> list[Section]:
-    what_to_do = Bullets(morning.next_steps)
-    error = cut(morning.refresh.error, ERROR_CHARS)
-    reasons = {why: n for change in morning.changes for why, n in change.reasons.items()}
-    changes = table_of(
-        morning.changes,
-        {
-            "what": lambda change: WORDS.get(change.what, change.what),
-            "now": lambda change: f"{change.rows:,}",
-            "new": lambda change: f"{change.new:,}",
-            "gone": lambda change: f"{change.gone:,}",
-            "examples of new ones": _examples,
-        },
-    )
-    why_changed = Table(
-        ("samples", "why", "number"),
-        [
-            ("in" if why.startswith("+") else "out", why[2:], f"{count:,}")
-            for why, count in reasons.items()
-        ],
-    )
-    unfinished = table_of(
-        morning.unfinished,
-        {
-            "began": lambda refresh: _moment(refresh.began_at),
-            "ending": lambda refresh: ENDINGS[refresh.ending],
-            "error": lambda refresh: cut(refresh.error, ERROR_CHARS),
-        },
-    )
-    verdicts = Table(
-        ("verdict", "all", "new"),
-        [
-            (name, f"{count:,}", f"{morning.new_status_counts.get(name, 0):,}")
-            for name, count in by_count(morning.status_counts)
-        ],
-    )
-    failures = Table(
-        ("reason", "new candidates"),
-        [(reason, f"{count:,}") for reason, count in morning.reason_counts.items()],
-    )
-    errors = table_of(
-        morning.errors,
-        {
-            "most frequent errors of new candidates": lambda group: group.signature,
-            "reason": lambda group: group.reason,
-            "count": lambda group: f"{group.count:,}",
-            "tasks": lambda group: f"{group.tasks:,}",
-        },
-    )
-    snapshots = Table(
-        ("what", "snapshot"),
-        [
-            (name, f"{ref.stage}/{ref.fingerprint}")
-            for name, ref in morning.refresh.snapshots.items()
-        ],
-    )
+    """A section without content is left out."""
+    verdicts = [
+        {"verdict": name, "all": count, "new": morning.new_status_counts.get(name, 0)}
+        for name, count in by_count(morning.status_counts)
+    ]
+    failures = [
+        {"reason": reason, "new_candidates": count}
+        for reason, count in morning.reason_counts.items()
+    ]
     return [
-        Section("What to do", (what_to_do,) if morning.next_steps else ()),
-        Section("What came", (changes, why_changed)),
-        Section("What failed", (error, unfinished, verdicts, failures, errors)),
-        Section("Cautions", (Bullets(morning.cautions),) if morning.cautions else ()),
-        Section("Snapshots", (snapshots,)),
+        Section("What to do", _bullets(morning.next_steps)),
+        Section(
+            "What came",
+            (fields_table(morning.changes, "what", "rows", "new", "gone", "examples", "reasons"),),
+        ),
+        Section(
+            "What failed",
+            (
+                cut(morning.refresh.error, ERROR_CHARS),
+                fields_table(morning.unfinished, "began_at", "ending", "error"),
+                fields_table(verdicts, "verdict", "all", "new"),
+                fields_table(failures, "reason", "new_candidates"),
+                fields_table(morning.errors, "signature", "reason", "count", "tasks"),
+            ),
+        ),
+        Section("Cautions", _bullets(morning.cautions)),
     ]
 
 
-def _examples(change: Change) -> str:
-    more = ", ..." if change.new > len(change.examples) > 0 else ""
-    return ", ".join(change.examples) + more
+def _bullets(lines: tuple[str, ...]) -> tuple[Bullets, ...]:
+    return (Bullets(lines),) if lines else ()
 
 
 def _moment(iso: str) -> str:

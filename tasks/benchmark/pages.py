@@ -6,11 +6,11 @@ content is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.reporting.page import Bullets, Form, Link, Table, page_of
+from tasks.reporting.page import Bullets, Cell, Form, Link, Table, page_of
 
 TEMPLATE = Path(__file__).parent / "templates" / "sections.j2"
 
@@ -69,3 +69,30 @@ def write_page(
         sections=sections,
         kind_of=lambda part: type(part).__name__,
     )
+
+
+def fields_table(rows: Iterable[object], *columns: str) -> Table:
+    """A row for each record or mapping, a column for each of its fields. A column without any
+    content is left out."""
+    cells = [[_cell(_field(row, name)) for name in columns] for row in rows]
+    shown = [place for place in range(len(columns)) if any(row[place] for row in cells)]
+    header = tuple(columns[place].replace("_", " ") for place in shown)
+    return Table(header, [tuple(row[place] for place in shown) for row in cells])
+
+
+def _field(row: object, name: str) -> object:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+
+
+def _cell(value: object) -> Cell:
+    """A field as text: counts with thousands separated, numbers with three digits, counts of a
+    mapping beside their names."""
+    if value is None or isinstance(value, str | Link):
+        return value
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {count:,}" for name, count in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)

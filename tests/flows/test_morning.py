@@ -134,7 +134,7 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
     assert again.errors == ()
     assert again.new_status_counts == {}
     assert again.status_counts == {"correct": 2, "compile_error": 1}
-    header = "| what | now | new | gone |\n| --- | --- | --- | --- |\n"
+    header = "| what | rows | new | gone |\n| --- | --- | --- | --- |\n"
     assert f"{header}| tasks |" in markdown(again)
     assert again.next_steps == () and "What to do" not in markdown(again)
     assert "| candidates | 3 | 0 | 0 |" in markdown(again)

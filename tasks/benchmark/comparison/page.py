@@ -18,10 +18,9 @@ from kernels_eval.records import Json, Row
 from tasks.benchmark.comparison.figures import SCORES, figures
 from tasks.benchmark.comparison.numbers import Compared
 from tasks.benchmark.comparison.records import Ablation, Branch
-from tasks.benchmark.pages import Links, Part, Picture, Section, write_page
+from tasks.benchmark.pages import Links, Part, Picture, Section, fields_table, write_page
 from tasks.benchmark.shown import (
     CORRECT_MEANS,
-    FAST,
     FEW_TASKS,
     OWN_TRACK,
     READS,
@@ -36,7 +35,7 @@ from tasks.benchmark.shown import (
 )
 from tasks.files import atomic_write, explain_write_errors
 from tasks.reporting.page import Bullets, Cell, Link
-from tasks.reporting.text import clean, cut, interval, number, p_value, plural
+from tasks.reporting.text import clean, cut, number, p_value, plural
 from tasks.scores import EXEC, GEOMETRIC_MEAN, TRACKS
 
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
@@ -318,54 +317,26 @@ def _differences(found: Compared) -> tuple[Part, ...]:
 
 
 def _branches(found: Compared) -> tuple[Part, ...]:
-    branches = found.ablation.branches
-    rates = {
-        (row["branch"], row["metric"]): row["value"]
-        for row in found.scores_by_seed
-        if row["track"] == OWN_TRACK
-    }
-
-    def minutes(branch: Branch) -> str:
-        return number(branch.seconds / 60 if branch.seconds is not None else None, ".1f")
-
-    pages: Mapping[str, Callable[[Branch], Cell]] = {
-        "MLflow": lambda branch: _links(branch, "run", "run")[0],
-        "Prefect": lambda branch: _links(branch, "run", "run")[1],
-    }
-    lost = table_of(
-        (branch for branch in branches if branch.state != "done"),
-        {
-            "not finished": lambda branch: branch.name,
-            "why": lambda branch: cut(branch.error or "", ERROR_CHARS),
-            **pages,
-        },
-    )
-    done = table_of(
-        (branch for branch in branches if branch.state == "done"),
-        {
-            "branch": lambda branch: branch.name,
-            "seed": lambda branch: str(branch.seed),
-            "rows": lambda branch: number(branch.rows, ","),
-            "loss": lambda branch: number(branch.loss_last, ".3f"),
-            "Exec@1": lambda branch: interval(rates.get((branch.name, EXEC)), form=".1%"),
-            "fast_1@1": lambda branch: interval(rates.get((branch.name, FAST)), form=".1%"),
-            "minutes": minutes,
-            **pages,
-        },
-    )
-    made = table_of(
-        (branch for branch in branches if branch.curated or branch.trained or branch.scores),
-        {
-            "branch": lambda branch: branch.name,
-            "curated set": lambda branch: branch.curated or "",
-            "training": lambda branch: branch.trained or "",
-            "scores": lambda branch: branch.scores or "",
-        },
-    )
+    branches = [
+        branch.model_dump()
+        | dict(zip(("MLflow", "Prefect"), _links(branch, "run", "run"), strict=True))
+        for branch in found.ablation.branches
+    ]
+    lost = [branch for branch in branches if branch["state"] != "done"]
+    done = [branch for branch in branches if branch["state"] == "done"]
+    for branch in lost:
+        branch["error"] = cut(branch["error"], ERROR_CHARS)
+    facts = ("name", "seed", "rows", "loss_last", "seconds", "MLflow", "Prefect")
     return (
-        lost,
-        Section("Those that finished", (done,)),
-        Section("Fingerprints", (f"The ablation: {found.ablation.fingerprint}", made)),
+        fields_table(lost, "name", "error", "MLflow", "Prefect"),
+        Section("Those that finished", (fields_table(done, *facts),)),
+        Section(
+            "Fingerprints",
+            (
+                f"The ablation: {found.ablation.fingerprint}",
+                fields_table(done, "name", "curated", "trained", "scores"),
+            ),
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kernels_eval.grouping import grouped
 from kernels_eval.records import STATUS_OF, Language, Row
-from tasks.benchmark.pages import Code, Part, Picture, Section
+from tasks.benchmark.pages import Code, Part, Picture, Section, fields_table
 from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.shown import (
     CORRECT_MEANS,
@@ -34,7 +34,6 @@ from tasks.benchmark.shown import (
     pivoted,
     scored,
     scores_table,
-    table_of,
 )
 from tasks.reporting.findings import findings_table
 from tasks.reporting.page import Bullets, Table
@@ -299,30 +298,10 @@ def _groups(context: ReportContext) -> Iterator[Part]:
 
 
 def _signs_and_errors(context: ReportContext) -> tuple[Part, ...]:
-    signs = table_of(
-        context.signs,
-        {
-            "model": lambda sign: sign.model,
-            "sign": lambda sign: sign.sign,
-            "what to look at": lambda sign: sign.sentence,
-        },
+    return (
+        fields_table(context.signs, "model", "sign", "sentence"),
+        fields_table(context.errors, *("signature", "reason", "count", "tasks", "models", "names")),
     )
-    errors = table_of(
-        context.errors,
-        {
-            "most frequent failures to build or run": lambda error: (
-                error.signature or "(no message)"
-            ),
-            "reason": lambda error: error.reason,
-            "candidates": lambda error: f"{error.count:,}",
-            "tasks": lambda error: f"{error.tasks:,}",
-            "by model": lambda error: ", ".join(
-                f"{cut(model, 40)} {count:,}" for model, count in error.models.items()
-            ),
-            "names at …": lambda error: ", ".join(error.names),
-        },
-    )
-    return signs, errors
 
 
 def _verdicts(context: ReportContext) -> Table:
@@ -374,15 +353,7 @@ def _limits(context: ReportContext) -> Iterator[Part]:
             " task's bytes and operations need at least on this device (SOL-ExecBench, arXiv"
             " 2603.19173)."
         )
-    yield table_of(
-        context.limits,
-        {
-            "limited by": lambda row: row["limit"].replace("_", " "),
-            "correct candidates": lambda row: f"{row['candidates']:,}",
-            "median speedup": lambda row: interval(row["speedup"], form=".2x"),
-            "median SOL score": lambda row: number(row["sol_score"], ".2f"),
-        },
-    )
+    yield fields_table(context.limits, "limit", "candidates", "speedup", "sol_score")
 
 
 def _origin(context: ReportContext) -> Iterator[Part]:

@@ -38,6 +38,13 @@ class Links:
 
 
 @dataclass(frozen=True)
+class Definitions:
+    """Lines that open: what each is about, and what that means."""
+
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class Section:
     """A heading and what stands below it. A section inside another one is folded."""
 
@@ -45,7 +52,14 @@ class Section:
     parts: tuple[Part, ...]
 
 
-Part = str | Table | Bullets | Picture | Code | Links | Section
+@dataclass(frozen=True)
+class Columns:
+    """Parts or whole sections side by side, where the page is wide enough."""
+
+    parts: tuple[Part, ...]
+
+
+Part = str | Table | Bullets | Picture | Code | Links | Definitions | Columns | Section
 
 
 def write_page(
@@ -54,7 +68,7 @@ def write_page(
     title: str,
     facts: Sequence[str],
     sentence: str,
-    sections: Sequence[Section],
+    sections: Sequence[Section | Columns],
     drawn: Mapping[str, str],
 ) -> str:
     """Return the page as HTML or Markdown. `drawn` maps a figure's name to its SVG; Markdown names

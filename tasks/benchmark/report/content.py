@@ -13,7 +13,15 @@ from dataclasses import replace
 
 from kernels_eval.grouping import grouped
 from kernels_eval.records import STATUS_OF, Language, Row
-from tasks.benchmark.pages import Code, Part, Picture, Section, fields_table
+from tasks.benchmark.pages import (
+    Code,
+    Columns,
+    Definitions,
+    Part,
+    Picture,
+    Section,
+    fields_table,
+)
 from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.shown import (
     CORRECT_MEANS,
@@ -26,7 +34,6 @@ from tasks.benchmark.shown import (
     TRACK_NAMES,
     Caution,
     cautions_of,
-    cautions_table,
     difference_points,
     differences_parts,
     judged,
@@ -193,12 +200,11 @@ def cautions(context: ReportContext) -> list[Caution]:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def sections(context: ReportContext) -> list[Section]:
+def sections(context: ReportContext) -> list[Section | Columns]:
     """What the page says."""
     return [
         Section("What this run found", _found(context)),
-        Section("May you trust it", (cautions_table(cautions(context)), Bullets(context.notes))),
-        Section("What next", (Bullets(tuple(next_steps(context))), VIEWER)),
+        Columns((_trust(context), _next(context))),
         Section("Details", tuple(_details(context))),
     ]
 
@@ -206,6 +212,18 @@ def sections(context: ReportContext) -> list[Section]:
 VIEWER = (
     "Every candidate with its code, verdict and log is in the viewer: `concur open view` shows it."
 )
+
+
+def _trust(context: ReportContext) -> Section:
+    lines = [
+        (each.what if each.value in ("yes", "always") else f"{each.what}: {each.value}", each.means)
+        for each in cautions(context)
+    ]
+    return Section("May you trust it", (Definitions(tuple(lines)), Bullets(context.notes)))
+
+
+def _next(context: ReportContext) -> Section:
+    return Section("What next", (Bullets(tuple(next_steps(context))), VIEWER))
 
 
 def _found(context: ReportContext) -> tuple[Part, ...]:
@@ -221,7 +239,7 @@ def _found(context: ReportContext) -> tuple[Part, ...]:
         " (fast_1), with a custom kernel; 95 % intervals over tasks."
     )
     # a zero is an answer here: no row is folded
-    return replace(table, keys=0), about, Bullets(tuple(found(context)))
+    return Columns((replace(table, keys=0), Bullets(tuple(found(context))))), about
 
 
 def _details(context: ReportContext) -> Iterator[Section]:

@@ -22,8 +22,8 @@ from kernels_eval.sandbox import health
 from kernels_eval.sandbox.channel import Channel, ChannelClosed
 
 OTHER_ROLES = {
-    "reference": "reference.answers:Reference",
-    "compiled": "reference.task_runner:CompiledRole",
+    "reference": "reference.answers:ReferenceRole",
+    "compiled": "reference.compiled:CompiledRole",
     "workload": "reference.workload",
     "profile": "reference.operator_times",
     "peaks": "reference.operator_times",
@@ -38,8 +38,8 @@ def warm_up(kind: str) -> None:
     """What the fork server does once for all of its children: `kind` is "workload" for those that
     measure workloads, which costs seconds and memory that no other role needs."""
     assert measurement  # imported for every child, which then need not
-    for role in (CandidateRole, CaptureRole, health):
-        routes_of(role)
+    for part in (CandidateRole, ModelRunner, CaptureRole, health):
+        routes_of(part)
     if kind == "workload":
         import_module("kernels_eval.reference.workload").warm_up()
 
@@ -54,10 +54,10 @@ def serve(role: str, channel: Channel) -> None:
             return
         command = message["command"]
         try:
-            answer = answer_message(session, message)
+            answer = answer_message(getattr(session, "parts", (session,)), message)
         except Exception as error:
             answer = report(error)
-        if isinstance(session, ModelRunner):
+        if hasattr(session, "end_command"):
             with suppress(RuntimeError):  # a broken device: the next command says so
                 session.end_command(command)
         descriptors, channel.attached = tuple(channel.attached), []

@@ -43,6 +43,7 @@ from kernels_eval.model.inputs import (
 )
 from kernels_eval.model.measurement import all_close, same, same_all
 from kernels_eval.model.model_runner import (
+    Hooks,
     ModelRunner,
     described,
     now_ns,
@@ -84,12 +85,21 @@ from kernels_eval.sandbox.channel import Channel, Message
 from kernels_eval.source.spec import ExtensionSpec
 
 
-class CandidateRole(ModelRunner):
+class CandidateRole:
+    """Runs one candidate's model."""
+
     outputs: Memory
     """Where the outputs of a compared call go."""
 
     def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
+        self.channel = channel
+        hooks = Hooks(
+            count_calls=self.count_calls,
+            around_pass=self.around_pass,
+            after_construction=self._reset_threads,
+        )
+        self.runner = ModelRunner(channel, self.arguments, hooks)
+        self.parts = self, self.runner
         self.libraries: dict[str, str] = {}
         self.previous: tuple[list[Tensor], list[Tensor]] = [], []
         self.last_inputs: list[object] = []
@@ -105,14 +115,14 @@ class CandidateRole(ModelRunner):
     @handles(LoadCandidate)
     def load(self, request: LoadCandidate) -> LoadReport | ErrorReport:
         """Import the candidate and construct its ModelNew."""
-        self.spec = request.spec.model_copy(update={"entry_point": "ModelNew"})
-        self.gradients = self.spec.gradients
-        self.prepare_device(self.spec.device, self.spec.threads)
-        (self._arguments,) = self.unpacked(request.arguments)
-        self.outputs = self.memory(request.outputs)
-        self.state = state.snapshot(self.device)
-        self.tracer = KernelTracer(self.on_gpu)
-        self.tracer.follows_graphs = self.gradients is not None
+        self.runner.spec = request.spec.model_copy(update={"entry_point": "ModelNew"})
+        self.runner.gradients = self.runner.spec.gradients
+        self.runner.prepare_device(self.runner.spec.device, self.runner.spec.threads)
+        (self._arguments,) = self.runner.unpacked(request.arguments)
+        self.outputs = self.runner.memory(request.outputs)
+        self.state = state.snapshot(self.runner.device)
+        self.tracer = KernelTracer(self.runner.on_gpu)
+        self.tracer.follows_graphs = self.runner.gradients is not None
         self.libraries = {**request.libraries}
         intercept(self._provide)
         self.language = request.language
@@ -121,17 +131,17 @@ class CandidateRole(ModelRunner):
         self.language.watch(self.tracer)
         watch_unrecorded()
         self.refused = refuse(os.path.basename(request.path))
-        self.module = load_candidate(request.path)
-        if not hasattr(self.module, "ModelNew"):
+        self.runner.module = load_candidate(request.path)
+        if not hasattr(self.runner.module, "ModelNew"):
             missing = "the module defines no ModelNew"
             return ErrorReport(error=Reason.MISSING_MODEL_NEW.value, detail=missing)
-        made = self.construct()
-        elsewhere = made_elsewhere(made, self.spec.construct_on)
-        self.model = moved(made, self.device)
-        self.synchronise()
+        made = self.runner.construct()
+        elsewhere = made_elsewhere(made, self.runner.spec.construct_on)
+        self.runner.model = moved(made, self.runner.device)
+        self.runner.synchronise()
         return LoadReport(
-            parameters=list(map(squeezed, parameters_of(self.model).values())),
-            statistics=list(map(squeezed, running_statistics(self.model, renamed=True))),
+            parameters=list(map(squeezed, parameters_of(self.runner.model).values())),
+            statistics=list(map(squeezed, running_statistics(self.runner.model, renamed=True))),
             made_elsewhere=elsewhere,
         )
 
@@ -159,12 +169,10 @@ class CandidateRole(ModelRunner):
         made: Arguments = copied(self._arguments)
         return made
 
-    def construct(self, seed: int | None = None) -> Any:
-        """The model, with as many threads as the reference has, whatever the module or its
-        constructor has set. Where a call sets them, `do_state` tells."""
-        made = super().construct(seed)
-        torch.set_num_threads(self.spec.threads)
-        return made
+    def _reset_threads(self) -> None:
+        """As many threads as the reference has, whatever the module or its constructor has set.
+        Where a call sets them, `read_state` tells."""
+        torch.set_num_threads(self.runner.spec.threads)
 
     def _provide(self, spec: Message) -> ModuleType | str:
         """The library of a build request, loaded. One that was not built before (a constructor asks
@@ -182,23 +190,22 @@ class CandidateRole(ModelRunner):
         if isinstance(module, ModuleType):
             self.tracer.wrap_module(module, module.__name__)
         self.tracer.wrap_operators(registered_operators() - known)
-        if self.launches is None and self.on_gpu and (launches := Launches.find()):
+        if self.launches is None and self.runner.on_gpu and (launches := Launches.find()):
             launches.expect_stream(torch.cuda.default_stream().cuda_stream)
             self.launches = launches
         return module
 
-    @property
-    def worked(self) -> int:
+    def count_calls(self) -> int:
         """Calls of custom kernels so far: launches where they can be counted, else calls of
         functions that hold them. With gradients, those of backward passes."""
-        return self._backward_calls if self.gradients else self._launched
+        return self._backward_calls if self.runner.gradients else self._launched
 
     @property
     def _launched(self) -> int:
         return self.launches.total if self.launches else self.tracer.calls.total()
 
     @contextmanager
-    def during(self, name: str) -> Iterator[None]:
+    def around_pass(self, name: str) -> Iterator[None]:
         """What kernels write is disturbed in backward passes alone, where the task asks for
         gradients: they, too, must matter."""
         before, forward = self._launched, name == "forward"
@@ -206,8 +213,7 @@ class CandidateRole(ModelRunner):
         if self.launches:
             self.launches.pause(forward)
         try:
-            with super().during(name):
-                yield
+            yield
         finally:
             self.tracer.paused = False
             if self.launches:
@@ -217,24 +223,24 @@ class CandidateRole(ModelRunner):
 
     def leaves(self, inputs: list[object]) -> list[Tensor]:
         """The output tensors of one call, once the device is done."""
-        found, _ = flatten_outputs(self.forward(inputs))
-        self.synchronise()
+        found, _ = flatten_outputs(self.runner.forward(inputs))
+        self.runner.synchronise()
         return [leaf.detach() for leaf in found]
 
     @handles(Rebuild)
     def rebuild(self, request: Rebuild) -> Done:
-        (self._arguments,) = self.unpacked(request.arguments)
-        self.model = self.build(request.seed)
+        (self._arguments,) = self.runner.unpacked(request.arguments)
+        self.runner.model = self.runner.build(request.seed)
         return Done()
 
     # -- inputs ------------------------------------------------------------------------------------
 
     def _receive(self, inputs: PackedValues) -> None:
         """Copy sets of inputs out of the memory that comes with this message."""
-        self.timed_inputs = []  # timing is over, or has not begun
-        received = self.unpacked(inputs)
+        self.runner.timed_inputs = []  # timing is over, or has not begun
+        received = self.runner.unpacked(inputs)
         self.sets = list(map(copied, received))
-        self.synchronise()  # the memory may go
+        self.runner.synchronise()  # the memory may go
 
     def fresh(self, index: int = 0) -> list[object]:
         """One of the sets that were received, in storage of its own."""
@@ -253,12 +259,12 @@ class CandidateRole(ModelRunner):
         if request.in_place:
             self._reuse_storage(drawn)
         before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, drawn)
-        counted = self.worked
+        counted = self.count_calls()
         how = request.output_bytes, request.evaluate
         output, outstanding = self._poisoned(drawn, *how)
         leaves, structure = flatten_outputs(output)
         seen = {
-            "custom_calls": self.worked - counted,
+            "custom_calls": self.count_calls() - counted,
             "mutated": not all(map(same, before, drawn)),
             "previous_changed": not same_all(*self.previous),
             "outstanding_share": outstanding,
@@ -277,12 +283,12 @@ class CandidateRole(ModelRunner):
             if number and now_ns() - started > RERUN_S * 1e9:
                 break
             again, _ = flatten_outputs(self._poisoned(drawn, *how)[0])
-            self.synchronise()
+            self.runner.synchronise()
             plain = all(type(x) is Tensor for x in again)
             differs = differs or not plain or not same_all(saved, again)
             saved = _copies([x for x in again if isinstance(x, Tensor)])
         write(self.outputs, [saved])
-        self.synchronise()
+        self.runner.synchronise()
         return report.model_copy(update={"rerun_differs": differs})
 
     def _reuse_storage(self, inputs: list[object]) -> None:
@@ -303,21 +309,22 @@ class CandidateRole(ModelRunner):
         """One forward call with free memory filled with nonsense. Also returns the share of the
         call's time in which work was still going on after the current stream had been waited for (0
         on the CPU)."""
-        module = self.model if isinstance(self.model, torch.nn.Module) else torch.nn.Module()
+        model = self.runner.model
+        module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
         training = module.training
         if evaluate:
             module.eval()
         try:
-            if not self.on_gpu:
+            if not self.runner.on_gpu:
                 poison_allocations(True)
-                return self.forward(inputs), 0.0
+                return self.runner.forward(inputs), 0.0
             self._poison_gpu(output_bytes)
-            self.synchronise()
+            self.runner.synchronise()
             started = now_ns()
-            output = self.forward(inputs)
+            output = self.runner.forward(inputs)
             torch.cuda.default_stream().synchronize()
             joined = now_ns()
-            self.synchronise()
+            self.runner.synchronise()
             ended = now_ns()
             return output, max(0, ended - joined - 30_000) / max(1, ended - started)
         finally:
@@ -331,7 +338,7 @@ class CandidateRole(ModelRunner):
         free, _ = torch.cuda.mem_get_info()
         if output_bytes and 2 * output_bytes < free // 4:
             blocks = [
-                torch.full((output_bytes,), 0xFF, dtype=torch.uint8, device=self.device)
+                torch.full((output_bytes,), 0xFF, dtype=torch.uint8, device=self.runner.device)
                 for _ in range(2)
             ]
             del blocks
@@ -341,26 +348,26 @@ class CandidateRole(ModelRunner):
     @handles(Forget)
     def forget(self, _: Forget) -> Done:
         """What comes next may need the memory."""
-        self.previous, self.last_inputs, self.timed_inputs = ([], []), [], []
+        self.previous, self.last_inputs, self.runner.timed_inputs = ([], []), [], []
         return Done()
 
     def end_command(self, command: str) -> None:
         self.sets = []  # they serve one command
-        super().end_command(command)
+        self.runner.trim_memory(command)
 
     @handles(TakeTimingInputs)
     def take_timing_inputs(self, request: TakeTimingInputs) -> Done:
-        self.timed_inputs = []
-        received = self.unpacked(request.inputs)
+        self.runner.timed_inputs = []
+        received = self.runner.unpacked(request.inputs)
         # on a GPU, where memory is dear, they stay where they are
-        self.timed_inputs = received if self.on_gpu else list(map(copied, received))
+        self.runner.timed_inputs = received if self.runner.on_gpu else list(map(copied, received))
         return Done()
 
     # -- how it works ------------------------------------------------------------------------------
 
     @handles(ReadState)
     def read_state(self, _: ReadState) -> StateReport:
-        changed = state.changes(self.state, state.snapshot(self.device))
+        changed = state.changes(self.state, state.snapshot(self.runner.device))
         added = {name for name in self.tracer.own_operators if name.startswith(state.OWN_OF_TORCH)}
         if replaced := state.replaced_operators():
             changed["operators"] = f"{replaced} of torch's own are replaced"
@@ -377,15 +384,15 @@ class CandidateRole(ModelRunner):
         operators = set[str]()
         if not (request.again and self._traceable):
             drawn = self.fresh()
-            found = compute_operators(lambda: self.forward(drawn))
+            found = compute_operators(lambda: self.runner.forward(drawn))
             operators, self._traceable = set(found), len(found) < TRACED_CALLS
         if self._traceable:
             drawn = self.fresh()
-            operators |= traced_operators(lambda: self.forward(drawn))
+            operators |= traced_operators(lambda: self.runner.forward(drawn))
         else:
             operators.add(UNTRACED)
         operators -= self.tracer.own_operators
-        self.synchronise()
+        self.runner.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
         off_stream = self.launches.off_stream if self.launches else 0
         return OperatorReport(
@@ -402,7 +409,7 @@ class CandidateRole(ModelRunner):
             drawn = self.fresh()
             self._time_kernels(True)
             try:
-                total = self.timed([drawn], cold=False)
+                total = self.runner.timed([drawn], cold=False)
                 spent = self.launches.elapsed_ms() * 1e6 if self.launches else self.tracer.take_ns()
             finally:
                 self._time_kernels(False)
@@ -453,12 +460,12 @@ class CandidateRole(ModelRunner):
         def unchanged(disturbed: AbstractContextManager[None]) -> bool | None:
             """Is the answer still the expected one meanwhile? None where the call fails."""
             # memory and buffers that are used again hold another answer now: a write shows
-            self.forward(self.fresh(1))
+            self.runner.forward(self.fresh(1))
             inputs = self.fresh(0)
             try:
                 with disturbed:
                     leaves, _ = flatten_outputs(self._poisoned(inputs, output_bytes, False)[0])
-                    self.synchronise()
+                    self.runner.synchronise()
                     return same_all(expected, leaves)
             except Exception:
                 return None  # what the kernels made was used

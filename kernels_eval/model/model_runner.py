@@ -1,5 +1,5 @@
-"""What every role that runs a model has in common: the model and a stopwatch on one device. The
-roles of `kernels_eval.reference` build on it too, in processes of their own.
+"""A model and a stopwatch on one device, which every role that runs a model holds, each in a
+process of its own.
 
 The functions of the clock are taken when this module is imported, before any candidate code runs:
 patching `time` or `torch.cuda` later does not reach them. Native code does; the parent's clock
@@ -13,13 +13,15 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels_eval.model.gradients import Passes, with_gradients
 from kernels_eval.model.inputs import (
     Arguments,
     constructed,
@@ -79,6 +81,17 @@ def poison_allocations(on: bool) -> None:
 HOST = SharedMemory(on_device=False)
 
 
+@dataclass
+class Hooks:
+    """What a role does around the work of its runner."""
+
+    count_calls: Callable[[], int] = lambda: 0
+    """calls of custom kernels so far"""
+    around_pass: Passes = lambda name: nullcontext()
+    """spans the "forward" and the "backward" pass of each call"""
+    after_construction: Callable[[], None] = lambda: None
+
+
 class ModelRunner:
     """A model and a stopwatch on one device."""
 
@@ -86,8 +99,15 @@ class ModelRunner:
     module: ModuleType
     """What defines the model."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    def __init__(
+        self,
+        channel: Channel,
+        arguments: Callable[[ModelSpec], Arguments],
+        hooks: Hooks | None = None,
+    ) -> None:
+        """`arguments` gives what the constructor is called with."""
+        self.channel, self.arguments = channel, arguments
+        self.hooks = hooks or Hooks()
         self.device = "cpu"
         self.model: Any = None
         self.timed_inputs: list[list[Any]] = []
@@ -96,11 +116,6 @@ class ModelRunner:
         self._hoard_bytes = 0
         self.gradients: Gradients | None = None
         self._timed_pass, self._stamps = "", list[tuple[Any, Any]]()
-
-    @property
-    def worked(self) -> int:
-        """Calls of custom kernels so far."""
-        return 0
 
     @property
     def on_gpu(self) -> bool:
@@ -139,20 +154,18 @@ class ModelRunner:
 
     # -- the model ---------------------------------------------------------------------------------
 
-    def arguments(self, spec: ModelSpec) -> Arguments:
-        """What the constructor is called with."""
-        raise NotImplementedError
-
     def construct(self, seed: int | None = None) -> Any:
         """A new model as its constructor left it; without a seed, with the weights of the first."""
         spec = self.spec.under(seed)
-        return constructed(self.module, self.arguments(spec), spec)
+        model = constructed(self.module, self.arguments(spec), spec)
+        self.hooks.after_construction()
+        return model
 
     def build(self, seed: int | None = None) -> Any:
         """The same, moved to the device."""
         return moved(self.construct(seed), self.device)
 
-    def end_command(self, command: str) -> None:
+    def trim_memory(self, command: str) -> None:
         """What follows each command, when nothing of it is referred to any more: cached device
         memory goes back to the driver, for reference and candidate share one GPU, and neither sees
         the other's cache."""
@@ -182,21 +195,22 @@ class ModelRunner:
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
         """The forward or the backward pass of a call; timed where it is the one asked for."""
-        if name != self._timed_pass:
+        with self.hooks.around_pass(name):
+            if name != self._timed_pass:
+                yield
+                return
+            begin = self.stamp()
             yield
-            return
-        begin = self._stamp()
-        yield
-        self._stamps.append((begin, self._stamp()))
+            self._stamps.append((begin, self.stamp()))
 
-    def _stamp(self, event: Any = None) -> Any:
+    def stamp(self, event: Any = None) -> Any:
         if not self.on_gpu:
             return now_ns()
         event = event or _Event(enable_timing=True)
         event.record()
         return event
 
-    def _passed_ns(self, stamps: list[tuple[Any, Any]]) -> int:
+    def passed_ns(self, stamps: list[tuple[Any, Any]]) -> int:
         """Nanoseconds between these pairs of stamps; the device is done."""
         if self.on_gpu:
             return int(sum(begin.elapsed_time(end) for begin, end in stamps) * 1e6)
@@ -228,7 +242,7 @@ class ModelRunner:
         """The judge's clock spans all of it. The outputs should have one form."""
         sets, memory = self.unpacked(request.inputs), self.memory(request.outputs)
         model = self.called()
-        counted = self.worked
+        counted = self.hooks.count_calls()
         with torch.no_grad():
             made = [model(*values) for values in sets]
             flat = [flatten_outputs(output) for output in made]
@@ -243,7 +257,7 @@ class ModelRunner:
             if len(forms) == 1 and described_forms[0].plain:
                 write(memory, [leaves for leaves, _ in flat])
         self.synchronise()
-        return UnseenReport(forms=described_forms, custom_calls=self.worked - counted)
+        return UnseenReport(forms=described_forms, custom_calls=self.hooks.count_calls() - counted)
 
     def unpacked(self, inputs: PackedValues) -> list[Any]:
         """Sets of inputs in the memory that comes with this message."""
@@ -257,10 +271,10 @@ class ModelRunner:
         count = len(self.timed_inputs)
         batch = [self.timed_inputs[(self.turn + i) % count] for i in range(request.calls)]
         self.turn += request.calls
-        counted, spent = self.worked, self.timed(batch)
+        counted, spent = self.hooks.count_calls(), self.timed(batch)
         self._timed_pass = ""
-        spent = self._passed_ns(self._stamps) if request.only else spent
-        return SampleReport(ns=spent, custom_calls=self.worked - counted)
+        spent = self.passed_ns(self._stamps) if request.only else spent
+        return SampleReport(ns=spent, custom_calls=self.hooks.count_calls() - counted)
 
     def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
         """Nanoseconds that the calls on these inputs take; on a GPU by its own clock, and `cold`:
@@ -275,12 +289,12 @@ class ModelRunner:
             self.flush.zero_()
         with torch.no_grad():
             self.synchronise()
-            started = self._stamp(begin)
+            started = self.stamp(begin)
             for inputs in batch:
                 model(*inputs)
-            ended = self._stamp(end)
+            ended = self.stamp(end)
             self.synchronise()
-        return self._passed_ns([(started, ended)])
+        return self.passed_ns([(started, ended)])
 
 
 def best_s(work: Callable[[], object], tries: int) -> float:
@@ -317,83 +331,3 @@ def is_expanded(tensor: Tensor) -> bool:
     strided = tensor.layout is torch.strided
     sizes = zip(tensor.shape, tensor.stride(), strict=True) if strided else ()
     return any(size > 1 and not stride for size, stride in sizes)
-
-
-Passes = Callable[[str], AbstractContextManager[None]]
-"""What spans the "forward" and the "backward" pass of a call."""
-
-
-def asked_gradients(model: Any, inputs: list[Any]) -> Gradients:
-    """Which gradients a task asks for that sets `GRADIENTS`. Raises ValueError where it has nothing
-    that has a gradient."""
-    floats = [index for index, x in enumerate(inputs) if _is_float(x)]
-    marked = [index for index in floats if inputs[index].requires_grad]
-    held = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
-    names = [name for name, x in held if x.requires_grad and _is_float(x)]
-    if not floats and not names:
-        raise ValueError("GRADIENTS is set, but no argument and no parameter is a floating tensor")
-    return Gradients(arguments=len(inputs), wanted=marked or floats, parameters=names)
-
-
-def with_gradients(
-    model: Any, inputs: tuple[Any, ...], asked: Gradients, passes: Passes
-) -> tuple[Any, list[Any], list[Any]]:
-    """The output of a call, the gradients of its arguments and those of its parameters. Gradients
-    of the outputs are the last of `inputs`.
-
-    A model whose outputs have no gradient is asked for one: `backward(*gradients)` returns those of
-    the arguments and then those of the parameters. Outputs of another form than the reference's
-    have no gradients: `([], [])`. Raises what the model raises.
-    """
-    arguments, given = list(inputs[: asked.arguments]), inputs[asked.arguments :]
-    for index in asked.wanted:
-        arguments[index] = arguments[index].detach().requires_grad_()
-    leaves = [*(arguments[index] for index in asked.wanted), *_parameters(model, asked.parameters)]
-    with torch.enable_grad():
-        with passes("forward"):
-            output = model(*arguments)
-        outputs = [x for x in flatten_outputs(output)[0] if _is_float(x)]
-        if [x.shape for x in outputs] != [x.shape for x in given]:
-            return _detached(output), [], []
-        with passes("backward"):
-            found = _gradients(model, outputs, given, leaves)
-    count = len(asked.wanted)
-    return _detached(output), found[:count], found[count:]
-
-
-def _gradients(
-    model: Any, outputs: list[Tensor], given: tuple[Tensor, ...], leaves: list[Tensor]
-) -> list[Any]:
-    pairs = [pair for pair in zip(outputs, given, strict=True) if pair[0].requires_grad]
-    if pairs:
-        ends, starts = zip(*pairs, strict=True)
-        return list(torch.autograd.grad(ends, leaves, starts, materialize_grads=True))
-    if not callable(getattr(model, "backward", None)):
-        raise RuntimeError(
-            "no output has a gradient: use torch.autograd.Function, or define backward(*gradients)"
-        )
-    with torch.no_grad():
-        return flatten_outputs(model.backward(*given))[0]
-
-
-def _parameters(model: Any, names: tuple[str, ...]) -> list[Tensor]:
-    """The parameters of these names; where not all are there, its own in their order."""
-    held = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
-    if set(names) <= held.keys():
-        return [held[name].requires_grad_() for name in names]
-    return [x for x in held.values() if x.requires_grad and _is_float(x)]
-
-
-def _is_float(x: object) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _detached(output: Any) -> Any:
-    """The same output without its history."""
-    if isinstance(output, Tensor):
-        return output.detach()
-    if isinstance(output, dict):
-        return {name: _detached(x) for name, x in output.items()}
-    if type(output) in (list, tuple):
-        return type(output)(map(_detached, output))
-    return output

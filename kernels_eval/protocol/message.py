@@ -6,7 +6,7 @@ process serves a request by the method that `handles` it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
@@ -77,14 +77,18 @@ def routes_of(owner: Any) -> Routes:
     return routes
 
 
-def answer_message(role: object, message: dict[str, Any]) -> Record:
-    """The answer of a role (an object, or a module of functions) to a message. Raises KeyError for
-    a command that it does not serve, ValidationError for a request of another form, and what its
-    handler raises."""
-    owner: Any = role if isinstance(role, ModuleType) else type(role)
-    request, name = routes_of(owner)[message.pop("command")]
-    handler: Callable[[Any], Record] = getattr(role, name)
-    return handler(request.model_validate(message))
+def answer_message(parts: Sequence[object], message: dict[str, Any]) -> Record:
+    """The answer to a message of the first of these parts of a role (objects, or modules of
+    functions) that serves its command. Raises KeyError where none does, ValidationError for a
+    request of another form, and what its handler raises."""
+    command = message.pop("command")
+    for part in parts:
+        owner: Any = part if isinstance(part, ModuleType) else type(part)
+        if command in routes_of(owner):
+            request, name = routes_of(owner)[command]
+            handler: Callable[[Any], Record] = getattr(part, name)
+            return handler(request.model_validate(message))
+    raise KeyError(command)
 
 
 class Done(Record):

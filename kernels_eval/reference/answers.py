@@ -63,7 +63,7 @@ from kernels_eval.reference.expected_values import (
     ExpectedValues,
     Known,
 )
-from kernels_eval.reference.task_runner import device_memory
+from kernels_eval.reference.task_model import TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
 DIGEST_BYTES = 1 << 20
@@ -75,11 +75,14 @@ RECORDED = ("kernelbench_1e4", "kernelbench_1e2")
 """What is said of outputs exactly as they are."""
 
 
-class Reference(ExpectedValues):
-    """Serves one task, and then compares each answer of a candidate."""
+class ReferenceRole:
+    """Serves one task, and then compares each answer of a candidate with its expected values."""
 
     def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
+        self.task = TaskModel(channel)
+        self.runner = self.task.runner
+        self.values = ExpectedValues(self.task)
+        self.parts = self, self.values, self.task, self.runner
         self.digests: dict[str, str] = {}
         self.alone = True
         self.outputs_of: dict[str, Memory] = {}
@@ -88,19 +91,19 @@ class Reference(ExpectedValues):
     def share_memory(self, request: ShareMemory) -> Shared:
         self.outputs_of.pop(request.whose, None)  # its memory first
         if not request.on_device:
-            self.outputs_of[request.whose] = self.memory()
+            self.outputs_of[request.whose] = self.runner.memory()
             return Shared(shared=True)
         if (memory := device_memory(request.size)) is None:
             return Shared(shared=False)
         self.outputs_of[request.whose] = memory
-        self.channel.attached.append(memory.descriptor)
+        self.task.channel.attached.append(memory.descriptor)
         return Shared(shared=True)
 
     def end_command(self, command: str) -> None:
         # in a round, what follows is timed, and before a candidate comes nobody else needs memory
         kept = {DrawInputs.command: "own" in self.outputs_of, Expect.command: self.alone}
         if not kept.get(command):
-            super().end_command(command)
+            self.runner.trim_memory(command)
 
     @handles(NewCandidate)
     def new_candidate(self, _: NewCandidate) -> Done:
@@ -109,7 +112,7 @@ class Reference(ExpectedValues):
 
     @handles(EndTiming)
     def end_timing(self, _: EndTiming) -> Done:
-        self.timed_inputs, self.drawn = [], None
+        self.runner.timed_inputs, self.task.drawn = [], None
         for whose in ("own", "unseen"):
             self.outputs_of.pop(whose, None)
         return Done()
@@ -119,18 +122,18 @@ class Reference(ExpectedValues):
         """Measure the bytes that the candidate has written against this trial, and against every
         earlier one."""
         trial = request.trial
-        known = self._kept(trial)
+        known = self.values.kept(trial)
         actual = read(self.outputs_of["candidate"], known.expected)
         digest = _digest(actual)
         found = self._compared(actual, known)
         del known
         equals_trial = [
             name
-            for name in self.known
+            for name in self.values.known
             if found.rms > SAME_ANSWER_RTOL
             and name != trial
             and name in self.digests  # one that this candidate has been asked
-            and all_close(actual, self._expected(name), SAME_ANSWER_RTOL)
+            and all_close(actual, self.values.expected_outputs(name), SAME_ANSWER_RTOL)
         ]
         equals_answer = [
             name
@@ -145,14 +148,15 @@ class Reference(ExpectedValues):
     def _alike(self, one: str, other: str) -> bool:
         """Is the right answer to both the same? It is where a task's inputs are written out, and
         not drawn."""
-        both = one in self.known and other in self.known
-        return both and same_all(self._expected(one), self._expected(other))
+        values = self.values
+        both = one in values.known and other in values.known
+        return both and same_all(values.expected_outputs(one), values.expected_outputs(other))
 
     @handles(MeasureCompiled)
     def measure_compiled(self, request: MeasureCompiled) -> Comparison:
         """Measure the bytes of the compiled reference, of which nothing is remembered."""
-        known = self._kept(request.trial)
-        return self._compared(read(self.memory(), known.expected), known)
+        known = self.values.kept(request.trial)
+        return self._compared(read(self.runner.memory(), known.expected), known)
 
     @handles(CompareUnseen)
     def compare_unseen(self, request: CompareUnseen) -> UnseenComparison:
@@ -168,12 +172,12 @@ class Reference(ExpectedValues):
         chosen = sorted({*request.positions, *farthest})
         # under a drawn distribution a task may give infinities now and then: no judge of others
         chosen = [x for x in chosen if distributions[x] == DECLARED or self._is_finite(x)]
-        assert self.drawn, "inputs are drawn first"
-        how, memory = self.drawn
+        assert self.task.drawn, "inputs are drawn first"
+        how, memory = self.task.drawn
         sets = unpack(how.packed, memory, how.count, how.stride)
         found = []
         for index in chosen:
-            inputs = self.inputs(seeds[index], distributions[index])
+            inputs = self.task.inputs(seeds[index], distributions[index])
             mutates = not all(map(same, sets[index], inputs))
             trial = Expect(name=DECLARED, seed=seeds[index], distribution=distributions[index])
             error = self._unseen_error(index, inputs, trial, len(seeds))
@@ -184,16 +188,17 @@ class Reference(ExpectedValues):
         actual, own = self._unseen("unseen", index), self._unseen("own", index)
         error = merge(list(map(measure, actual, own, own)))
         if error.rms > DOUBTFUL_RMS:
-            exact = self._oracle(inputs, own)
-            costs = self._own_error(inputs, own, sampled=exact is None)
+            exact = self.values.oracle_outputs(inputs, own)
+            costs = self.values.own_error_of(inputs, own, sampled=exact is None)
             error = self._compared(actual, Known(own, exact or own, costs, trial))
         others = (
             other for other in range(count) if error.rms > SAME_ANSWER_RTOL and other != index
         )
         equal = [x for x in others if all_close(actual, self._unseen("own", x), SAME_ANSWER_RTOL)]
         names = {LATER if other > index else EARLIER for other in equal}
-        known = {name: max(getattr(error, name), getattr(self.own_error, name)) for name in OWN}
-        return error.model_copy(update={**known, "equals_trial": sorted(names)})
+        own_error = self.values.own_error
+        allowed = {name: max(getattr(error, name), getattr(own_error, name)) for name in OWN}
+        return error.model_copy(update={**allowed, "equals_trial": sorted(names)})
 
     def _is_finite(self, index: int) -> bool:
         """Is this process's own output finite?"""
@@ -205,8 +210,8 @@ class Reference(ExpectedValues):
         if count <= wanted:
             return []
         step, offset = self._step, 0
-        worst = torch.zeros(count, device=self.device)
-        for x in self.like:
+        worst = torch.zeros(count, device=self.runner.device)
+        for x in self.values.like:
             actual, own = (
                 calls(self.outputs_of[whose], x, count, offset=offset, step=step)
                 for whose in ("unseen", "own")
@@ -214,17 +219,17 @@ class Reference(ExpectedValues):
             if x.numel():  # a few at a time: what it takes to compare them is as large as they are
                 pairs = zip(actual.split(AT_ONCE), own.split(AT_ONCE), strict=True)
                 found = torch.cat([row_differences(*pair) for pair in pairs])
-                worst = worst.maximum(found.to(self.device))
+                worst = worst.maximum(found.to(self.runner.device))
             offset += padded(x.nbytes)
         return worst.topk(wanted).indices.tolist()
 
     def _unseen(self, whose: str, index: int) -> list[Tensor]:
-        return read(self.outputs_of[whose], self.like, index * self._step)
+        return read(self.outputs_of[whose], self.values.like, index * self._step)
 
     @property
     def _step(self) -> int:
         """Bytes from one set of outputs to the next."""
-        return sum(padded(x.nbytes) for x in self.like)
+        return sum(padded(x.nbytes) for x in self.values.like)
 
     def _compared(self, actual: list[Tensor], known: Known) -> Comparison:
         """Errors of outputs. Where a few elements hang on a step (floor, round, argmax), what the
@@ -254,19 +259,19 @@ class Reference(ExpectedValues):
         numbers = [mask for mask, x in zip(off, actual, strict=True) if least_step(x)]
         if any(int(mask.sum()) > MOST_BESIDE_STEP_SHARE * mask.numel() for mask in numbers):
             return actual
-        few, trial, begun = False, known.trial, self.work_stamp()
-        with self._model_for(trial):
-            inputs = self.inputs(trial.seed, trial.distribution, trial.shape)
+        few, trial, begun = False, known.trial, self.task.work_stamp()
+        with self.values.model_for(trial):
+            inputs = self.task.inputs(trial.seed, trial.distribution, trial.shape)
             for move in range(-EQUAL_ELEMENT_RUNS, STEP_MOVES + 1):
                 few = few or all(map(_few, off, map(unlike, known.expected, near)))
                 left = [mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)]
-                if not any(map(torch.any, left)) or self.work_s(begun) > ORACLE_MAX_S:
+                if not any(map(torch.any, left)) or self.task.work_s(begun) > ORACLE_MAX_S:
                     break
                 if move >= SCATTER_DRAWS and not few:
                     return actual
                 units = STEP_UNITS[move % len(STEP_UNITS)] if move >= 0 else 0
                 with suppress(*REFUSALS), ChosenAs(actual, last=move == -1):
-                    near = self._moved_outputs(inputs, move, units)
+                    near = self.values.moved_outputs(inputs, move, units)
         return [
             torch.where(mask & ~wrong, x, a)
             for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)

@@ -60,6 +60,7 @@ from kernels_eval.protocol import (
     LoadedTask,
     LoadTask,
     OutputForm,
+    Prepare,
     TryOtherWeights,
     UsedBytes,
     WeightsMatter,
@@ -67,12 +68,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.reference.equal_elements import ANY_ORDER, ChosenAs
 from kernels_eval.reference.long_sums import LongSums
-from kernels_eval.reference.task_runner import (
-    TaskRunner,
-    peak_bandwidth,
-    require_tensors,
-)
-from kernels_eval.sandbox.channel import Channel
+from kernels_eval.reference.task_model import TaskModel, peak_bandwidth, require_tensors
 
 OWN_FLOATS = ("reference_rms", "reference_max")
 REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError)
@@ -91,18 +87,26 @@ class Known(NamedTuple):
     """Spread elements of the expected outputs: where these differ, all do."""
 
 
-class ExpectedValues(TaskRunner):
-    """Serves one task: it is loaded, then each trial is expected."""
+class ExpectedValues:
+    """The expected values of one task: it is loaded, then each trial is expected."""
 
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
+    def __init__(self, task: TaskModel) -> None:
+        self.task, self.runner = task, task.runner
         self.known: dict[str, Known] = {}
         self.held_max_bytes = math.inf
         self.samples = True
 
-    def warm_up(self) -> None:
-        super().warm_up()
-        x = torch.rand(64, 64, device=self.device)
+    @handles(Prepare)
+    def prepare(self, request: Prepare) -> Done:
+        """Also load the kernels that comparing needs."""
+        done = self.runner.prepare(request)
+        if self.runner.on_gpu:
+            self._warm_up()
+            self.runner.synchronise()
+        return done
+
+    def _warm_up(self) -> None:
+        x = torch.rand(64, 64, device=self.runner.device)
         measure(x, x.double(), x)
         for matrix in (x, x.double()):
             matrix @ matrix
@@ -110,40 +114,41 @@ class ExpectedValues(TaskRunner):
 
     @handles(LoadTask)
     def load(self, request: LoadTask) -> LoadedTask:
-        self.load_model(request.path, request.spec)
-        self.oracle_max_bytes, seed = request.oracle_max_bytes, self.spec.seed
-        inputs = self.inputs(seed)
-        self.plan = plan_inputs(inputs[: self.gradients.arguments if self.gradients else None])
+        self.task.load(request.path, request.spec)
+        self.oracle_max_bytes, seed = request.oracle_max_bytes, self.runner.spec.seed
+        inputs = self.task.inputs(seed)
+        gradients = self.runner.gradients
+        self.task.plan = plan_inputs(inputs[: gradients.arguments if gradients else None])
         before = copy.deepcopy(inputs)
-        leaves, structure = flatten_outputs(self.forward(inputs))
+        leaves, structure = flatten_outputs(self.runner.forward(inputs))
         mutates = not all(map(same, before, inputs))
         require_tensors(leaves)
-        again = self.inputs(seed)
-        operators = reference_operators(lambda: self.forward(again))
+        again = self.task.inputs(seed)
+        operators = reference_operators(lambda: self.runner.forward(again))
         chooses = any(name.rpartition(".")[2] in ANY_ORDER for name in operators)
         if chooses and self._choice_matters(seed):
-            self.plan = self.plan.model_copy(update={"distinct": True})
-        self.model = self.build()
-        parameters = parameters_of(self.model)
-        self.synchronise()
+            self.task.plan = self.task.plan.model_copy(update={"distinct": True})
+        self.runner.model = self.runner.build()
+        parameters = parameters_of(self.runner.model)
+        self.runner.synchronise()
         dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
-        gpu = torch.cuda.get_device_properties(0) if self.on_gpu else None
+        gpu = torch.cuda.get_device_properties(0) if self.runner.on_gpu else None
         self.held_max_bytes = gpu.total_memory // EXPECTED_HELD_SHARE if gpu else math.inf
         return LoadedTask(
-            plan=self.plan,
+            plan=self.task.plan,
             structure=structure,
             mutates=mutates,
             operators=tuple(operators[:MOST_TASK_OPERATORS]),
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
-            statistics=list(map(squeezed, running_statistics(self.model))),
+            statistics=list(map(squeezed, running_statistics(self.runner.model))),
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
-            precision=self.spec.precision,
-            gradients=self.gradients,
+            precision=self.runner.spec.precision,
+            gradients=self.runner.gradients,
             input_bytes=sum(x.nbytes for x in tree_leaves(inputs) if isinstance(x, Tensor)),
-            packed_bytes=self.packed_bytes(inputs),
-            argument_bytes=self.packed_bytes(self.arguments(self.spec)),
+            packed_bytes=self.task.packed_bytes(inputs),
+            argument_bytes=self.task.packed_bytes(self.task.arguments(self.runner.spec)),
             peak_bytes_per_s=peak_bandwidth(gpu),
             cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
         )
@@ -154,7 +159,7 @@ class ExpectedValues(TaskRunner):
         here, so that many are equal and none is far from what it was: it may be an index."""
         found = []
         for last in (False, True):
-            inputs = self.inputs(seed)
+            inputs = self.task.inputs(seed)
             with suppress(*REFUSALS), torch.no_grad():
                 for x in inputs:
                     if isinstance(x, Tensor) and x.is_floating_point():
@@ -170,24 +175,24 @@ class ExpectedValues(TaskRunner):
         """Compute and keep the expected outputs of one trial: the fp32 reference's, and a float64
         oracle's where it fits."""
         name, seed = request.name, request.seed
-        with self._model_for(request):
-            inputs = self.inputs(seed, request.distribution, request.shape)
+        with self.model_for(request):
+            inputs = self.task.inputs(seed, request.distribution, request.shape)
             reference = self.outputs(_copied(inputs))
             # a reference that draws random numbers must not draw the same ones again
             torch.manual_seed(seed + 1)
             again = self.outputs(_copied(inputs))
             bit_identical = same_all(reference, again)
             deterministic = bit_identical or all_close(reference, again, REPEATABLE_RTOL)
-            exact = self._oracle(inputs, reference)
-            own_error = self._own_error(inputs, reference, sampled=exact is None and self.samples)
-        self.synchronise()
+            exact = self.oracle_outputs(inputs, reference)
+            own_error = self.own_error_of(inputs, reference, sampled=exact is None and self.samples)
+        self.runner.synchronise()
         del again, inputs
         few = list(map(_few_of, reference))
         known = Known(reference, exact or reference, own_error, request, few)
         equals = [
             name
             for name, other in self.known.items()
-            if same_all(known.few, other.few) and same_all(reference, self._expected(name))
+            if same_all(known.few, other.few) and same_all(reference, self.expected_outputs(name))
         ]
         held = exact or name == DECLARED or self._fits(reference)
         self.known[name] = known if held else known._replace(expected=[], oracle=[])
@@ -207,43 +212,43 @@ class ExpectedValues(TaskRunner):
         )
 
     @contextmanager
-    def _model_for(self, trial: Expect) -> Iterator[None]:
+    def model_for(self, trial: Expect) -> Iterator[None]:
         """Meanwhile, the model has the weights and the mode of this trial."""
         seeds = trial.weights_seed, trial.construct_seed
         special = trial.evaluate or seeds != (None, None)
         try:
             if special:
-                self.model = self.build(trial.construct_seed)
+                self.runner.model = self.runner.build(trial.construct_seed)
             if trial.weights_seed is not None:
-                randomise_weights(self.model, trial.weights_seed)
-                redraw_statistics(running_statistics(self.model), trial.weights_seed)
-            if trial.evaluate and isinstance(self.model, torch.nn.Module):
-                self.model.eval()
+                randomise_weights(self.runner.model, trial.weights_seed)
+                redraw_statistics(running_statistics(self.runner.model), trial.weights_seed)
+            if trial.evaluate and isinstance(self.runner.model, torch.nn.Module):
+                self.runner.model.eval()
             yield
         finally:
             if special:
-                self.model = self.build()
+                self.runner.model = self.runner.build()
 
     def outputs(self, inputs: list[Any]) -> list[Tensor]:
-        return flatten_outputs(self.forward(inputs))[0]
+        return flatten_outputs(self.runner.forward(inputs))[0]
 
     def _fits(self, outputs: list[Tensor]) -> bool:
         """Is there room for these, too, among what has no oracle?"""
         alone = [one.expected for one in self.known.values() if one.oracle is one.expected]
         return sum(x.nbytes for each in [*alone, outputs] for x in each) <= self.held_max_bytes
 
-    def _kept(self, name: str) -> Known:
+    def kept(self, name: str) -> Known:
         """What is known of a trial; outputs that memory does not hold are computed again."""
         known = self.known[name]
         if known.expected:
             return known
         trial = known.trial
-        with self._model_for(trial):
-            expected = self.outputs(self.inputs(trial.seed, trial.distribution, trial.shape))
+        with self.model_for(trial):
+            expected = self.outputs(self.task.inputs(trial.seed, trial.distribution, trial.shape))
         return known._replace(expected=expected, oracle=expected)
 
-    def _expected(self, name: str) -> list[Tensor]:
-        return self._kept(name).expected
+    def expected_outputs(self, name: str) -> list[Tensor]:
+        return self.kept(name).expected
 
     @handles(ForgetTrial)
     def forget_trial(self, request: ForgetTrial) -> Done:
@@ -259,7 +264,7 @@ class ExpectedValues(TaskRunner):
             answers += [list(map(_start, x)) for x in (own, map(_mean, own))]
         return [merge([known.error, *map(measure, answer, oracle, first)]) for answer in answers]
 
-    def _own_error(
+    def own_error_of(
         self, inputs: list[Any], reference: list[Tensor], *, sampled: bool
     ) -> Comparison:
         """What fp32 costs on these inputs: the error of plain addition in long sums, and with
@@ -273,12 +278,12 @@ class ExpectedValues(TaskRunner):
             found = found.model_copy(update={name: getattr(own, name) for name in OWN_FLOATS})
         for rows in self._narrowed(inputs, reference) if sampled else ():
             with suppress(*REFUSALS):
-                wanted, begun = [x[:SAMPLE_ROWS] for x in reference], self.work_stamp()
+                wanted, begun = [x[:SAMPLE_ROWS] for x in reference], self.task.work_stamp()
                 if not all_close(self.outputs(_copied(rows)), wanted, REPEATABLE_RTOL):
                     continue
                 exact = self._in_float64(rows, wanted) or wanted
                 own = merge(list(map(measure, wanted, exact, wanted)))
-                self.samples = self.work_s(begun) < ORACLE_MAX_S
+                self.samples = self.task.work_s(begun) < ORACLE_MAX_S
                 own = merge([own, found])
                 return found.model_copy(update={name: getattr(own, name) for name in OWN_FLOATS})
         return found
@@ -287,13 +292,13 @@ class ExpectedValues(TaskRunner):
         """How far apart the outputs are of code that rounds otherwise: of a few that cancel, the
         error of one draw is chance."""
         floats = [index for index, x in enumerate(reference) if x.is_floating_point()]
-        found, begun = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.work_stamp()
+        found, begun = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.task.work_stamp()
         for move in range(SCATTER_DRAWS):
             with suppress(*REFUSALS):
                 with ChosenAs():
-                    moved = self._moved_outputs(inputs, move, SCATTER_UNITS)
+                    moved = self.moved_outputs(inputs, move, SCATTER_UNITS)
                 found += [measure(reference[i], reference[i], moved[i]) for i in floats]
-            if self.work_s(begun) > ORACLE_MAX_S:
+            if self.task.work_s(begun) > ORACLE_MAX_S:
                 break
         scatter = merge(found)
         most = {name: min(getattr(scatter, name), MOST_SCATTER) for name in OWN_FLOATS}
@@ -309,26 +314,26 @@ class ExpectedValues(TaskRunner):
                 cut = zip(inputs, chosen, strict=True)
                 yield [x[:SAMPLE_ROWS] if narrow else x for x, narrow in cut]
 
-    def _oracle(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
+    def oracle_outputs(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
         """The outputs in float64. None where they take too much memory or work, or `_in_float64`
         has none."""
         leaves = [*reference, *tree_leaves(inputs)]
         size = sum(x.numel() * 8 for x in leaves if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
             return None
-        begun = self.work_stamp()
+        begun = self.task.work_stamp()
         outputs = self._in_float64(inputs, reference)
-        if self.work_s(begun) > ORACLE_MAX_S:
+        if self.task.work_s(begun) > ORACLE_MAX_S:
             self.oracle_max_bytes = 0  # the remaining trials take the fp32 reference
         return outputs
 
     def _in_float64(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
         """The model's outputs in float64. None where an operator has no such form, or where the
         task casts by itself."""
-        model = self.model
+        model = self.runner.model
         try:
             if isinstance(model, torch.nn.Module):
-                self.model = copy.deepcopy(model).double()
+                self.runner.model = copy.deepcopy(model).double()
             outputs = self.outputs(_copied(inputs, torch.float64))
             if [x.shape for x in outputs] != [x.shape for x in reference]:
                 return None
@@ -336,8 +341,8 @@ class ExpectedValues(TaskRunner):
         except REFUSALS:
             return None
         finally:
-            self.model = model
-            self.synchronise()
+            self.runner.model = model
+            self.runner.synchronise()
 
     # -- what the task depends on ------------------------------------------------------------------
 
@@ -347,18 +352,18 @@ class ExpectedValues(TaskRunner):
         seed = request.seed
         if sum(x.numel() for x in self.like) > ENOUGH_ELEMENTS:
             return IgnoredInputs(ignored=[])  # another copy of everything for a flag is too much
-        base = self.outputs(self.inputs(seed))
+        base = self.outputs(self.task.inputs(seed))
         ignored = []
         for index in self._varying():
-            inputs = self.inputs(seed)
-            inputs[index] = self.inputs(seed + 1, "normal")[index]
+            inputs = self.task.inputs(seed)
+            inputs[index] = self.task.inputs(seed + 1, "normal")[index]
             if not self._differs(base, inputs):
                 ignored.append(index)
         return IgnoredInputs(ignored=ignored)
 
     def _varying(self) -> list[int]:
-        assert self.plan
-        return [index for index, note in enumerate(self.plan.notes) if note.vary]
+        assert self.task.plan
+        return [index for index, note in enumerate(self.task.plan.notes) if note.vary]
 
     def _differs(self, base: list[Tensor], inputs: list[Any]) -> bool:
         """Is the output of these inputs another one? A task that refuses them depends on them: not
@@ -372,12 +377,12 @@ class ExpectedValues(TaskRunner):
     def estimate_used_bytes(self, request: EstimateUsedBytes) -> UsedBytes:
         """Estimated by changing one of 8 spread pieces of each argument at a time."""
         seed = request.seed
-        base = self.outputs(self.inputs(seed))
+        base = self.outputs(self.task.inputs(seed))
         used = 0.0
         for index in self._varying():
             hits = 0
             for probe in range(BYTES_PROBES):
-                inputs = self.inputs(seed)
+                inputs = self.task.inputs(seed)
                 flat = inputs[index].reshape(-1)
                 start = flat.numel() * probe // BYTES_PROBES
                 piece = flat[start : start + max(1, flat.numel() // 64)]
@@ -390,14 +395,14 @@ class ExpectedValues(TaskRunner):
     @handles(TryOtherWeights)
     def try_other_weights(self, request: TryOtherWeights) -> WeightsMatter:
         seed, weights_seed, only = request.seed, request.weights_seed, request.only
-        base = self.outputs(self.inputs(seed))
+        base = self.outputs(self.task.inputs(seed))
         try:
-            self.model = self.build()
-            randomise_weights(self.model, weights_seed, only=only)
-            redraw_statistics([] if only else running_statistics(self.model), weights_seed)
-            outputs = self.outputs(self.inputs(seed))
+            self.runner.model = self.runner.build()
+            randomise_weights(self.runner.model, weights_seed, only=only)
+            redraw_statistics([] if only else running_statistics(self.runner.model), weights_seed)
+            outputs = self.outputs(self.task.inputs(seed))
         finally:
-            self.model = self.build()
+            self.runner.model = self.runner.build()
         return WeightsMatter(matter=not all_close(outputs, base, SAME_ANSWER_RTOL))
 
     @property
@@ -405,9 +410,9 @@ class ExpectedValues(TaskRunner):
         """Tensors of the form of the task's own outputs."""
         return self.known[DECLARED].expected
 
-    def _moved_outputs(self, inputs: list[Any], seed: int, units: int) -> list[Tensor]:
+    def moved_outputs(self, inputs: list[Any], seed: int, units: int) -> list[Tensor]:
         """What other code of the same formula could give, which rounds otherwise by some units."""
-        generator = torch.Generator(self.device).manual_seed(seed)
+        generator = torch.Generator(self.runner.device).manual_seed(seed)
         copied = _copied(inputs)  # not moved themselves
         with LongSums(generator, units) if units else nullcontext():
             return self.outputs(copied)

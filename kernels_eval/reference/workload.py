@@ -52,7 +52,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.graph import trace_graph
-from kernels_eval.reference.task_runner import require_tensors
+from kernels_eval.reference.task_model import require_tensors
 
 Tensors = list[Tensor]
 View = tuple[object, ...]

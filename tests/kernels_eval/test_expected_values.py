@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels_eval.config import ORACLE_MAX_S
+from kernels_eval.model import model_runner
 from kernels_eval.model.correctness import PRECISION_OF, judge
 from kernels_eval.protocol import (
     DrawTimingInputs,
@@ -19,8 +20,7 @@ from kernels_eval.protocol import (
     NewCandidate,
 )
 from kernels_eval.records import Reason
-from kernels_eval.reference import task_runner
-from kernels_eval.reference.answers import Reference
+from kernels_eval.reference.answers import ReferenceRole
 from tests.support.kernels import task_source
 
 SLOW_S = 2 * ORACLE_MAX_S
@@ -38,7 +38,7 @@ def by_steps(monkeypatch, *names):
 def busy(monkeypatch):
     """Time passes, but this process has little of it."""
     by_steps(monkeypatch, "monotonic", "perf_counter")
-    monkeypatch.setattr(task_runner, "now_ns", time.perf_counter_ns)
+    monkeypatch.setattr(model_runner, "now_ns", time.perf_counter_ns)
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def serving(folder, source):
         device="cpu",
         construct_on="cpu",
     )
-    made = Reference(None)
-    made.load(LoadTask(path=str(path), spec=spec, oracle_max_bytes=1 << 30))
+    made = ReferenceRole(None)
+    made.values.load(LoadTask(path=str(path), spec=spec, oracle_max_bytes=1 << 30))
     return made
 
 
 def oracles(reference):
     return [
-        reference.expect(Expect(name=name, seed=seed, distribution="normal")).oracle
+        reference.values.expect(Expect(name=name, seed=seed, distribution="normal")).oracle
         for seed, name in enumerate(("declared", "normal"))
     ]
 
@@ -75,7 +75,7 @@ def test_the_oracle_stays_where_others_hold_the_processor(reference, busy):
 def test_an_oracle_that_is_much_work_is_computed_once(reference, monkeypatch):
     by_steps(monkeypatch, "process_time")
     assert oracles(reference) == ["float64", "float32"]
-    assert not reference.samples  # nor is a sample of rows
+    assert not reference.values.samples  # nor is a sample of rows
 
 
 WEIGHTED = """\
@@ -111,31 +111,31 @@ TRIALS = {
 def test_values_that_memory_does_not_hold_are_computed_again(tmp_path):
     """A GPU of 80 GB holds not all of a task of 6.4 GB beside the candidate."""
     held, short = (serving(tmp_path, WEIGHTED) for _ in range(2))
-    short.oracle_max_bytes = held.oracle_max_bytes = 0
-    short.held_max_bytes = 0
+    short.values.oracle_max_bytes = held.values.oracle_max_bytes = 0
+    short.values.held_max_bytes = 0
     for name, asked in TRIALS.items():
         request = Expect(name=name, evaluate=True, **asked)
-        seen, wanted = (each.expect(request) for each in (short, held))
+        seen, wanted = (each.values.expect(request) for each in (short, held))
         assert seen == wanted and seen.oracle == "float32"
-        assert bool(short.known[name].expected) == (name == "declared")
-        kept = short._kept(name)
-        assert torch.equal(kept.expected[0], held.known[name].expected[0])
-        assert kept.error == held.known[name].error
+        assert bool(short.values.known[name].expected) == (name == "declared")
+        kept = short.values.kept(name)
+        assert torch.equal(kept.expected[0], held.values.known[name].expected[0])
+        assert kept.error == held.values.known[name].error
     assert seen.equals == ["weights"]
-    weights = short.model.scale.clone()
-    answer = [2 * short._expected("weights")[0]]
-    assert short._compared(answer, short._kept("weights")).rms > 0.5
-    assert torch.equal(short.model.scale, weights)
+    weights = short.runner.model.scale.clone()
+    answer = [2 * short.values.expected_outputs("weights")[0]]
+    assert short._compared(answer, short.values.kept("weights")).rms > 0.5
+    assert torch.equal(short.runner.model.scale, weights)
 
 
 def test_what_has_an_oracle_is_held_whatever_it_takes(reference):
-    reference.held_max_bytes = 0
+    reference.values.held_max_bytes = 0
     assert oracles(reference) == ["float64", "float64"]
-    assert all(known.expected for known in reference.known.values())
+    assert all(known.expected for known in reference.values.known.values())
 
 
 def test_inputs_are_drawn_in_the_same_time_where_others_hold_the_processor(reference, busy):
-    assert reference.draw_timing_inputs(DrawTimingInputs(seeds=[1, 2, 3])).seconds < SLOW_S
+    assert reference.task.draw_timing_inputs(DrawTimingInputs(seeds=[1, 2, 3])).seconds < SLOW_S
 
 
 @pytest.mark.parametrize("cast", ["", ".half()", ".bfloat16()", ".to(torch.complex64)"])
@@ -145,7 +145,7 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
     forward = "return x.masked_fill(x.real > 0, torch.finfo(x.dtype).min)"
     made = serving(tmp_path, task_source(forward, inputs=f"[torch.randn(48, 64){cast}]"))
     assert oracles(made) == ["float64", "float64"]
-    expected = made.known["declared"].expected[0]
+    expected = made.values.known["declared"].expected[0]
     precision = PRECISION_OF.get(str(expected.dtype).removeprefix("torch."), "fp32")
     for actual, reason in (
         (expected.clone(), Reason.OK),
@@ -153,7 +153,7 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
         (expected.masked_fill(expected.real < -1e4, 7), Reason.WRONG_OUTPUT),
         (expected.masked_fill(expected.real > -1e4, 7), Reason.WRONG_OUTPUT),
     ):
-        found = made._compared([actual], made._kept("declared"))
+        found = made._compared([actual], made.values.kept("declared"))
         assert judge(found, precision) is reason
 
 
@@ -168,9 +168,9 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
 def test_a_task_that_asserts_something_of_its_inputs_is_asked_for_more(tmp_path, wanted, oracle):
     source = task_source(f"assert {wanted}\nreturn x.sqrt()", inputs="[torch.rand(48, 64)]")
     made = serving(tmp_path, source)
-    assert made.expect(Expect(name="declared", seed=1)).oracle == oracle
-    assert made.find_ignored_inputs(FindIgnoredInputs(seed=1)).ignored == []
-    assert made.estimate_used_bytes(EstimateUsedBytes(seed=1)).bytes == 48 * 64 * 4
+    assert made.values.expect(Expect(name="declared", seed=1)).oracle == oracle
+    assert made.values.find_ignored_inputs(FindIgnoredInputs(seed=1)).ignored == []
+    assert made.values.estimate_used_bytes(EstimateUsedBytes(seed=1)).bytes == 48 * 64 * 4
 
 
 LOG2E = 1.4426950408889634
@@ -264,13 +264,13 @@ STEPS = {
 def judged(made, seed, distribution, forward):
     """What a kernel's outputs are on these inputs; None where they are not tried."""
     name = "trial" if distribution == "declared" else distribution
-    seen = made.expect(Expect(name=name, seed=seed, distribution=distribution))
+    seen = made.values.expect(Expect(name=name, seed=seed, distribution=distribution))
     if not (seen.finite and seen.deterministic):
         return None
-    outputs = forward(made.inputs(seed, distribution, "declared")[0])
+    outputs = forward(made.task.inputs(seed, distribution, "declared")[0])
     outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
-    found = made._compared(outputs, made._kept(name))
-    outputs = (str(x.dtype).removeprefix("torch.") for x in made.known[name].expected)
+    found = made._compared(outputs, made.values.kept(name))
+    outputs = (str(x.dtype).removeprefix("torch.") for x in made.values.known[name].expected)
     precision = next(filter(None, map(PRECISION_OF.get, outputs)), "fp32")
     return judge(found, precision)
 
@@ -284,7 +284,7 @@ def test_what_is_beside_a_step_is_right_on_inputs_of_any_seed(tmp_path, name, dt
     """Softmax by exp2, sums in order, a sort that is stable: all of them honest."""
     source, forward = STEPS[name]
     made = serving(tmp_path, task_source(source, inputs=f"[torch.randn(64, 64).to(torch.{dtype})]"))
-    made.expect(Expect(name="declared", seed=1))
+    made.values.expect(Expect(name="declared", seed=1))
     for seed, distribution in itertools.product(
         range(100 if name == "truncation" else 12),
         ("declared", "normal", "mixed", "impulse", "normal_x10", "sparse", "small"),
@@ -296,12 +296,14 @@ def test_what_is_beside_a_step_is_right_on_inputs_of_any_seed(tmp_path, name, dt
 def test_on_hard_inputs_numbers_are_judged_and_integers_are_not(tmp_path):
     made = serving(tmp_path, task_source(STEPS["topk"][0], inputs="[torch.randn(64, 64)]"))
     for name, distribution in (("declared", "declared"), ("large", "normal_x100")):
-        made.expect(Expect(name=name, seed=1, distribution=distribution, hard=name == "large"))
-    x = made.inputs(1, "normal_x100", "declared")[0]
+        made.values.expect(
+            Expect(name=name, seed=1, distribution=distribution, hard=name == "large")
+        )
+    x = made.task.inputs(1, "normal_x100", "declared")[0]
 
     def reason(powers):
         values, places = sorted_stably(powers / powers.sum(1, keepdim=True), 8)
-        found = made._compared([values, places.roll(1, 1)], made._kept("large"))
+        found = made._compared([values, places.roll(1, 1)], made.values.kept("large"))
         return judge(found, "fp32")
 
     assert reason((x - x.amax(1, keepdim=True)).exp()) is Reason.OK
@@ -342,7 +344,7 @@ def next_to(x):
 def test_what_no_rounding_explains_is_wrong(tmp_path, source, forward):
     inputs = "[torch.randn(64, 64).bfloat16()]" if "sort" in source else "[torch.randn(64, 64)]"
     made = serving(tmp_path, task_source(source, inputs=inputs))
-    made.expect(Expect(name="declared", seed=1))
+    made.values.expect(Expect(name="declared", seed=1))
     assert judged(made, 7, "sparse" if "sort" in source else "mixed", forward) is not Reason.OK
 
 
@@ -351,7 +353,7 @@ def test_a_sort_that_is_asked_to_be_stable_is_seen_with_equal_elements(tmp_path,
     made = serving(
         tmp_path, task_source("return x.sort(stable=True)", inputs="[torch.randn(64, 64)]")
     )
-    made.expect(Expect(name="declared", seed=1))
+    made.values.expect(Expect(name="declared", seed=1))
 
     def last_first(x):
         values, places = x.flip(1).sort(stable=True)
@@ -369,7 +371,7 @@ def counts(x, low=0.0):
 def test_a_histogram_may_count_what_is_beside_the_end_of_a_bin_in_either(tmp_path):
     task = task_source("return torch.histc(x, 100, 0, 1)", inputs="[torch.rand(64, 1024)]")
     made = serving(tmp_path, task)
-    made.expect(Expect(name="declared", seed=1))
+    made.values.expect(Expect(name="declared", seed=1))
     for seed, distribution in itertools.product((2, 6), ("declared", "mixed", "impulse")):
         assert judged(made, seed, distribution, counts) is Reason.OK, (seed, distribution)
     for wrong in (
@@ -383,7 +385,7 @@ def test_a_histogram_may_count_what_is_beside_the_end_of_a_bin_in_either(tmp_pat
 def test_the_largest_product_of_what_was_rounded_to_fp8_is_wrong_in_bf16(tmp_path):
     inputs = "[torch.randn(256, 64).bfloat16()]"
     made = serving(tmp_path, task_source("return (x @ x[:128].t()).argmax(1)", inputs=inputs))
-    made.expect(Expect(name="declared", seed=1))
+    made.values.expect(Expect(name="declared", seed=1))
 
     def largest(x):
         return (x @ x[:128].t()).bfloat16().argmax(1)
@@ -401,8 +403,8 @@ def test_the_largest_product_of_what_was_rounded_to_fp8_is_wrong_in_bf16(tmp_pat
 
 def test_memory_goes_back_unless_it_is_needed_at_once(monkeypatch):
     """Said here of a device that is none: what is cached is more than a process may hoard."""
-    made, given_back = Reference(None), []
-    made.device = "cuda:0"
+    made, given_back = ReferenceRole(None), []
+    made.runner.device = "cuda:0"
     total = SimpleNamespace(total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: total)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 70 << 30)

@@ -1,0 +1,174 @@
+"""A task's own model: its module, its inputs from a seed, and handing these to a process that holds
+no code of the task."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels_eval.config import SHARED_ALIGNMENT
+from kernels_eval.model.gradients import asked_gradients
+from kernels_eval.model.inputs import (
+    Arguments,
+    constructor_arguments,
+    flatten_outputs,
+    load_module,
+    make_inputs,
+    precision_of,
+)
+from kernels_eval.model.model_runner import ModelRunner, best_s
+from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack
+from kernels_eval.protocol import (
+    DECLARED,
+    DrawArguments,
+    DrawInputs,
+    DrawnTimingInputs,
+    DrawTimingInputs,
+    HandedOver,
+    InputPlan,
+    ModelSpec,
+    handles,
+)
+from kernels_eval.sandbox.channel import Channel
+
+GRADIENT_SEED = 0x5DEECE66D
+"""Tells the draws of outputs' gradients from those of arguments under the same seed."""
+
+
+def device_memory(size: int) -> DeviceMemory | None:
+    """Device memory for another process; None where the driver refuses, or where there is none."""
+    for _ in range(2):
+        with suppress(OSError, AttributeError, RuntimeError):
+            return DeviceMemory(size)
+        torch.cuda.empty_cache()  # what is kept for later may be what is missing
+    return None
+
+
+def require_tensors(leaves: list[Any]) -> None:
+    """Raise TypeError unless a task's outputs are tensors, and there are any."""
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        kinds = [type(leaf).__name__ for leaf in leaves] or "nothing"
+        raise TypeError(f"the reference returns {kinds}, not tensors")
+
+
+def peak_bandwidth(gpu: Any) -> float:
+    """Bytes per second that device memory can move: by its clock and bus width on a GPU, by copying
+    64 MB on a CPU."""
+    if gpu:
+        clock_khz: float = getattr(gpu, "memory_clock_rate", 0)
+        return 2.0 * clock_khz * 1e3 * getattr(gpu, "memory_bus_width", 0) / 8
+    block = torch.ones(8 << 20, dtype=torch.float64)
+    target = torch.empty_like(block)
+    return 2 * block.nbytes / best_s(lambda: target.copy_(block), 4)
+
+
+class TaskModel:
+    """The task's own model, in a runner."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.runner = ModelRunner(channel, self.arguments)
+        self.plan: InputPlan | None = None
+        self._outputs: dict[str, list[Tensor]] = {}
+        self.drawn: tuple[HandedOver, Memory] | None = None
+        """The last inputs that were given away."""
+
+    def load(self, path: str, spec: ModelSpec) -> None:
+        """Construct the model."""
+        runner = self.runner
+        runner.prepare_device(spec.device, spec.threads)
+        runner.module = load_module(path, "task")
+        runner.spec = spec.model_copy(update={"precision": precision_of(runner.module)})
+        runner.model = runner.build()
+        if getattr(runner.module, "GRADIENTS", False):
+            runner.gradients = asked_gradients(runner.model, self.inputs(spec.seed))
+        runner.synchronise()
+
+    def arguments(self, spec: ModelSpec) -> Arguments:
+        """What the constructor is called with."""
+        return constructor_arguments(self.runner.module, spec)
+
+    def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
+        """Arguments of one call, and gradients of its outputs where the task asks for its own."""
+        runner = self.runner
+        drawn = make_inputs(runner.module, seed, distribution, self.plan, runner.device, shape)
+        if runner.gradients is None:
+            return drawn
+        drawn = [x.detach() if isinstance(x, Tensor) else x for x in drawn]
+        return drawn + self._drawn_gradients(drawn, seed, shape)
+
+    def _drawn_gradients(self, arguments: list[Any], seed: int, shape: str) -> list[Tensor]:
+        """Normal values in the form of each floating output, which is looked up once a shape."""
+        if shape not in self._outputs:
+            with torch.no_grad():
+                model = copy.deepcopy(self.runner.model)
+                found, _ = flatten_outputs(model(*copy.deepcopy(arguments)))
+            self._outputs[shape] = [torch.empty_like(x) for x in found if x.is_floating_point()]
+        generator = torch.Generator(self.runner.device).manual_seed(seed ^ GRADIENT_SEED)
+        return [x.normal_(generator=generator).clone() for x in self._outputs[shape]]
+
+    @handles(DrawTimingInputs)
+    def draw_timing_inputs(self, request: DrawTimingInputs) -> DrawnTimingInputs:
+        self.runner.timed_inputs = []  # the earlier sets make room first
+        begun = self.work_stamp()
+        self.runner.timed_inputs = [self.inputs(seed) for seed in request.seeds]
+        return DrawnTimingInputs(seconds=self.work_s(begun))
+
+    def work_stamp(self) -> Any:
+        """Now, by the clock of `work_s`."""
+        return self.runner.stamp() if self.runner.on_gpu else time.process_time_ns()
+
+    def work_s(self, begun: Any) -> float:
+        """Seconds of work since a `work_stamp`, for decisions that other processes' work must not
+        sway: this process's processor time, shared by its threads, or on a GPU the device's clock,
+        by which gaps between launches count too."""
+        ended, runner = self.work_stamp(), self.runner
+        runner.synchronise()
+        threads = 1 if runner.on_gpu else runner.spec.threads
+        return runner.passed_ns([(begun, ended)]) / 1e9 / threads
+
+    # -- for other processes -----------------------------------------------------------------------
+
+    @handles(DrawInputs)
+    def draw_inputs(self, request: DrawInputs) -> HandedOver:
+        pairs = zip(request.seeds, request.distributions, strict=True)
+        drawn = (self.inputs(seed, name, request.shape) for seed, name in pairs)
+        return self._handed_over(drawn, len(request.seeds), request)
+
+    @handles(DrawArguments)
+    def draw_arguments(self, request: DrawArguments) -> HandedOver:
+        arguments = self.arguments(self.runner.spec.under(request.seed))
+        return self._handed_over([arguments], 1, request)
+
+    def packed_bytes(self, value: object) -> int:
+        """Bytes of shared memory that a value takes."""
+        return pack(value, None, self.runner.module).bytes
+
+    def _handed_over(
+        self, values: Iterable[Any], count: int, request: DrawInputs | DrawArguments
+    ) -> HandedOver:
+        """Put these values into new shared memory."""
+        self.drawn = None  # its memory first
+        memory = device_memory(request.size) if request.on_device else self.runner.memory()
+        if memory is None:
+            return HandedOver(shared=False)
+        stride = request.size // max(1, count) // SHARED_ALIGNMENT * SHARED_ALIGNMENT
+        module = self.runner.module
+        packed = [pack(value, memory, module, index * stride) for index, value in enumerate(values)]
+        used = max((each.bytes for each in packed), default=0)
+        if used > stride:
+            raise ValueError(f"the inputs take {used} bytes this time, and {stride} before")
+        self.runner.synchronise()
+        texts = [each.text for each in packed]
+        texts = texts[:1] if len(set(texts)) == 1 else texts
+        answer = HandedOver(shared=True, packed=texts, count=count, stride=stride)
+        self.drawn = answer, memory
+        if isinstance(memory, DeviceMemory):
+            self.channel.attached.append(memory.descriptor)
+        return answer

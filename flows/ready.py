@@ -82,7 +82,8 @@ def generator_tokenizer(config: SynthesisConfig, root: str) -> str:
 def tokenizer(name: str, root: str) -> str:
     if name == SMALL:
         return "small: built on this machine"
-    from tasks.sources.small_model import count_tokens, resolve_model
+    from tasks.models import count_tokens
+    from tasks.sources.small_model import resolve_model
 
     count_tokens(resolve_model(name, root), ["resolves"])
     return f"{name} resolves"

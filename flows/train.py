@@ -15,10 +15,10 @@ from flows.runtime.guard import guarded_flow
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language
+from tasks.models import load_tokenizer
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
 from tasks.publishing.lineage import find_curated, lineage
-from tasks.sources.small_model import load_tokenizer
 from tasks.store import SnapshotRef
 from tasks.synthesis.prompts import render
 from tasks.tracking.stages import base_model_of, held_out_losses

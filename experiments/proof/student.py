@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernels_eval.records import Language, SamplingParams
+from tasks.models import load_tokenizer
 from tasks.sources.config import TasksConfig
-from tasks.sources.small_model import SmallModelConfig, build_small_model, load_tokenizer
+from tasks.sources.small_model import SmallModelConfig, build_small_model
 from tasks.sources.stage import load_tasks
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import parse_response

@@ -8,7 +8,8 @@ import torch
 
 from experiments.proof import student
 from flows.config import PipelineConfig, load_profile
-from tasks.sources.small_model import SmallModelConfig, load_causal_model, load_tokenizer
+from tasks.models import load_causal_model, load_tokenizer
+from tasks.sources.small_model import SmallModelConfig
 
 PROFILE = Path(__file__).with_name("profile.yaml")
 TINY = SmallModelConfig(vocab_size=640, hidden_size=32, heads=2, kv_heads=1, intermediate_size=64)

@@ -1,5 +1,4 @@
-"""The demo's small model, built on this machine, and the loaders of tokenizers and causal models
-that stages share.
+"""The demo's small model, built on this machine.
 
 Guarantees: the same texts and configuration give the same tokenizer, and with the same torch build
 the same weights; the directory is there whole or not at all; a directory that already holds this
@@ -12,22 +11,17 @@ at hand.
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from pydantic import Field, PositiveInt, model_validator
 
-from kernels_eval.errors import UsageError, cause_of
+from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, stable_hash
 from tasks.files import atomic_directory
+from tasks.models import load_tokenizer, quiet_progress, storable_text
 from tasks.sources import bundled
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SMALL = "small"
 MARKER = "concur_model.json"
@@ -142,119 +136,6 @@ def build_small_model(
     return directory
 
 
-def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model directory or hub id. Raises UsageError where there is none."""
-    from transformers import AutoTokenizer
-
-    return cast("PreTrainedTokenizerBase", _load(AutoTokenizer, location))
-
-
-def chat_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """A user's turn, rendered up to where the model's answer begins."""
-    turn = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-
-
-def load_causal_model(
-    location: str | Path, *, dtype: Any, adapter: Path | None = None
-) -> PreTrainedModel:
-    """A causal language model in evaluation mode, with a LoRA adapter merged into its weights where
-    one is given.
-
-    Raises UsageError where the model or the adapter cannot be loaded.
-    """
-    from transformers import AutoModelForCausalLM
-
-    model = _load(AutoModelForCausalLM, location, dtype=dtype)
-    if adapter is not None:
-        from peft import PeftModel
-
-        try:
-            with renamed_option():
-                model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                f"cannot load the adapter {adapter} onto {location}: {error}",
-                "give a directory that training on this base model wrote",
-            ) from error
-    return cast("PreTrainedModel", model.eval())
-
-
-@contextmanager
-def renamed_option() -> Iterator[None]:
-    """Without the warning that PEFT and TRL read a name which transformers renames in version 6."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
-        )
-        yield
-
-
-def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text under the tokenizer at `location`, without special tokens added. Raises
-    UsageError where there is none."""
-    if not texts:
-        return []
-    encode = _counting_tokenizer(str(location))
-    encoded = encode([_utf8(text) for text in texts], add_special_tokens=False)
-    return [len(ids) for ids in encoded["input_ids"]]
-
-
-def _utf8(text: str) -> str:
-    """The text with lone surrogates, which model output may hold and tokenizers refuse, replaced by
-    question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-@lru_cache(maxsize=4)
-def _counting_tokenizer(location: str) -> PreTrainedTokenizerBase:
-    tokenizer = load_tokenizer(location)
-    # counting a text longer than the model's window is no reason to warn
-    tokenizer.model_max_length = int(1e30)
-    return tokenizer
-
-
-def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
-    try:
-        with quiet_progress():
-            return auto_class.from_pretrained(str(location), **options)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"cannot load {location}: {cause_of(error)}",
-            "give a model directory (config.json and tokenizer.json in it) or a hub id",
-        ) from error
-
-
-def attention_of_any_length() -> AbstractContextManager[None]:
-    """Meanwhile, attention is not cuDNN's, which plans anew for every length, and so for every
-    token that is sampled and for every step that learns from answers."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    backends = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-    chosen: AbstractContextManager[None] = sdpa_kernel(list(backends))
-    return chosen
-
-
-@contextmanager
-def quiet_progress() -> Iterator[None]:
-    """transformers and datasets draw no progress bars inside; what was set before is restored."""
-    import datasets
-    from transformers.utils import logging as untyped
-
-    logging: Any = untyped
-    bars = logging.is_progress_bar_enabled()
-    dataset_bars = not datasets.are_progress_bars_disabled()
-    logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-        if dataset_bars:
-            datasets.enable_progress_bars()
-
-
 def _marker_key(directory: Path) -> str | None:
     try:
         return str(json.loads((directory / MARKER).read_text(encoding="utf-8"))["key"])
@@ -281,7 +162,7 @@ def _write_tokenizer(directory: Path, texts: Sequence[str], config: SmallModelCo
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    learner.train_from_iterator((_utf8(text) for text in texts), trainer)
+    learner.train_from_iterator((storable_text(text) for text in texts), trainer)
     learnt = json.loads(learner.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=learnt["vocab"],

@@ -15,14 +15,9 @@ from typing import Any, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import SamplingParams, stable_hash
+from tasks.models import attention_of_any_length, chat_text, load_causal_model, load_tokenizer
 from tasks.progress import caution
-from tasks.sources.small_model import (
-    attention_of_any_length,
-    chat_text,
-    load_causal_model,
-    load_tokenizer,
-    resolve_model,
-)
+from tasks.sources.small_model import resolve_model
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.sampler import (
     Request,

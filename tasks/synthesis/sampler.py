@@ -12,7 +12,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Record, SamplingParams, stable_hash
 from tasks.files import file_sha256
-from tasks.sources.small_model import count_tokens, resolve_model
+from tasks.models import count_tokens
+from tasks.sources.small_model import resolve_model
 from tasks.synthesis.config import USAGE, SynthesisConfig
 
 

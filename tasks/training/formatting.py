@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.sources.small_model import chat_text
+from tasks.models import chat_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

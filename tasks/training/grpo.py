@@ -32,7 +32,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason, Status, Verdict
 from kernels_eval.rewards import RECIPES, RewardRecipe, reward, reward_parts
-from tasks.sources.small_model import (
+from tasks.models import (
     attention_of_any_length,
     chat_text,
     load_causal_model,

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record
 from tasks.files import atomic_directory
-from tasks.sources.small_model import (
-    load_causal_model,
-    load_tokenizer,
-    quiet_progress,
-    renamed_option,
-)
+from tasks.models import load_causal_model, load_tokenizer, quiet_progress, renamed_option
 from tasks.training.adapter import check_adapter
 
 if TYPE_CHECKING:

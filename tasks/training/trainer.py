@@ -26,12 +26,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from kernels_eval.errors import EvalError
 from kernels_eval.profile import roofline
-from tasks.sources.small_model import (
-    load_causal_model,
-    load_tokenizer,
-    quiet_progress,
-    renamed_option,
-)
+from tasks.models import load_causal_model, load_tokenizer, quiet_progress, renamed_option
 from tasks.training import checkpoints, telemetry
 from tasks.training.acceleration.training import Accelerated, accelerate_training
 from tasks.training.evaluation import split_by_task

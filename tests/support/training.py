@@ -7,12 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tasks.sources.small_model import (
-    SmallModelConfig,
-    build_small_model,
-    load_causal_model,
-    load_tokenizer,
-)
+from tasks.models import load_causal_model, load_tokenizer
+from tasks.sources.small_model import SmallModelConfig, build_small_model
 from tasks.training.recipe import PROJECTIONS
 
 REASONING = (

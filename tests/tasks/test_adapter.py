@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from kernels_eval.errors import EvalError, UsageError
-from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
+from tasks.models import load_causal_model, load_tokenizer
+from tasks.sources.small_model import build_small_model
 from tasks.training.adapter import WEIGHTS, AdapterFacts, check_adapter
 from tasks.training.card import card, sources_of, write_card
 from tasks.training.formatting import Dropped

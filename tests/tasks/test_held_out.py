@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
+from tasks.models import load_causal_model, load_tokenizer
 from tasks.publishing.config import TEST
 from tasks.publishing.rows import split_of
-from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.training import trainer_settings
 from tasks.training.evaluation import LEAST_TASKS, held_out_tasks, split_by_task
 from tasks.training.formatting import IGNORED, examples_of

@@ -6,7 +6,7 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
-from tasks.sources.small_model import load_causal_model, load_tokenizer
+from tasks.models import load_causal_model, load_tokenizer
 from tasks.training import grpo
 from tasks.training.grpo import Judged, grpo_config, reinforce
 from tasks.training.recipe import PROJECTIONS, ReinforceRecipe

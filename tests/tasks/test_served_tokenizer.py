@@ -9,7 +9,8 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
-from tasks.sources.small_model import SmallModelConfig, build_small_model, count_tokens
+from tasks.models import count_tokens
+from tasks.sources.small_model import SmallModelConfig, build_small_model
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.sampler import Response
 from tasks.synthesis.samplers import make_sampler

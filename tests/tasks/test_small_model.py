@@ -5,14 +5,9 @@ import pytest
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
+from tasks.models import count_tokens, load_causal_model, load_tokenizer
 from tasks.sources import small_model
-from tasks.sources.small_model import (
-    SmallModelConfig,
-    build_small_model,
-    count_tokens,
-    load_causal_model,
-    load_tokenizer,
-)
+from tasks.sources.small_model import SmallModelConfig, build_small_model
 from tasks.synthesis.local import TransformersSampler
 from tests.support.requests import make_request
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from kernels_eval.errors import EvalError, UsageError
-from tasks.sources.small_model import load_tokenizer
+from tasks.models import load_tokenizer
 from tasks.training.adapter import check_adapter
 from tasks.training.faults import is_out_of_memory
 from tasks.training.formatting import examples_of, select_examples

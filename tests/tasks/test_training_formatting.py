@@ -11,7 +11,8 @@ from transformers import PretrainedConfig
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, SamplingParams
-from tasks.sources.small_model import SmallModelConfig, build_small_model, load_tokenizer
+from tasks.models import load_tokenizer
+from tasks.sources.small_model import SmallModelConfig, build_small_model
 from tasks.synthesis.local import TransformersSampler
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.sampler import Request

@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from tasks.sources.small_model import load_tokenizer
+from tasks.models import load_tokenizer
 from tasks.training.formatting import examples_of
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train

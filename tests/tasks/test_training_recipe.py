@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tasks.sources.small_model import load_tokenizer
+from tasks.models import load_tokenizer
 from tasks.training import stage, trainer_settings
 from tasks.training import trainer as training
 from tasks.training.formatting import examples_of

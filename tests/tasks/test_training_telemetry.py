@@ -6,7 +6,7 @@ import pytest
 from benchmarks.shapes import QWQ_32B
 from kernels_eval.profile import roofline
 from kernels_eval.profile.roofline import peak_flops
-from tasks.sources.small_model import load_causal_model, load_tokenizer
+from tasks.models import load_causal_model, load_tokenizer
 from tasks.training import trainer
 from tasks.training.formatting import examples_of
 from tasks.training.recipe import TrainingRecipe

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.sources.small_model import build_small_model, load_causal_model
+from tasks.models import load_causal_model
+from tasks.sources.small_model import build_small_model
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.server import VllmSampler
 from tests.support.processes import processes_with

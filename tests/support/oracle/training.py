@@ -13,8 +13,9 @@ ROWS = 60
 
 def tokenizer(directory: str) -> Any:
     """Adapter: the small model's tokenizer, built of the bundled texts."""
+    from tasks.models import load_tokenizer
     from tasks.sources import bundled
-    from tasks.sources.small_model import SmallModelConfig, build_small_model, load_tokenizer
+    from tasks.sources.small_model import SmallModelConfig, build_small_model
 
     shape = SmallModelConfig(
         vocab_size=2000, hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=64

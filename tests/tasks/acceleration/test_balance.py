@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from tasks.sources.small_model import load_tokenizer
+from tasks.models import load_tokenizer
 from tasks.training.acceleration import layers
 from tasks.training.acceleration.layers import AccelerationOptions, accelerate
 from tasks.training.formatting import examples_of

@@ -1,0 +1,132 @@
+"""Loaders of tokenizers and causal models that stages share, and the settings under which they run.
+
+Guarantees: what cannot be loaded is one UsageError that names it; transformers and datasets draw no
+progress bars meanwhile. Heavy packages are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from kernels_eval.errors import UsageError, cause_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model directory or hub id. Raises UsageError where there is none."""
+    from transformers import AutoTokenizer
+
+    return cast("PreTrainedTokenizerBase", _load(AutoTokenizer, location))
+
+
+def load_causal_model(
+    location: str | Path, *, dtype: Any, adapter: Path | None = None
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode, with a LoRA adapter merged into its weights where
+    one is given.
+
+    Raises UsageError where the model or the adapter cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = _load(AutoModelForCausalLM, location, dtype=dtype)
+    if adapter is not None:
+        from peft import PeftModel
+
+        try:
+            with renamed_option():
+                model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"cannot load the adapter {adapter} onto {location}: {error}",
+                "give a directory that training on this base model wrote",
+            ) from error
+    return cast("PreTrainedModel", model.eval())
+
+
+def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
+    try:
+        with quiet_progress():
+            return auto_class.from_pretrained(str(location), **options)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot load {location}: {cause_of(error)}",
+            "give a model directory (config.json and tokenizer.json in it) or a hub id",
+        ) from error
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """A user's turn, rendered up to where the model's answer begins."""
+    turn = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+
+def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
+    """Tokens of each text under the tokenizer at `location`, without special tokens added. Raises
+    UsageError where there is none."""
+    if not texts:
+        return []
+    encode = _counting_tokenizer(str(location))
+    encoded = encode([storable_text(text) for text in texts], add_special_tokens=False)
+    return [len(ids) for ids in encoded["input_ids"]]
+
+
+@lru_cache(maxsize=4)
+def _counting_tokenizer(location: str) -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer(location)
+    # counting a text longer than the model's window is no reason to warn
+    tokenizer.model_max_length = int(1e30)
+    return tokenizer
+
+
+def storable_text(text: str) -> str:
+    """The text with lone surrogates, which model output may hold and tokenizers refuse, replaced by
+    question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+@contextmanager
+def renamed_option() -> Iterator[None]:
+    """Without the warning that PEFT and TRL read a name which transformers renames in version 6."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
+        )
+        yield
+
+
+def attention_of_any_length() -> AbstractContextManager[None]:
+    """Meanwhile, attention is not cuDNN's, which plans anew for every length, and so for every
+    token that is sampled and for every step that learns from answers."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+    chosen: AbstractContextManager[None] = sdpa_kernel(list(backends))
+    return chosen
+
+
+@contextmanager
+def quiet_progress() -> Iterator[None]:
+    """transformers and datasets draw no progress bars inside; what was set before is restored."""
+    import datasets
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
+    bars = logging.is_progress_bar_enabled()
+    dataset_bars = not datasets.are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+        if dataset_bars:
+            datasets.enable_progress_bars()

@@ -31,12 +31,27 @@ def fresh_ray(cpus, gpus):
     import ray
 
     ray.shutdown()
-    quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
-    ray.init(address="local", num_cpus=cpus, num_gpus=gpus, **quiet)
+    start_ray_here(num_cpus=cpus, num_gpus=gpus, configure_logging=False)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def start_ray_here(**options):
+    """`ray.init` of a cluster of its own. Ray gives its processes 30 s, which a busy machine does
+    not have: then it is started again."""
+    import ray
+
+    options = {"include_dashboard": False, "log_to_driver": False} | options
+    for _ in range(20):
+        try:
+            return ray.init("local", **options)
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+    raise TimeoutError("Ray did not start in 20 attempts")
 
 
 def many(count, name="many"):

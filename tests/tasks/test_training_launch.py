@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from queue import SimpleQueue
 
 import psutil
@@ -14,7 +13,9 @@ from tasks.training import launch
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
+from tests.support.pools import start_ray_here
 from tests.support.training import EXHAUSTED, REASONING, adapter_bytes, exhaust_memory, row
+from tests.support.waiting import until
 
 # odd, so that a worker's last batch of an epoch repeats a row
 ROWS = [row(index, reasoning=REASONING * (1 + index % 3)) for index in range(7)]
@@ -35,8 +36,7 @@ def ray_here():
     import ray
 
     hook = {"worker_process_setup_hook": exhaust_memory}
-    options = {"include_dashboard": False, "log_to_driver": False, "runtime_env": hook}
-    ray.init("local", num_cpus=2, num_gpus=0, **options)
+    start_ray_here(num_cpus=2, num_gpus=0, runtime_env=hook)
     yield ray
     ray.shutdown()
 
@@ -59,12 +59,8 @@ def workers():
 
 
 def nothing_is_left(ray_here, processes):
-    _, alive = psutil.wait_procs(processes, timeout=60)
-    assert not alive
-    deadline = time.monotonic() + 60
-    while ray_here.available_resources().get("CPU", 0) < 2 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert ray_here.available_resources().get("CPU") == 2, "the group's cores are free again"
+    psutil.wait_procs(processes)
+    until(lambda: ray_here.available_resources().get("CPU") == 2, "the end of the group's work")
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ SEARCH_VERSION = 3
 TRAINING_VERSION = 5
 SCORING_VERSION = 3
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 8
+REPORT_VERSION = 9
 """What the report of a run shows."""
 VIEWER_VERSION = 2
 """What the viewer of candidates shows."""

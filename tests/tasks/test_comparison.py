@@ -258,6 +258,8 @@ def test_unequal_tasks_are_paired_where_both_answered(tmp_path):
     found = of(*made, references=(reference,))
     assert {row["tasks"] for row in found.differences} == {30} and found.tasks == 40
     assert found.references[0]["tasks"] == 40  # what no strategy was asked plays no part
+    elsewhere = answers(tmp_path, "other", [verdict("elsewhere", 0, 2.0)], "other")
+    assert of(*made, references=(elsewhere,)).references == ()
     assert doubts(found)["tasks without a sample"] == "a 10"
 
 

@@ -154,7 +154,9 @@ def _table(
 
     strategies = [row_of(arm.name, arm) for arm in arms]
     strategies.sort(key=lambda row: (-(row["exec_at_1"] or 0.0), -(row["fast_1_at_1"] or 0.0)))
-    return tuple(strategies), tuple(row_of(name, None) for name in references)
+    # one that answered none of the tasks has no scores
+    others = [row_of(name, None) for name in references if (name,) in scored]
+    return tuple(strategies), tuple(others)
 
 
 def _mean(arm: Arm | None, column: str) -> float | None:

@@ -1,0 +1,189 @@
+"""The table of trials and its two loops, on a reference and a candidate that answer by script."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kernels_eval.config import EXPECTED_MAX_BYTES, SHAPE_SCOPES, TAILS, CorrectnessConfig
+from kernels_eval.judge import comparison
+from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
+from kernels_eval.judge.gates import TaskGates
+from kernels_eval.judge.messages import Stop, VerdictDraft
+from kernels_eval.judge.trials import TRIALS, Stage, TaskFindings, Trial
+from kernels_eval.protocol import Comparison, Done, Expectation, IgnoredInputs, InputNote, InputPlan
+from kernels_eval.protocol import OutputForm as Form
+from kernels_eval.records import Reason
+
+OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
+SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
+ALL = [*OWN, "other_weights", "non_finite", *SHAPES, "eval_mode"]
+EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
+RIGHT = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
+WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
+
+
+class Reference:
+    """Expects something on all inputs but those of the distributions and shapes that are `refused`;
+    the answer of `declared` again in `same`."""
+
+    def __init__(self, refused=(), same=(), output_bytes=64):
+        self.refused, self.same, self.output_bytes = refused, same, output_bytes
+        self.asked = []
+
+    def __call__(self, request, fds=()):
+        if request.command == "FindIgnoredInputs":
+            return IgnoredInputs(ignored=[])
+        if request.command != "Expect":
+            return Done()
+        self.asked.append(request)
+        if {request.distribution, request.shape} & {*self.refused}:
+            raise Stop(Reason.REFERENCE_FAILED, "labels out of range")
+        form = Form(shape=[4], dtype="float32", bytes=self.output_bytes)
+        return Expectation(
+            finite=request.name != "non_finite",
+            some_finite=True,
+            deterministic=True,
+            bit_identical=True,
+            oracle="float64",
+            equals=["declared"] if request.name in self.same else [],
+            constants=[WRONG] * 3,
+            outputs=[form],
+        )
+
+
+def expected(reference, *, varies=True, shapes=EVERY_SHAPE, unsuitable=(), **config):
+    plan = InputPlan(notes=[InputNote(vary=varies)], shapes=shapes)
+    loaded = SimpleNamespace(plan=plan, parameters=[[4]], statistics=[])
+    task = TaskFindings(loaded, CorrectnessConfig(**config))
+    child = SimpleNamespace(dead=None)
+    return Expectations(reference, child, TaskGates("fp32"), task, {*unsuitable})
+
+
+def without(*names):
+    return [name for name in ALL if name not in names]
+
+
+@pytest.mark.parametrize(
+    "reference, options, names",
+    [
+        ({}, {}, ALL),
+        ({}, {"shapes": {}}, [*without(*SHAPES, "eval_mode"), "impulse_again", "eval_mode"]),
+        ({}, {"varies": False}, without(*OWN[1:7], "non_finite")),
+        ({}, {"distributions": ("declared", "offset", "normal")}, None),
+        ({"refused": ["offset", "offset_positive"]}, {}, without("offset")),
+        ({"refused": ["each_1"]}, {}, [name.replace("each", "all") for name in ALL]),
+        ({"same": ["eval_mode"]}, {}, without("eval_mode")),
+        ({}, {"unsuitable": ["mixed"]}, without("mixed")),
+        # three distributions and its own trials are all that there is memory for
+        (
+            {"output_bytes": EXPECTED_MAX_BYTES},
+            {},
+            without("impulse", *OWN[3:7], "mixed", "normal"),
+        ),
+    ],
+)
+def test_a_task_is_tried_in_the_rows_that_suit_it_and_in_their_order(reference, options, names):
+    found = [trial.name for trial in expected(Reference(**reference), **options).task.trials]
+    if names is None:
+        assert found[:4] == ["declared", "offset", "normal", "in_place"]
+    else:
+        assert found == names
+
+
+@pytest.mark.parametrize(
+    "refused, name, asked",
+    [
+        ("mixed", "mixed", ["mixed", "mixed_positive"]),
+        ("normal_x10000", "large", ["normal_x10000", "normal_x1000"]),
+    ],
+)
+def test_the_first_form_that_suits_the_task_is_drawn_under_one_seed(refused, name, asked):
+    reference = Reference(refused=[refused])
+    trials = expected(reference).task.trials
+    requests = [each for each in reference.asked if each.name == name]
+    assert [each.distribution for each in requests] == asked
+    assert next(x for x in trials if x.name == name).distribution == asked[-1]
+    assert len({each.seed for each in requests}) == 1
+
+
+def test_a_scope_that_the_task_refuses_is_asked_for_once():
+    reference = Reference(refused=["each_1", "all_2"])
+    expected(reference)
+    shapes = [each.shape for each in reference.asked if each.shape != "declared"]
+    assert shapes == ["batch_1", "each_1", "all_1", "all_2", "last_2", "last_odd"]
+
+
+def test_one_seed_where_only_what_a_row_changes_shall_differ():
+    seeds = {trial.name: trial.seed for trial in expected(Reference()).task.trials}
+    own = [name for name, seed in seeds.items() if seed == seeds["declared"]]
+    assert own == ["declared", "impulse", "other_weights", "eval_mode"]
+
+
+def test_a_trial_that_breaks_the_device_is_named():
+    def broken(request):
+        if request.command == "Expect" and request.name == "large":
+            raise Stop(Reason.REFERENCE_FAILED, "CUDA error: device-side assert")
+        return Reference()(request)
+
+    with pytest.raises(UnsuitableTrial) as unsuitable:
+        expected(broken)
+    assert unsuitable.value.trial == "large"
+
+
+OUTPUTS, VARIED, LAST = Stage
+ROWS = {(row.name, row.stage): row for row in TRIALS}
+FLAGS_SHAPES = {"shapes": "flag"}
+
+
+@pytest.mark.parametrize(
+    "name, stage, outcome, options, found",
+    [
+        ("normal", OUTPUTS, "wrong_output", {}, "wrong_output"),
+        ("offset", OUTPUTS, "wrong_output", {}, "wrong_output"),
+        ("offset", OUTPUTS, "wrong_output", {"products": True}, ["offset_inputs_differ"]),
+        ("offset", OUTPUTS, "non_finite", {"products": True}, "non_finite"),
+        ("batch_1", VARIED, "wrong_output", {}, "shape_specialised"),
+        ("tail_1", VARIED, "wrong_output", FLAGS_SHAPES, ["shape_specialised"]),
+        ("tail_1", VARIED, "exception", {}, ["declared_shape_only"]),
+        ("tail_1", VARIED, "cuda_error", FLAGS_SHAPES, "shape_specialised"),
+        ("eval_mode", VARIED, "exception", {}, ["eval_mode_fails"]),
+        ("eval_mode", VARIED, "wrong_output", {}, ["wrong_in_eval_mode"]),
+        ("non_finite", LAST, "non_finite", {}, ["non_finite_inputs_differ"]),
+        ("non_finite", LAST, "exception", {}, ["non_finite_inputs_differ"]),
+        ("non_finite", OUTPUTS, "non_finite", {}, "non_finite"),
+    ],
+)
+def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, found):
+    """A reason ends the protocol, flags do not."""
+    declared, trial = Trial("declared", TRIALS[0], 1), Trial(name, ROWS[name, stage], 1)
+    products = options.get("products", False)
+    config = {key: value for key, value in options.items() if key != "products"}
+
+    def call(trial, **_):
+        if trial is not declared and outcome in ("exception", "cuda_error"):
+            raise Stop(Reason(outcome), "no")
+        return RIGHT
+
+    reference = SimpleNamespace(
+        trials=[declared, trial],
+        judge=lambda _, trial: Reason.OK if trial is declared else Reason(outcome),
+        sums_products=products,
+        expected=SimpleNamespace(oracle="float64"),
+        loaded=SimpleNamespace(gradients=None),
+    )
+    process = SimpleNamespace(
+        reference=reference,
+        draft=VerdictDraft(),
+        config=SimpleNamespace(correctness=CorrectnessConfig(**config)),
+        calls=[],
+        call=call,
+        child=SimpleNamespace(dead=None),
+        ask=lambda _: SimpleNamespace(changed={}),
+    )
+    if isinstance(found, list):
+        comparison.compare_trials(process, stage)
+        assert process.draft.flags == found
+    else:
+        with pytest.raises(Stop) as stop:
+            comparison.compare_trials(process, stage)
+        assert stop.value.finding.reason == found and process.draft.flags == []

@@ -135,9 +135,9 @@ class CandidateRole:
         if not hasattr(self.runner.module, "ModelNew"):
             missing = "the module defines no ModelNew"
             return ErrorReport(error=Reason.MISSING_MODEL_NEW.value, detail=missing)
-        made = self.runner.construct()
-        elsewhere = made_elsewhere(made, self.runner.spec.construct_on)
-        self.runner.model = moved(made, self.runner.device)
+        model = self.runner.construct()
+        elsewhere = made_elsewhere(model, self.runner.spec.construct_on)
+        self.runner.model = moved(model, self.runner.device)
         self.runner.synchronise()
         return LoadReport(
             parameters=list(map(squeezed, parameters_of(self.runner.model).values())),
@@ -166,8 +166,8 @@ class CandidateRole:
             self.language.relocate(folder, kept.comment.decode())
 
     def arguments(self, spec: ModelSpec) -> Arguments:
-        made: Arguments = copied(self._arguments)
-        return made
+        arguments: Arguments = copied(self._arguments)
+        return arguments
 
     def _reset_threads(self) -> None:
         """As many threads as the reference has, whatever the module or its constructor has set.
@@ -244,8 +244,8 @@ class CandidateRole:
 
     def fresh(self, index: int = 0) -> list[object]:
         """One of the sets that were received, in storage of its own."""
-        made: list[object] = copied(self.sets[index])
-        return made
+        inputs: list[object] = copied(self.sets[index])
+        return inputs
 
     # -- one compared call -------------------------------------------------------------------------
 

@@ -259,13 +259,13 @@ class ReferenceRole:
         numbers = [mask for mask, x in zip(off, actual, strict=True) if least_step(x)]
         if any(int(mask.sum()) > MOST_BESIDE_STEP_SHARE * mask.numel() for mask in numbers):
             return actual
-        few, trial, begun = False, known.trial, self.task.work_stamp()
+        few, trial, started = False, known.trial, self.task.work_stamp()
         with self.values.model_for(trial):
             inputs = self.task.inputs(trial.seed, trial.distribution, trial.shape)
             for move in range(-EQUAL_ELEMENT_RUNS, STEP_MOVES + 1):
                 few = few or all(map(_few, off, map(unlike, known.expected, near)))
                 left = [mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)]
-                if not any(map(torch.any, left)) or self.task.work_s(begun) > ORACLE_MAX_S:
+                if not any(map(torch.any, left)) or self.task.work_s(started) > ORACLE_MAX_S:
                     break
                 if move >= SCATTER_DRAWS and not few:
                     return actual

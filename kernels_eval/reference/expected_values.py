@@ -278,12 +278,12 @@ class ExpectedValues:
             found = found.model_copy(update={name: getattr(own, name) for name in OWN_FLOATS})
         for rows in self._narrowed(inputs, reference) if sampled else ():
             with suppress(*REFUSALS):
-                wanted, begun = [x[:SAMPLE_ROWS] for x in reference], self.task.work_stamp()
+                wanted, started = [x[:SAMPLE_ROWS] for x in reference], self.task.work_stamp()
                 if not all_close(self.outputs(_copied(rows)), wanted, REPEATABLE_RTOL):
                     continue
                 exact = self._in_float64(rows, wanted) or wanted
                 own = merge(list(map(measure, wanted, exact, wanted)))
-                self.samples = self.task.work_s(begun) < ORACLE_MAX_S
+                self.samples = self.task.work_s(started) < ORACLE_MAX_S
                 own = merge([own, found])
                 return found.model_copy(update={name: getattr(own, name) for name in OWN_FLOATS})
         return found
@@ -292,13 +292,13 @@ class ExpectedValues:
         """How far apart the outputs are of code that rounds otherwise: of a few that cancel, the
         error of one draw is chance."""
         floats = [index for index, x in enumerate(reference) if x.is_floating_point()]
-        found, begun = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.task.work_stamp()
+        found, started = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.task.work_stamp()
         for move in range(SCATTER_DRAWS):
             with suppress(*REFUSALS):
                 with ChosenAs():
                     moved = self.moved_outputs(inputs, move, SCATTER_UNITS)
                 found += [measure(reference[i], reference[i], moved[i]) for i in floats]
-            if self.task.work_s(begun) > ORACLE_MAX_S:
+            if self.task.work_s(started) > ORACLE_MAX_S:
                 break
         scatter = merge(found)
         most = {name: min(getattr(scatter, name), MOST_SCATTER) for name in OWN_FLOATS}
@@ -321,9 +321,9 @@ class ExpectedValues:
         size = sum(x.numel() * 8 for x in leaves if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
             return None
-        begun = self.task.work_stamp()
+        started = self.task.work_stamp()
         outputs = self._in_float64(inputs, reference)
-        if self.task.work_s(begun) > ORACLE_MAX_S:
+        if self.task.work_s(started) > ORACLE_MAX_S:
             self.oracle_max_bytes = 0  # the remaining trials take the fp32 reference
         return outputs
 

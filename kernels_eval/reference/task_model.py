@@ -116,22 +116,22 @@ class TaskModel:
     @handles(DrawTimingInputs)
     def draw_timing_inputs(self, request: DrawTimingInputs) -> DrawnTimingInputs:
         self.runner.timed_inputs = []  # the earlier sets make room first
-        begun = self.work_stamp()
+        started = self.work_stamp()
         self.runner.timed_inputs = [self.inputs(seed) for seed in request.seeds]
-        return DrawnTimingInputs(seconds=self.work_s(begun))
+        return DrawnTimingInputs(seconds=self.work_s(started))
 
     def work_stamp(self) -> Any:
         """Now, by the clock of `work_s`."""
         return self.runner.stamp() if self.runner.on_gpu else time.process_time_ns()
 
-    def work_s(self, begun: Any) -> float:
+    def work_s(self, started: Any) -> float:
         """Seconds of work since a `work_stamp`, for decisions that other processes' work must not
         sway: this process's processor time, shared by its threads, or on a GPU the device's clock,
         by which gaps between launches count too."""
         ended, runner = self.work_stamp(), self.runner
         runner.synchronise()
         threads = 1 if runner.on_gpu else runner.spec.threads
-        return runner.passed_ns([(begun, ended)]) / 1e9 / threads
+        return runner.passed_ns([(started, ended)]) / 1e9 / threads
 
     # -- for other processes -----------------------------------------------------------------------
 

@@ -1,47 +1,33 @@
 """A page from a template, as one self-contained HTML file or as Markdown.
 
 A page's template calls the parts of `html.j2` and `md.j2` (section, table, picture, ...), which
-have the same names and arguments, so it is written once. Numbers become text by the filters
-`count`, `form`, `number`, `interval`, `share` and `p_value`. Guarantees: the HTML page loads
-nothing and runs no script; every value in either form is escaped, those of Markdown become one
-line; only an http(s) address becomes a link; a section without content is left out. Does not
-guarantee what lies behind a link.
+have the same names and arguments, so it is written once. Guarantees: the HTML page loads nothing
+and runs no script; every value in either form is escaped, those of Markdown become one line; only
+an http(s) address becomes a link; a section without content is left out. Does not guarantee what
+lies behind a link.
 """
 
 from __future__ import annotations
 
 import base64
-import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from jinja2 import Environment
 from markupsafe import Markup
 
 from tasks.reporting.templates import environment
-from tasks.reporting.text import (
-    address,
-    as_text,
-    clean,
-    cut,
-    interval,
-    number,
-    p_value,
-    plural,
-    share,
-)
+from tasks.reporting.text import address, as_text, clean, cut, interval, plural
 
 Form = Literal["html", "md", "txt"]
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
 NOTHING = re.compile(r"([-+]?0(\.0+)?( %)?|n/a)( \(.*\))?|n/a: .*|1\.000|")
 """A cell without a finding: a zero, what could not be estimated, a p value of 1."""
-C_SOURCE = re.compile(r"#include|__global__|torch::|at::")
 HEADING = re.compile(r'<h2 id="([a-z0-9-]*)">(.*?)</h2>', re.DOTALL)
 MARKDOWN_CHARS = 100_000  # of one value
 
@@ -112,11 +98,6 @@ def rendered(template: Path, **values: object) -> str:
     return _environment(form, template.parent).get_template(template.name).render(values)
 
 
-def filled(text: str, **values: object) -> str:
-    """Return a text that is a template itself, filled with values, as plain text."""
-    return _environment("txt", TEMPLATES).from_string(text).render(values)
-
-
 def block_markdown(block: Block) -> str:
     """Return one block as Markdown in which nothing of its texts is markup."""
     parts = _environment("md", TEMPLATES).get_template("md.j2").module
@@ -140,11 +121,9 @@ def _environment(form: Form, folder: Path) -> Environment:
         return Markup(url) if form == "md" and url else url
 
     filters = {
-        **{"data": _data, "form": format, "indented": _indented, "link": link},
-        **{"count": "{:,.0f}".format, "number": number, "width": _width, "cut": cut},
-        **{"interval": interval, "p_value": p_value, "share": share},
-        **{"slug": _slug, "headings": _headings, "highlighted": _highlighted, "split": _split},
-        "unbroken": _unbroken,
+        **{"data": _data, "form": format, "indented": _indented, "link": link, "cut": cut},
+        **{"width": _width, "unbroken": _unbroken, "split": _split},
+        **{"slug": _slug, "headings": _headings},
     }
     made = environment(folder, TEMPLATES, filters=filters, autoescape=form != "txt", finalize=shown)
     made.globals.update(interval=interval, plural=plural)
@@ -188,26 +167,6 @@ def _slug(title: str) -> str:
 def _headings(page: str) -> list[tuple[str, Markup]]:
     """Return the id and the title of each section of a rendered page."""
     return [(found[1], Markup(found[2])) for found in HEADING.finditer(page)]
-
-
-def _highlighted(text: str) -> Markup:
-    """Return Python source as HTML spans, everything of the text escaped. C++ or CUDA source in a
-    string is highlighted as such."""
-    from pygments.formatters.html import HtmlFormatter
-    from pygments.lexers.c_cpp import CppLexer
-    from pygments.lexers.python import PythonLexer
-    from pygments.token import String
-
-    def tokens() -> Iterator[tuple[Any, str]]:
-        found = PythonLexer(**exact).get_tokens(clean(text))
-        for in_string, group in groupby(found, lambda token: token[0] in String):
-            run = list(group)
-            source = "".join(value for _, value in run) if in_string else ""
-            yield from CppLexer(**exact).get_tokens(source) if C_SOURCE.search(source) else run
-
-    exact, buffer = {"stripnl": False, "ensurenl": False}, io.StringIO()
-    HtmlFormatter(nowrap=True).format(tokens(), buffer)
-    return Markup(buffer.getvalue())
 
 
 def _data(svg: str) -> str:

@@ -78,8 +78,8 @@ def test_every_extra_is_known_by_all_that_it_installs():
     for extra, modules in EXTRAS.items():
         found = [Requirement(text) for text in PROJECT["optional-dependencies"][extra]]
         names = {each.name.replace("-", "_") for each in found if each.name != "concur"}
-        # torch brings fsspec, rich pygments
-        assert names - {"fsspec", "pygments"} == set(modules), extra
+        # torch brings fsspec
+        assert names - {"fsspec"} == set(modules), extra
     assert {extra for needs in NEEDY.values() for extra in needs} <= EXTRAS.keys()
 
 

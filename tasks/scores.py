@@ -158,8 +158,8 @@ def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager
         raise UsageError(
             f"scoring needs the columns {', '.join(missing)}", "join verdicts with a column `model`"
         )
-    _require_each_once(frame, by)
     _require_one_device(frame)
+    _require_each_once(frame, by)
     left_out = excluded_tasks(frame)
     path = ["speedup"]
     if baseline == "compile":

@@ -2,7 +2,7 @@
 
 Guarantees: every key of the data appears, whatever its shape: plain values as `name  value` lines,
 mappings as sections, lists of mappings as tables. A table that is wider than the page is continued
-in a second one that repeats its first column; links stand below it, each whole on one line; what
+in a second one that repeats what names its rows; links stand below it, each whole on one line; what
 all of its rows share is said once, above it; a single row that is too long becomes a section.
 Nothing that is printed acts on a terminal. Does not guarantee that a long text is whole.
 """
@@ -29,6 +29,8 @@ HEADING_CHARS = 14
 """Longest heading of a column that is not folded for narrow cells."""
 BORDER = 3
 """Characters beside each column of a table."""
+MOST_NAMING = 3
+"""Most columns that a table which is continued repeats, to tell its rows apart."""
 SHARED_ROWS = 3
 """Fewest rows of a table whose common values are said once instead of in each row."""
 _INTERVAL = {"value", "lower", "upper"}
@@ -185,19 +187,30 @@ def _is_nested(value: Any) -> bool:
 
 
 def _split(columns: Mapping[str, list[Any]], width: int) -> Iterable[dict[str, list[Any]]]:
-    """Groups of columns that fit the width, each group with the first column."""
+    """Groups of columns that fit the width, each group with those that name its row."""
     if not columns:
         return
-    first, *others = columns.items()
-    part, used = dict([first]), _width(*first) + BORDER
-    for name, values in others:
+    names = dict(list(columns.items())[: _naming_columns(columns)])
+    names_width = sum(_width(*column) + BORDER for column in names.items())
+    part, used = dict(names), names_width
+    for name, values in list(columns.items())[len(names) :]:
         needed = _width(name, values) + BORDER
-        if len(part) > 1 and used + needed >= width:
+        if len(part) > len(names) and used + needed >= width:
             yield part
-            part, used = dict([first]), _width(*first) + BORDER
+            part, used = dict(names), names_width
         part[name] = values
         used += needed
     yield part
+
+
+def _naming_columns(columns: Mapping[str, list[Any]]) -> int:
+    """How many of the first columns tell the rows apart; one, where they are too many or cannot."""
+    rows = list(zip(*columns.values(), strict=True))
+    for count in range(1, MOST_NAMING + 1):
+        starts = {tuple(text_of("", value) for value in row[:count]) for row in rows}
+        if len(starts) == len(rows):
+            return count
+    return 1
 
 
 def _width(name: str, values: Iterable[Any]) -> int:

@@ -21,6 +21,8 @@ WITH, WITHOUT, NONE_THERE = "with", "without", "none there"
 SAME_TRACKS = (
     "These verdicts do not say whether a custom kernel did the work: both tracks are the same."
 )
+SCORED = ("group", "degenerate", "baseline", "model", "track")
+"""What a row of scores is of, beside its k."""
 NO_TIME = "no reference time was recorded"
 
 
@@ -32,8 +34,11 @@ def tabulate(
     ps: Sequence[float],
     resamples: int,
 ) -> Json:
-    """Return `scores` (rows of `tasks.scores.scores` with `group` and `degenerate`), `groups` and
-    `notes`.
+    """Return `scores`, `groups` and `notes`.
+
+    A row of `scores` has what its numbers are of (group, degenerate, baseline, model, track, k),
+    and each metric of `tasks.scores.scores` as value, lower and upper. The geometric mean of
+    speedups is the same at every k.
 
     `frame` has one row per verdict with `model` and `device`; `levels` maps task_id to its level.
     Raises UsageError as `scores` does.
@@ -76,10 +81,23 @@ def tabulate(
             }
             for group, own in groups.items()
         ],
-        "scores": rows.to_dicts(),
+        "scores": _by_k(rows),
         "notes": _notes(frame, rows),
         "degenerate_tasks": {name: known[name] for name in sorted(tasks & known.keys())},
     }
+
+
+def _by_k(rows: pl.DataFrame) -> list[Json]:
+    """The scores with a row for each k of a group, track, model and baseline, in their order."""
+    ks = rows["k"].drop_nulls().unique().sort().to_list()
+    found: dict[tuple[object, ...], Json] = {}
+    for row in rows.iter_rows(named=True):
+        scored = {name: row[name] for name in ("value", "lower", "upper")}
+        for k in ks if row["k"] is None else [row["k"]]:
+            key = {name: row[name] for name in SCORED} | {"k": k}
+            counts = {name: row[name] for name in ("tasks", "samples", "missing")}
+            found.setdefault(tuple(key.values()), key | counts)[row["metric"]] = scored
+    return list(found.values())
 
 
 def _groups(frame: pl.DataFrame, levels: Mapping[str, int]) -> dict[str, list[str]]:

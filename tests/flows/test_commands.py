@@ -209,6 +209,14 @@ def test_what_all_rows_share_is_said_once():
     assert "│ b    │    8 │" in page and "seed 0" in page
 
 
+def test_a_continued_table_repeats_what_names_its_rows():
+    wide = {f"column_{number}": f"value {number}" for number in range(20)}
+    rows = [{"group": "all", "k": k} | wide | {"last": k} for k in (1, 5)]
+    *_, second_to_last, last, _ = render({"scores": rows}).splitlines()
+    assert "all │ 1 │" in " ".join(second_to_last.split())
+    assert "all │ 5 │" in " ".join(last.split())
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -32,7 +32,7 @@ class EvalError(Exception):
         self.hint = hint
 
     # Ray pickles exceptions: without this the hint is lost between processes.
-    def __reduce__(self) -> tuple[type[EvalError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[EvalError], tuple[str, ...]]:
         return (type(self), (self.args[0], self.hint))
 
     def __str__(self) -> str:
@@ -68,17 +68,15 @@ class SandboxError(EvalError):
 
 
 class KilledError(SandboxError):
-    """A child was killed by SIGKILL, possibly through no fault of its own. `role` is what it was
-    started for."""
+    """A child or a compiler was killed by SIGKILL, possibly through no fault of its own. `role` is
+    what it was started for."""
 
     def __init__(self, message: str, hint: str = "", role: str = "") -> None:
         super().__init__(message, hint)
         self.role = role
 
-
-KILL_ATTEMPTS = 5
-"""How often work is attempted whose process is killed. On a machine that kills a process every few
-seconds, two deaths in a row happen soon, and three in a long run."""
+    def __reduce__(self) -> tuple[type[EvalError], tuple[str, ...]]:
+        return (type(self), (self.args[0], self.hint, self.role))
 
 
 class UsageError(EvalError):

@@ -1,8 +1,8 @@
 """One candidate from source to verdict: the verification protocol, in the order it happens.
 
 Guarantees: every candidate gets exactly one verdict, whatever its code does; a process that is
-killed from outside changes no verdict, for its work is repeated (`kernels_eval.sandbox.sandbox`);
-an exception from here means that the machine failed, not the kernel.
+killed from outside changes no verdict, for the work is repeated (`kernels_eval.sandbox.deaths`); an
+exception from here means that the machine failed, not the kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernels_eval.judge.runner import Runner, starts_compilers
 from kernels_eval.judge.trials import Stage
 from kernels_eval.protocol import NewCandidate
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict
-from kernels_eval.sandbox.sandbox import retry_killed
+from kernels_eval.sandbox.deaths import retried
 
 
 class Evaluator:
@@ -52,17 +52,16 @@ class Evaluator:
         self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch, host=self.runner)
 
     def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
-        """One verdict. Raises ToolchainError and SandboxError where the machine fails."""
-        return self.run(task, candidate, self.preparer.prepare(candidate, task))
+        """One verdict, also where a process is killed meanwhile (`kernels_eval.sandbox.deaths`).
+        Raises ToolchainError and SandboxError where the machine fails."""
+        return retried(lambda: self.run(task, candidate, self.preparer.prepare(candidate, task)))
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of a candidate that was screened and built (`kernels_eval.judge.prepare`,
-        which needs no device). Raises EvalError where the machine fails."""
+        which needs no device). Raises EvalError where the machine fails, KilledError at the first
+        process that is killed."""
         if self.config.sanitizer != "off" and candidate.language.sanitized:
             sanitizer.installed()  # else the first correct candidate would say so
-        return retry_killed(lambda: self._attempt(task, candidate, prepared))
-
-    def _attempt(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         started, draft = time.monotonic(), VerdictDraft(on_phase=self.on_phase)
         finding = prepared.finding or Finding(reason=Reason.OK)
         try:

@@ -2,12 +2,11 @@
 a content-addressed cache.
 
 Guarantees: a library is built once per (sources, flags, toolchain), as long as it is kept
-(`cache`); a compiler that hangs is killed with its children, one that is killed from outside is
-started again; a build that fails with the lite headers is tried again with torch's own, unless one
-of its errors is certain to be torch's headers', too, so the outcome does not depend on the tier;
-a build that a full disk may have made fail has no outcome. Does not guarantee that the compiler
-itself is safe against hostile input beyond a deadline, a file-size limit, a list of flags that load
-or write things, and whatever `confine` adds.
+(`cache`); a compiler that hangs is killed with its children; a build that fails with the lite
+headers is tried again with torch's own, unless one of its errors is certain to be torch's headers',
+too, so the outcome does not depend on the tier; a build that a full disk may have made fail has no
+outcome. Does not guarantee that the compiler itself is safe against hostile input beyond a
+deadline, a file-size limit, a list of flags that load or write things, and whatever `confine` adds.
 
 One build of an extension with one header tier: its translation units, composed as
 torch.utils.cpp_extension does, and the commands that compile and link them.

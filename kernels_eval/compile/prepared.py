@@ -2,7 +2,7 @@
 torch's precompiled header.
 
 Guarantees: each is made under a lock, in the work root of whichever builder needs it first, and
-renamed into place whole; a compiler that is killed from outside is started again. `warm` of a
+renamed into place whole. `warm` of a
 builder makes what `lite` builds need; torch's precompiled header (45 core-seconds, 790 MB) is made
 once more than a few sources needed torch's own header, and goes when another is made after 30 days
 without use. Nothing else here is ever removed (70 MB, most of it the precompiled form of lite's own

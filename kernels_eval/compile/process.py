@@ -2,13 +2,13 @@
 folder that belongs to this process alone.
 
 Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone
-(kernels_eval.sandbox.reaper); one that is killed from outside is started again
-(kernels_eval.sandbox.sandbox); a work root is removed when its process ends, or by the next
-builder where it was killed, after the compilers that still run in it; temporary files of compilers
-lie in that root; where a disk has no room, what fails on it is a `DiskFullError`, which a candidate
-cannot bring about by what it makes a compiler say. Does not guarantee that a compiler is safe
-against hostile input: a caller confines it with `confine`; nor to notice a disk that was full for a
-moment and has 2 GB free afterwards, unless the compiler said so and a quota is the reason.
+(kernels_eval.sandbox.reaper); one that is killed from outside is a KilledError; a work root is
+removed when its process ends, or by the next builder where it was killed, after the compilers that
+still run in it; temporary files of compilers lie in that root; where a disk has no room, what fails
+on it is a `DiskFullError`, which a candidate cannot bring about by what it makes a compiler say.
+Does not guarantee that a compiler is safe against hostile input: a caller confines it with
+`confine`; nor to notice a disk that was full for a moment and has 2 GB free afterwards, unless the
+compiler said so and a quota is the reason.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from typing import Literal
 
 import psutil
 
-from kernels_eval.errors import KILL_ATTEMPTS, DiskFullError
+from kernels_eval.errors import DiskFullError, KilledError
 from kernels_eval.sandbox import process_tree, reaper
+from kernels_eval.sandbox.deaths import BLAMED_ROLES, COMPILER
 from kernels_eval.sandbox.process_tree import Deadline
 from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 
@@ -54,7 +55,7 @@ COMPILER_WAS_KILLED = re.compile(
     re.MULTILINE,
 )
 """What compiler drivers write about a program they started. A source that makes a compiler write
-this is compiled five times, no more."""
+this is compiled a few times, no more."""
 ERROR_LINE = re.compile(
     r"\berror\b|undefined reference|multiple definition|cannot find|fatal", re.ASCII
 )
@@ -72,25 +73,27 @@ def run(
     """Run a compiler in `work`, its messages appended to `work/log`, and add what it used to
     `deadline`.
 
-    "timeout": that has passed. "killed": by SIGKILL, in the last of five attempts.
+    "timeout": that has passed. "killed": by SIGKILL, where compilers are to blame for that
+    themselves (`kernels_eval.sandbox.deaths`); raises KilledError where they are not.
     """
     log = work / "log"
     log.touch()
     logged = log.stat().st_size
-    for _ in range(KILL_ATTEMPTS):
-        os.truncate(log, logged)
-        if deadline.passed():
-            return "timeout"
-        returncode = _returncode(command, work, deadline, environment, confine)
-        if returncode is None or deadline.passed():
-            return "timeout"
-        said = _read(log, logged)
-        killed = was_killed(returncode, said)
-        # Another signal and not a word: a fork of a process with many threads can die before its
-        # exec, while a compiler that crashes on its source names it.
-        if not killed and (returncode >= 0 or said.strip()):
-            return "failed" if returncode else "ok"
-    return "killed" if killed else "failed"
+    if deadline.passed():
+        return "timeout"
+    returncode = _returncode(command, work, deadline, environment, confine)
+    if returncode is None or deadline.passed():
+        return "timeout"
+    said = _read(log, logged)
+    killed = was_killed(returncode, said)
+    # Another signal and not a word: a fork of a process with many threads can die before its exec,
+    # while a compiler that crashes on its source names it.
+    if killed or (returncode < 0 and not said.strip()):
+        if COMPILER not in BLAMED_ROLES.get():
+            what = f"{command[0]} was killed by signal {-returncode if returncode < 0 else 9}"
+            raise KilledError(what, "see whether dmesg names the OOM killer", COMPILER)
+        return "killed" if killed else "failed"
+    return "failed" if returncode else "ok"
 
 
 def was_killed(returncode: int, log: str) -> bool:

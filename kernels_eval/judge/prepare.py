@@ -2,9 +2,8 @@
 no device.
 
 Guarantees: every candidate ends as a `Prepared`, with libraries or with the finding that ends its
-verification; its module runs only in a confined child; a process that is killed from outside
-changes nothing, for its work is repeated (`kernels_eval.sandbox.sandbox`); an exception from here
-means that the machine failed, not the kernel.
+verification; its module runs only in a confined child; an exception from here means that the
+machine failed, or a process was killed, and is no fault of the kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from kernels_eval.protocol import Capture, CaptureConstructor, CaptureReport
 from kernels_eval.records import Candidate, KernelTask, Reason
 from kernels_eval.sandbox.landlock import compiler_confinement
 from kernels_eval.sandbox.process_tree import Deadline
-from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer, retry_killed
+from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.source.screening import Screening, screen, screen_native
 from kernels_eval.source.spec import Build, ExtensionSpec
 from kernels_eval.toolchain import HEADERS, places_of, python_include
@@ -149,17 +148,9 @@ class Preparer(Workplace):
         """Screen and build. With the task at hand, so are extensions that the constructor asks for:
         no device waits for them.
 
-        Raises EvalError only where the machine fails.
+        Raises EvalError only where the machine fails, KilledError at the first process that is
+        killed.
         """
-        return retry_killed(lambda: self._attempt(candidate, task))
-
-    def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
-        """What a candidate asks to be built, as it asks for it. Raises Stop where it does not
-        say."""
-        asked = self._requested_builds(candidate.code or "", task)
-        return [parse_report(ExtensionSpec, each) for each in asked]
-
-    def _attempt(self, candidate: Candidate, task: KernelTask | None) -> Prepared:
         started, builds = time.monotonic(), BoundedBuilds(self.builder, candidate, [])
         finding: Finding | None = None
         try:
@@ -180,6 +171,12 @@ class Preparer(Workplace):
             architectures=tuple(self.builder.for_architectures(kept)),
             seconds=time.monotonic() - started,
         )
+
+    def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
+        """What a candidate asks to be built, as it asks for it. Raises Stop where it does not
+        say."""
+        asked = self._requested_builds(candidate.code or "", task)
+        return [parse_report(ExtensionSpec, each) for each in asked]
 
     def _screen_and_build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
         candidate = builds.candidate

@@ -2,13 +2,14 @@
 
 Guarantees: exactly one verdict per candidate; at most a fixed number of candidates in memory,
 however many there are; a candidate that does not build never reaches a device; work is handed out
-by task so that references are reused; a worker that dies is replaced and its candidate tried again,
-as after a sandbox failure; nothing waits for a worker that does not start (its node is lost, say)
-while another one works; a worker whose GPU fails its health check is quarantined, its candidate
-goes to the others, and `Pool.quarantined` names it. Raises GpuLostError where no worker is left,
-where none starts, or where one candidate takes down three workers; UsageError where the nodes of a
-cluster differ; ClusterError where Ray fails; ToolchainError and DeviceError as they come. Leaving
-the pool, however early (Ctrl-C, an exception), stops every worker.
+by task so that references are reused; whatever is killed, a worker included, is replaced and its
+candidate tried again (`kernels_eval.sandbox.deaths`); nothing waits for a worker that does not
+start (its node is lost, say) while another one works; a worker whose GPU fails its health check is
+quarantined, its candidate goes to the others, and `Pool.quarantined` names it. Raises GpuLostError
+where no worker is left, where none starts, or where one candidate takes down too many workers or
+devices; UsageError where the nodes of a cluster differ; ClusterError where Ray fails;
+ToolchainError and DeviceError as they come. Leaving the pool, however early (Ctrl-C, an exception),
+stops every worker.
 """
 
 from __future__ import annotations
@@ -40,13 +41,8 @@ from kernels_eval.pool.ray import (
 from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.pool.worker import TOGETHER_S, BuildWorker, Call, KernelWorker
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.sandbox.deaths import DEATHS, WORKER, Deaths, role_of
 
-DEATHS = 5
-"""Deaths of workers (or of their sandboxes) on one candidate after which it is taken for the
-cause."""
-DEVICES_LOST = 3
-"""Devices that fail their health check after one candidate, after which it is taken for the
-cause."""
 RESUMES = "verified candidates are kept; rerun the same command to resume"
 START_S = 600
 """How long work waits where no worker has started: a machine under load, or a cluster that adds
@@ -85,8 +81,7 @@ class _Item:
     task: KernelTask
     candidate: Candidate
     prepared: Prepared | None = None
-    deaths: int = 0
-    devices_lost: int = 0
+    deaths: Deaths = field(default_factory=Deaths)
 
     @property
     def call(self) -> Call:
@@ -96,8 +91,8 @@ class _Item:
 
     @property
     def suspect(self) -> bool:
-        """Whether it was under way when a worker or a device was lost."""
-        return bool(self.deaths or self.devices_lost)
+        """Whether it was under way when something died."""
+        return bool(self.deaths)
 
 
 @dataclass
@@ -131,7 +126,8 @@ class _Slot:
 
     def give(self, items: list[_Item]) -> None:
         calls = [item.call for item in items]
-        self.items, self.pending = items, self.actor.several.remote(calls)
+        blamed = items[0].deaths.blamed  # one of which something died travels alone
+        self.items, self.pending = items, self.actor.several.remote(calls, blamed)
         self.since = time.monotonic()
 
 
@@ -328,8 +324,9 @@ class Pool:
         return verdicts
 
     def _failed(self, slot: _Slot, items: list[_Item], error: Any) -> None:
-        """Note that a call has failed. Raises where the items must not be tried again: too many
-        workers or devices were lost on one, or the fault is neither a sandbox's nor a device's."""
+        """Note who died in a call that has failed. Raises where the items must not be tried again:
+        the machine is to blame (`kernels_eval.sandbox.deaths`), no worker is left, or the fault is
+        another one."""
         cause = None if isinstance(error, _lost_errors()) else error.cause
         if cause is None:
             self._replace(slot)
@@ -340,16 +337,15 @@ class Pool:
                 cause if isinstance(cause, EvalError) else error.as_instanceof_cause()
             ) from error
         slot.at_once = 1
+        role = role_of(cause) if cause else WORKER
         for item in items:
-            item.devices_lost += isinstance(cause, GpuLostError)
-            item.deaths += not isinstance(cause, GpuLostError)
-            if cause is None and item.deaths >= DEATHS:
+            spent = item.deaths.note(role)
+            if spent and cause is None:
                 name = item.candidate.candidate_id
                 raise GpuLostError(
                     f"a worker died {DEATHS} times on candidate {name}: {error}",
                     f"see the Ray logs of this node; {RESUMES}",
                 ) from error
-            spent = item.deaths >= DEATHS or item.devices_lost >= DEVICES_LOST
             if cause is not None and (spent or not self._runners):
                 raise cause from error
 

@@ -1,8 +1,9 @@
 """Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores that feed
 them.
 
-An actor owns its fork server; what misbehaves or is killed below it does not leave it as an
-exception (kernels_eval.sandbox.sandbox). After a verdict that a broken GPU may have caused, the
+An actor owns its fork server; what misbehaves below it does not leave it as an exception, and what
+is killed is a KilledError for the pool, which says in the next call which roles are to blame
+themselves (kernels_eval.sandbox.deaths). After a verdict that a broken GPU may have caused, the
 GPU's health is checked; where that fails twice, the actor raises GpuLostError and gives no verdict.
 """
 
@@ -18,6 +19,7 @@ from kernels_eval.judge.messages import Prepared, R
 from kernels_eval.judge.prepare import Preparer
 from kernels_eval.protocol import HealthReport
 from kernels_eval.records import Candidate, KernelTask, Reason, Record, Verdict
+from kernels_eval.sandbox.deaths import blaming
 from kernels_eval.sandbox.health import DeviceHealth, check_health
 
 TOGETHER_S = 0.05
@@ -58,8 +60,11 @@ class BuildWorker:
         self._share = (share, shares)
         self._warm = False
 
-    def several(self, calls: list[Call]) -> tuple[list[Prepared], float]:
-        return several(self.prepare, calls)
+    def several(
+        self, calls: list[Call], blamed: frozenset[str] = frozenset()
+    ) -> tuple[list[Prepared], float]:
+        with blaming(blamed):
+            return several(self.prepare, calls)
 
     def prepare(self, task: KernelTask, candidate: Candidate) -> Prepared:
         if not self._warm:
@@ -92,8 +97,11 @@ class KernelWorker:
                 check or check_health,
             )
 
-    def several(self, calls: list[Call]) -> tuple[list[Verdict], float]:
-        return several(self.run, calls)
+    def several(
+        self, calls: list[Call], blamed: frozenset[str] = frozenset()
+    ) -> tuple[list[Verdict], float]:
+        with blaming(blamed):
+            return several(self.run, calls)
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """One verdict. Raises GpuLostError where the device does not work (any more), other

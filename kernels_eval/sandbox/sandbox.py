@@ -19,15 +19,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from kernels_eval.config import LimitsConfig
-from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError
+from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.protocol import Request
 from kernels_eval.records import Reason
 from kernels_eval.sandbox import machine, process_tree
@@ -40,6 +38,7 @@ from kernels_eval.sandbox.channel import (
     Message,
 )
 from kernels_eval.sandbox.confinement import SCRATCH_FILES
+from kernels_eval.sandbox.deaths import BLAMED_ROLES
 from kernels_eval.sandbox.layers import left_out
 from kernels_eval.toolchain import default_cache, places_of
 
@@ -62,9 +61,6 @@ CHATTER = re.compile(
 )
 """Lines of torch in a log that say nothing of a candidate: NVML is kept away from it, and the
 record of its operators is ours."""
-BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
-"""Roles whose children are to blame for a SIGKILL themselves, in the attempt that is under way
-(kernels_eval.sandbox.sandbox)."""
 
 
 class ChildFailure(Exception):
@@ -454,27 +450,3 @@ class ForkServer:
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.base, ignore_errors=True)
-
-
-T = TypeVar("T")
-
-
-def retry_killed(work: Callable[[], T]) -> T:
-    """Call `work()` until it returns, and return its result. From the fifth SIGKILL of a role on,
-    that role is among `BLAMED_ROLES` meanwhile.
-
-    Raises SandboxError at the fifth death of the fork server.
-    """
-    deaths: Counter[str] = Counter()
-    while True:
-        blamed = frozenset(role for role, count in deaths.items() if count >= KILL_ATTEMPTS - 1)
-        before = BLAMED_ROLES.set(blamed)
-        try:
-            return work()
-        except SandboxError as error:
-            role = error.role if isinstance(error, KilledError) else "fork server"
-            deaths[role] += 1
-            if deaths[role] >= KILL_ATTEMPTS:
-                raise
-        finally:
-            BLAMED_ROLES.reset(before)

@@ -2,6 +2,7 @@
 of one gets its verdict at the fifth."""
 
 import os
+import pickle
 import signal
 import subprocess
 import textwrap
@@ -9,17 +10,29 @@ import textwrap
 import psutil
 import pytest
 
+from kernels_eval.compile import prepared
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.prepared import Prepared
 from kernels_eval.compile.process import WorkRoot, remove_abandoned, was_killed
 from kernels_eval.config import BuildConfig
-from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError, ToolchainError
-from kernels_eval.sandbox import process_tree, sandbox
-from kernels_eval.sandbox.sandbox import BLAMED_ROLES, Child, retry_killed
+from kernels_eval.errors import GpuLostError, KilledError, SandboxError, ToolchainError
+from kernels_eval.sandbox import process_tree
+from kernels_eval.sandbox.deaths import (
+    BLAMED_ROLES,
+    COMPILER,
+    DEATHS,
+    FORK_SERVER,
+    OF_THE_MACHINE,
+    WORKER,
+    Deaths,
+    retried,
+    role_of,
+)
+from kernels_eval.sandbox.sandbox import Child
 from kernels_eval.source.spec import ExtensionSpec
 from kernels_eval.toolchain import Toolchain
 from tests.support import kernels
-from tests.support.kernels import AFFINE, WEIGHTED, module
+from tests.support.kernels import AFFINE, module
 from tests.support.processes import python
 from tests.support.waiting import until
 
@@ -27,18 +40,13 @@ CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
 HONEST = module("return ext.affine(x)")
 SLOW = module("time.sleep(0.2)\nreturn ext.affine(x)", before="import time\ntime.sleep(0.5)")
 """Gives a child that was just forked the time to notice that it is to die."""
-ORNAMENT = module("ext.affine(x)\nreturn x * 2.0 + 1.0")
 SHAPED = module("return ext.affine(x) if x.shape[0] == 64 else ext.shifted(x)")
-STALE = module(
-    "return ext.times_row(x, self.frozen)",
-    init="self.gain = nn.Parameter(torch.randn(64))\nself.frozen = self.gain.detach().clone()",
-)
 
 
 # -- the rule --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deaths", range(KILL_ATTEMPTS + 1))
+@pytest.mark.parametrize("deaths", range(DEATHS + 1))
 def test_four_deaths_are_put_down_to_the_machine_and_the_fifth_is_believed(deaths):
     asked = []
 
@@ -48,36 +56,33 @@ def test_four_deaths_are_put_down_to_the_machine_and_the_fifth_is_believed(death
             raise KilledError("killed", role="candidate")
         return "crashed" if len(asked) <= deaths else "ok"
 
-    assert retry_killed(work) == ("crashed" if deaths == KILL_ATTEMPTS else "ok")
+    assert retried(work) == ("crashed" if deaths == DEATHS else "ok")
     assert asked == [False, False, False, False, True][: deaths + 1]
+    assert not BLAMED_ROLES.get()
 
 
 def test_deaths_of_one_role_do_not_speak_against_another():
-    deaths = [
-        KilledError("killed", role=role)
-        for role in ["reference", "candidate", "capture"] * (KILL_ATTEMPTS - 2)
-    ]
-    deaths += [SandboxError("the fork server is gone")] * (KILL_ATTEMPTS - 1)
-
-    def work():
-        assert not BLAMED_ROLES.get() & {"reference", "candidate", "capture"}
-        if deaths:
-            raise deaths.pop()
-        return "ok"
-
-    assert retry_killed(work) == "ok"
+    deaths = Deaths()
+    for role in ["reference", "candidate", "capture", COMPILER, WORKER] * (DEATHS - 2):
+        assert not deaths.note(role)
+    assert not deaths.blamed
+    deaths.note("reference")
+    assert deaths.blamed == {"reference"}
 
 
-def test_a_machine_that_fails_five_times_is_an_error():
-    seen = []
+@pytest.mark.parametrize(
+    "fault, times",
+    [(SandboxError("the fork server is gone"), DEATHS), (GpuLostError("no device"), 3)],
+)
+def test_a_machine_that_fails_again_and_again_is_an_error(fault, times):
+    deaths = Deaths()
+    assert [deaths.note(role_of(fault)) for _ in range(times)] == [False] * (times - 1) + [True]
+    assert not deaths.blamed, "no candidate gets a verdict for it"
 
-    def work():
-        seen.append(1)
-        raise SandboxError("the fork server is gone")
 
-    with pytest.raises(SandboxError):
-        retry_killed(work)
-    assert len(seen) == KILL_ATTEMPTS
+def test_who_died_is_known_in_another_process():
+    told = pickle.loads(pickle.dumps(KilledError("killed", "look", "capture")))
+    assert (role_of(told), told.hint) == ("capture", "look")
 
 
 @pytest.mark.parametrize(
@@ -138,65 +143,23 @@ def kill_at(monkeypatch, role, command, victim, times):
     return hit
 
 
-STEPS = [
-    ("capture", "Capture", HONEST, AFFINE, "ok"),
-    ("reference", "LoadTask", HONEST, AFFINE, "ok"),
-    ("reference", "Expect", HONEST, AFFINE, "ok"),
-    ("reference", "Compare", HONEST, AFFINE, "ok"),
-    (
-        "reference",
-        "TryOtherWeights",
-        STALE.replace("nn.Parameter(torch.randn(64))", "torch.randn(64)"),
-        WEIGHTED,
-        "stale_weights",
-    ),
-    ("candidate", "LoadCandidate", HONEST, AFFINE, "ok"),
-    ("candidate", "Call", SHAPED, AFFINE, "shape_specialised"),
-    ("candidate", "ReadState", HONEST, AFFINE, "ok"),
-    ("candidate", "ReplaceWritten", ORNAMENT, AFFINE, "no_custom_kernel"),
-]
-
-
-QUICK_STEPS = {("capture", "Capture"), ("reference", "Compare"), ("candidate", "Call")}
-"""One of each role; the others are tests of half a minute together."""
-
-
 @pytest.mark.parametrize(
-    "role, command, code, task, reason",
+    "victim, role, command, code, reason",
     [
-        pytest.param(
-            *step,
-            id=f"{step[0]}-{step[1]}",
-            marks=() if step[:2] in QUICK_STEPS else pytest.mark.slow,
-        )
-        for step in STEPS
+        ("child", "capture", "Capture", HONEST, "ok"),
+        ("child", "reference", "Compare", HONEST, "ok"),
+        ("child", "candidate", "Call", SHAPED, "shape_specialised"),
+        pytest.param("keeper", "candidate", "Call", SLOW, "ok", marks=pytest.mark.slow),
+        pytest.param("fork server", "reference", "Compare", SLOW, "ok", marks=pytest.mark.slow),
     ],
 )
-def test_a_child_that_is_killed_once_changes_no_verdict(
-    verify, monkeypatch, role, command, code, task, reason
+def test_a_process_that_is_killed_once_changes_no_verdict(
+    verify, monkeypatch, victim, role, command, code, reason
 ):
     verify.runner.drop_reference()  # it is asked everything anew
-    hit = kill_at(monkeypatch, role, command, "child", 1)
-    assert verify(code, task) == reason
+    hit = kill_at(monkeypatch, role, command, victim, 1)
+    assert verify(code) == reason
     assert len(hit) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "victim, role, command, times",
-    [
-        pytest.param("fork server", "capture", "Capture", 1, marks=pytest.mark.slow),
-        ("fork server", "reference", "Compare", 1),
-        pytest.param("fork server", "candidate", "Call", 2, marks=pytest.mark.slow),
-        ("keeper", "candidate", "Call", KILL_ATTEMPTS - 1),
-    ],
-)
-def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
-    verify, monkeypatch, victim, role, command, times
-):
-    hit = kill_at(monkeypatch, role, command, victim, times)
-    assert verify(SLOW) == "ok"
-    assert len(hit) == times
 
 
 @pytest.mark.slow
@@ -215,14 +178,14 @@ def test_a_child_that_is_killed_every_time_gets_its_verdict(
     with monkeypatch.context() as patch:
         hit = kill_at(patch, role, command, "child", 100)
         assert verify(HONEST) == reason
-        assert len(hit) == KILL_ATTEMPTS
+        assert len(hit) == DEATHS
     assert verify(HONEST) == "ok", "the next one is not blamed for it"
 
 
 @pytest.mark.slow
 def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(verify, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(sandbox, "KILL_ATTEMPTS", 2)
+        patch.setitem(OF_THE_MACHINE, FORK_SERVER, 2)
         hit = kill_at(patch, "candidate", "Call", "fork server", 100)
         with pytest.raises(SandboxError) as fault:
             verify(HONEST)
@@ -273,35 +236,38 @@ def fragile(request, tmp_path):
     return made
 
 
-def test_a_compiler_that_is_killed_is_started_again(fragile):
-    builder = fragile(KILL_ATTEMPTS - 1)
+def test_a_compiler_that_is_killed_is_no_fault_of_its_source(fragile):
+    builder = fragile(1)
+    with pytest.raises(KilledError) as fault:
+        builder.build(PLAIN)
+    assert fault.value.role == COMPILER and "dmesg" in fault.value.hint
     build = builder.build(PLAIN)
     assert build.ok and build.log == "" and builder.cached(PLAIN) is not None
 
 
-def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(fragile, tmp_path):
+def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(
+    fragile, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(prepared, "FULL_BUILDS_WITHOUT", 100)  # its compiler would die, too
     builder = fragile(100)
-    build = builder.build(PLAIN)
+    build = retried(lambda: builder.build(PLAIN))
     assert (build.ok, build.reason) == (False, "build_failed")
-    assert (tmp_path / "left").read_text().strip() == str(100 - KILL_ATTEMPTS)
+    assert (tmp_path / "left").read_text().strip() == str(100 - DEATHS)
     assert builder.cached(PLAIN) is None
     (tmp_path / "left").write_text("0")
     assert builder.build(PLAIN).ok
 
 
-@pytest.mark.parametrize("deaths", [KILL_ATTEMPTS - 1, KILL_ATTEMPTS])
-def test_what_all_builds_need_is_made_although_its_compiler_is_killed(fragile, deaths, tmp_path):
-    tools = fragile(deaths).tools
-    source = tmp_path / "one.cpp"
+def test_what_all_builds_need_is_a_fault_of_the_machine_where_its_compiler_dies(fragile, tmp_path):
+    tools = fragile(100).tools
+    source, target = tmp_path / "one.cpp", tmp_path / "one.o"
     source.write_text("int one() { return 1; }\n")
-    command, target = [tools.cxx, "-c", str(source)], tmp_path / "one.o"
-    prepared = Prepared(tools, WorkRoot(tmp_path / "cache"))
-    if deaths < KILL_ATTEMPTS:
-        prepared.compile("a shim", command, target)
-        assert target.exists()
-    else:
-        with pytest.raises(ToolchainError):
-            prepared.compile("a shim", command, target)
+    made = Prepared(tools, WorkRoot(tmp_path / "cache"))
+    with pytest.raises(ToolchainError):
+        retried(lambda: made.compile("a shim", [tools.cxx, "-c", str(source)], target))
+    (tmp_path / "left").write_text("0")
+    made.compile("a shim", [tools.cxx, "-c", str(source)], target)
+    assert target.exists()
 
 
 def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path):

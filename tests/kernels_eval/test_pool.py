@@ -18,6 +18,7 @@ from kernels_eval.pool import pool as pool_module
 from kernels_eval.pool import ray as cluster
 from kernels_eval.pool.pool import Pool
 from kernels_eval.records import Language
+from kernels_eval.sandbox.deaths import DEATHS
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
 from tests.support.pools import Quick, fresh_ray, many, outcomes
@@ -229,7 +230,7 @@ class Fated(Quick):
             os._exit(1)
         self._hangs = fate == "hangs"
 
-    def several(self, calls):
+    def several(self, calls, *_):
         while self._hangs:
             time.sleep(1)  # until it is killed
         return super().several(calls)
@@ -304,7 +305,7 @@ from kernels_eval.records import Language
 from tests.support.pools import Quick, many
 
 class Slower(Quick):
-    def several(self, calls):
+    def several(self, calls, *_):
         time.sleep(0.3)  # the node goes while its worker works
         return super().several(calls)
 
@@ -349,7 +350,7 @@ def test_where_no_worker_starts_the_pool_says_so(pool, monkeypatch):
 @pytest.mark.slow
 def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(pool):
     with (
-        lossy_pool("nowhere", *["dies"] * 2 * pool_module.DEATHS) as lossy,
+        lossy_pool("nowhere", *["dies"] * 2 * DEATHS) as lossy,
         pytest.raises(GpuLostError, match="times while it started"),
     ):
         list(lossy.verify(many(3)))
@@ -423,7 +424,7 @@ class Fragile(Quick):
     def __init__(self, folder):
         self._folder = folder
 
-    def several(self, calls):
+    def several(self, calls, *_):
         left = self._folder / str(calls[0][1].candidate_id)
         if left.exists() and (times := int(left.read_text())):
             left.write_text(str(times - 1))
@@ -431,7 +432,7 @@ class Fragile(Quick):
         return super().several(calls)
 
 
-@pytest.mark.parametrize("times", [pool_module.DEATHS - 1, pool_module.DEATHS])
+@pytest.mark.parametrize("times", [DEATHS - 1, DEATHS])
 def test_a_sandbox_that_fails_is_tried_again_a_few_times(pool, tmp_path, times):
     import ray
 
@@ -439,7 +440,7 @@ def test_a_sandbox_that_fails_is_tried_again_a_few_times(pool, tmp_path, times):
     (tmp_path / asked[1][1].candidate_id).write_text(str(times))
     fragile = ray.remote(Fragile).options(num_cpus=0)
     with planned_pool(lambda _: fragile.remote(tmp_path), 1) as made:
-        if times < pool_module.DEATHS:
+        if times < DEATHS:
             assert set(outcomes(asked, list(made.verify(asked)))) == {"ok"}
         else:
             with pytest.raises(SandboxError) as fault:

@@ -8,9 +8,10 @@ import pytest
 
 from kernels_eval.errors import GpuLostError
 from kernels_eval.pool import worker
-from kernels_eval.pool.pool import DEATHS, Pool, _Item, _together
+from kernels_eval.pool.pool import Pool, _Item, _together
 from kernels_eval.pool.ray import start_ray
 from kernels_eval.records import Language
+from kernels_eval.sandbox.deaths import DEATHS, WORKER
 from tests.support.pools import Quick, many, outcomes
 
 
@@ -31,7 +32,7 @@ def quick_pool(log, fatal="", deaths=0, *, answered=None, seconds=0.0):
     """
 
     class Logged(Quick):
-        def several(self, calls):
+        def several(self, calls, *_):
             if len(calls[0]) == 3:
                 names = [str(call[1].candidate_id) for call in calls]
                 with open(log, "a") as handle:
@@ -84,10 +85,9 @@ def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelle
 
 
 def test_one_that_lost_a_worker_before_travels_alone():
-    queue = deque(
-        _Item(*pair, deaths=deaths)
-        for pair, deaths in zip(many(6), (0, 0, 1, 1, 0, 0), strict=True)
-    )
+    queue = deque(_Item(*pair) for pair in many(6))
+    for number in (2, 3):
+        queue[number].deaths.note(WORKER)
     calls = []
     while queue:
         calls.append(

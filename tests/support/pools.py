@@ -73,7 +73,7 @@ class Quick:
 
     def __init__(self, *_): ...
 
-    def several(self, calls):
+    def several(self, calls, *_):
         return [answer(*call) for call in calls], 1.0
 
 

@@ -1,0 +1,82 @@
+"""One rule for processes that are killed (SIGKILL, as by the kernel's out-of-memory killer or a
+person) while a candidate is under way: who died, how often, and what follows.
+
+The work of the candidate is done again, whoever died. From the fifth death of one role on, that
+role is blamed: what dies next of it is a record about the candidate, no fault of the machine. A
+fork server, a worker and a device are the machine's: their last death is an error. Applied by the
+pool to each candidate on its way, and by `Evaluator` where there is no pool; nothing below them
+tries anything again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+from kernels_eval.errors import GpuLostError, KilledError, SandboxError
+
+COMPILER, FORK_SERVER, WORKER, DEVICE = "compiler", "fork server", "worker", "device"
+"""Roles beside those of children."""
+DEATHS = 5
+"""On a machine that kills a process every few seconds, two deaths in a row happen soon, and three
+in a long run."""
+OF_THE_MACHINE = {FORK_SERVER: DEATHS, WORKER: DEATHS, DEVICE: 3}
+"""How often each may die while one candidate is under way."""
+BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
+"""Roles to blame for a SIGKILL themselves, in the attempt that is under way."""
+
+T = TypeVar("T")
+
+
+def role_of(fault: SandboxError | GpuLostError) -> str:
+    """Who died."""
+    if isinstance(fault, GpuLostError):
+        return DEVICE
+    return fault.role if isinstance(fault, KilledError) else FORK_SERVER
+
+
+class Deaths:
+    """What has died while one candidate was under way."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+    def note(self, role: str) -> bool:
+        """Count a death. Returns whether the machine is to blame: nothing is tried again then."""
+        self.counts[role] += 1
+        return role in OF_THE_MACHINE and self.counts[role] >= OF_THE_MACHINE[role]
+
+    @property
+    def blamed(self) -> frozenset[str]:
+        """The roles of which the next death is the candidate's."""
+        often = (role for role, count in self.counts.items() if count >= DEATHS - 1)
+        return frozenset(often) - OF_THE_MACHINE.keys()
+
+
+@contextmanager
+def blaming(roles: frozenset[str]) -> Iterator[None]:
+    """Blame these roles meanwhile."""
+    before = BLAMED_ROLES.set(roles)
+    try:
+        yield
+    finally:
+        BLAMED_ROLES.reset(before)
+
+
+def retried(work: Callable[[], T]) -> T:
+    """What `work()` returns, called again as the rule says. Raises SandboxError where the machine
+    is to blame."""
+    deaths = Deaths()
+    while True:
+        try:
+            with blaming(deaths.blamed):
+                return work()
+        except SandboxError as fault:
+            if deaths.note(role_of(fault)):
+                raise

@@ -218,5 +218,7 @@ def _spread(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
     are much."""
     total = math.prod(sizes)
     count = min(MOST_SUMS, max(FEWEST_SUMS, ENOUGH_TERMS // max(length, 1)), total)
-    index = torch.arange(count)  # one further each time, for other columns
-    return torch.unravel_index((index * total // max(count, 1) + index) % total, tuple(sizes))
+    index = np.arange(count)  # one further each time, for other columns
+    places = (index * total // max(count, 1) + index) % total
+    # not torch's, whose first use imports a library for symbols (1 s)
+    return tuple(map(torch.from_numpy, np.unravel_index(places, tuple(sizes))))

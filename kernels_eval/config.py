@@ -87,7 +87,7 @@ class TimingConfig(Sparing):
     min_side_s: NonNegativeFloat = 0.2
     """seconds of samples on each side at least"""
     max_s: PositiveFloat = 20.0
-    """budget of one measurement, both sides together; half as much again for a third"""
+    """budget of one measurement, both sides together"""
     interval_width: PositiveFloat = 0.02
     """stop when the 95 % interval of log(ratio) is within +- this"""
     precise_s: PositiveFloat = 0.2
@@ -101,8 +101,8 @@ class TimingConfig(Sparing):
     """standard deviation of log(speedup) between processes, which no sample of one process shows;
     measured: median 0.007"""
     baselines: tuple[Baseline, ...] = ("eager",)
-    """what a candidate is timed against; 'compile' adds the reference under torch.compile to the
-    window"""
+    """what speedups are over; 'compile' adds the reference under torch.compile, which is timed once
+    a task"""
     compile_mode: CompileMode = "default"
     """torch.compile's mode"""
     compile_s: PositiveFloat = 300

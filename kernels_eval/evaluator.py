@@ -162,8 +162,10 @@ class Evaluator:
             compiled = self.runner.compiled(reference)
         with draft.phase("timing_s"):
             self.runner.warm_pool.settle()  # nothing starts or ends while it is timed
-            clock = PairedClock(process, compiled)
+            clock = PairedClock(process)
             timing = clock.passes(clock.measure())
+            if compiled:
+                timing = timing.model_copy(update={"compiled": compiled.against(timing)})
             reference.end_timing()
             clock.check_idle_samples()
             draft.flags += self.runner.drift_flags(reference.task, timing)

@@ -324,11 +324,13 @@ def candidate_id(
 
 
 class CompiledBaseline(Record):
-    """The reference under torch.compile, timed in the same window as the candidate; where there is
-    no such time, `unavailable_reason` says why.
+    """What a candidate is worth against the reference under torch.compile, which is timed once
+    against the eager reference as candidates are; where there is no such time,
+    `unavailable_reason` says why.
 
-    `speedup` = reference_ms / candidate_ms with this reference_ms, a median in milliseconds per
-    forward call; its bounds are those of 95 % confidence, made as those of `Timing`.
+    `speedup` is the candidate's speedup over the eager reference divided by that of the compiled
+    one; the arms of both 95 % intervals add in quadrature on the log scale. `reference_ms` =
+    speedup x candidate_ms, in milliseconds per forward call.
     """
 
     mode: str
@@ -337,22 +339,11 @@ class CompiledBaseline(Record):
     speedup: PositiveFloat | None = None
     speedup_lower: PositiveFloat | None = None
     speedup_upper: PositiveFloat | None = None
-    drift: float | None = None
-    """relative change of its median, first to last third of the window"""
     graphs: PositiveInt | None = None
     """graphs that were compiled; more than one: it is broken by Python between"""
     compile_s: NonNegativeFloat | None = None
     """seconds that compiling took; 0 where an earlier candidate's was used"""
     unavailable_reason: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_former_name(cls, row: Any) -> Any:
-        """Rows written before version 1 of the protocol name the last field `why_not`."""
-        if isinstance(row, dict) and "why_not" in row:
-            row = {**row, "unavailable_reason": row["why_not"] or ""}
-            del row["why_not"]
-        return row
 
     @model_validator(mode="after")
     def _numbers_or_reason(self) -> CompiledBaseline:

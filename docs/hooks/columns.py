@@ -165,9 +165,9 @@ VERDICTS: Mapping[str, str] = {
     "timing.reference_backward_ms": "the backward pass alone; null as above",
     "timing.candidate_backward_ms": "the same of the candidate",
     "timing.compiled": (
-        "the reference under torch.compile in the same window: `mode`, `reference_ms`, `speedup`"
-        " with its interval, `drift`, `graphs`, `compile_s`, or `unavailable_reason`; null where"
-        " that was not asked for"
+        "against the reference under torch.compile: `mode`, `reference_ms`, `speedup` with its"
+        " interval, `graphs`, `compile_s`, or `unavailable_reason`; null where that was not asked"
+        " for"
     ),
     "timing.throttled": "whether the GPU lowered its clocks; null if it cannot report this",
     "correctness": (

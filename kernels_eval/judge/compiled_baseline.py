@@ -1,25 +1,25 @@
-"""The parent's handle on the compiled reference: the second baseline of a task, made once and kept
-with its reference process.
+"""The compiled reference: the second baseline of a task, timed once against the eager reference as
+a candidate is.
 
 Guarantees: whatever goes wrong with it (it does not compile, compiles too long, answers wrongly,
 dies, compiles again while it is timed) costs this baseline with a reason, never a verdict; it is
 timed only after its answers to two sets of inputs have passed the gates that candidates have to
-pass; its outputs lie where no candidate can look, and no longer than they are compared. Does not
-guarantee a baseline for every task: `unavailable_reason` says why there is none. A SIGKILL that is
-not blamed on it passes through as SandboxError.
+pass; its process has ended before the candidate at hand goes on. Does not guarantee a baseline for
+every task: `unavailable_reason` says why there is none. A SIGKILL that is not blamed on it passes
+through as SandboxError.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from typing import NoReturn
 
-from kernels_eval.errors import SandboxError
+from kernels_eval.config import MOST_DRIFT, REMEASURED
 from kernels_eval.judge.messages import Stop, one_line, parse_answer, parse_report
+from kernels_eval.judge.paired_timing import draw_sets, most_calls
 from kernels_eval.judge.reference_handle import ReferenceProcess, alone
-from kernels_eval.judge.timing import CompiledSampler
+from kernels_eval.judge.timing import measure, ratio_of_speedups
 from kernels_eval.judge.trials import Trial
 from kernels_eval.protocol import (
     A,
@@ -32,9 +32,9 @@ from kernels_eval.protocol import (
     Request,
     Sample,
 )
-from kernels_eval.records import CompiledBaseline, Reason
+from kernels_eval.records import CompiledBaseline, Reason, Timing
 from kernels_eval.sandbox import machine
-from kernels_eval.sandbox.channel import Fds, Message
+from kernels_eval.sandbox.channel import Fds
 from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 
 ROLE = "compiled"
@@ -45,59 +45,56 @@ class Lost(Exception):
 
 
 class CompiledReference:
-    """One task's reference under torch.compile, in a process of its own."""
+    """One task's reference under torch.compile."""
 
     def __init__(self, reference: ReferenceProcess) -> None:
         self.reference, self.config = reference, reference.config
         self.mode = self.config.timing.compile_mode
         self.unavailable_reason = ""
         self.graphs = 0
+        self.timing: Timing | None = None
         self._child: Child | None = None
         self._compile_s = 0.0
 
-    def open(self, server: ForkServer) -> None:
-        """Compile and check, once; afterwards only repeat what came of it. Raises SandboxError
-        where the machine failed."""
+    def measure(self, server: ForkServer) -> None:
+        """Compile, check and time it in a process of its own, once. Raises SandboxError where the
+        machine failed."""
         self._compile_s = 0.0
-        if self.unavailable_reason or (self._child is not None and self._child.dead is None):
+        if self.timing or self.unavailable_reason:
             return
-        self.close()
         started = time.monotonic()
         try:
             child = self._child = Child(server, ROLE, self.config.limits, processes=True)
             self._compile(child)
             for trial in [trial for trial in self.reference.trials if trial.as_drawn]:
                 self._check(trial)
+            self._compile_s = time.monotonic() - started
+            self.timing = self._time()
         except Lost:
-            pass  # `unavailable_reason` says why
-        except SandboxError:
-            self.close()
-            raise
-        self._compile_s = time.monotonic() - started
+            self._compile_s = self._compile_s or time.monotonic() - started
+        finally:
+            self._close()
 
-    def sampler(self, seeds: list[int]) -> CompiledSampler | None:
-        """What is timed, on the inputs of these seeds; None where there is nothing to time."""
-        with suppress(Lost):
-            if not self.unavailable_reason:
-                self.graphs = self._ask(DrawTimingInputs(seeds=seeds)).graphs
-                return CompiledSampler(self._sample, self._facts | {"graphs": self.graphs})
-        return None
+    def against(self, timing: Timing) -> CompiledBaseline:
+        """What a candidate with this timing is worth against it."""
+        if self.timing is None:
+            return CompiledBaseline(
+                mode=self.mode,
+                compile_s=self._compile_s,
+                unavailable_reason=self.unavailable_reason,
+            )
+        speedup, lower, upper = ratio_of_speedups(timing, self.timing)
+        return CompiledBaseline(
+            mode=self.mode,
+            compile_s=self._compile_s,
+            graphs=self.graphs,
+            reference_ms=timing.reference_ms / self.timing.speedup,
+            speedup=speedup,
+            speedup_lower=lower,
+            speedup_upper=upper,
+        )
 
-    def release_inputs(self) -> None:
-        """Give back the memory of the inputs: the samples are taken."""
-        if not self.unavailable_reason:
-            with suppress(Lost):  # it has been timed; the next candidate's verdict will say so
-                self._ask(DrawTimingInputs(seeds=[]))
-
-    def absent(self) -> CompiledBaseline:
-        """The record of a baseline that could not be timed."""
-        return CompiledBaseline(**self._facts, unavailable_reason=self.unavailable_reason)
-
-    @property
-    def _facts(self) -> Message:
-        return {"mode": self.mode, "compile_s": self._compile_s}
-
-    def close(self) -> None:
+    def _close(self) -> None:
         if self._child is not None:
             self._child.close()
             self._child = None
@@ -138,6 +135,27 @@ class CompiledReference:
                 f" {measured.rms:.2e}"
             )
 
+    def _time(self) -> Timing:
+        """In turn with the eager reference, on the same inputs. Raises Lost."""
+        reference = self.reference
+        seeds, _ = draw_sets(reference)
+        self.graphs = self._ask(DrawTimingInputs(seeds=seeds)).graphs
+        try:
+            for _ in range(1 + REMEASURED):
+                timing = measure(
+                    lambda calls: reference.ask(Sample(calls=calls)).ns,
+                    self._sample,
+                    self.config.timing,
+                    bound=lambda call_ns, _: (call_ns, call_ns),  # no foreign code runs there
+                    most_calls=most_calls(reference, len(seeds)),
+                )
+                if abs(timing.drift) <= MOST_DRIFT:
+                    break
+            return timing
+        finally:
+            if not reference.child.dead:
+                reference.ask(DrawTimingInputs(seeds=[]))  # gives back their memory
+
     def _sample(self, calls: int) -> int:
         answer = self._ask(Sample(calls=calls))
         if answer.graphs != self.graphs:
@@ -166,5 +184,5 @@ class CompiledReference:
 
     def _lose(self, why: str) -> NoReturn:
         self.unavailable_reason = one_line(why) or "no reason was given"
-        self.close()  # at once: its memory is needed
+        self._close()  # at once: its memory is needed
         raise Lost(self.unavailable_reason)

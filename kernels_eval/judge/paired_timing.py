@@ -1,5 +1,5 @@
-"""The parent's half of timing a candidate: which inputs, in turn with whom (the reference, and the
-compiled reference where it is asked for), bounded by which clock."""
+"""The parent's half of timing a candidate: which inputs, in turn with the reference, bounded by
+which clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 
 from kernels_eval.config import (
@@ -44,11 +44,10 @@ from kernels_eval.config import (
 from kernels_eval.devices import throttled
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.comparison import accepted
-from kernels_eval.judge.compiled_baseline import CompiledReference, Lost
 from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.messages import Stop, parse_report
+from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.timing import (
-    CompiledSampler,
     ImplausibleTime,
     measure,
     unsettled,
@@ -72,14 +71,33 @@ from kernels_eval.sandbox.sandbox import Child
 UNSEEN_NAME = "unseen"
 
 
+def draw_sets(reference: ReferenceProcess) -> tuple[list[int], float]:
+    """Let the reference draw sets of inputs: as many as memory and time allow. Returns their seeds,
+    and the seconds that one set takes."""
+    least = 2 if reference.task_bytes > LARGE_TASK_BYTES else FEWEST_SETS
+    seeds = [secrets.randbits(31) for _ in range(MOST_SETS)]
+    drawn = reference.ask(DrawTimingInputs(seeds=seeds[:least]))
+    one_set_s = max(drawn.seconds / least, 1e-6)
+    room = TIMED_INPUT_BYTES // max(1, reference.task_bytes)
+    count = int(max(least, min(MOST_SETS, room, DRAW_SETS_S / one_set_s)))
+    if count > least:
+        reference.ask(DrawTimingInputs(seeds=seeds[:count]))
+    return seeds[:count], one_set_s
+
+
+def most_calls(reference: ReferenceProcess, sets: int) -> int:
+    """Calls of a sample at most. Where all sets of inputs fit into the GPU's cache, each is called
+    once after it was flushed."""
+    cached = sets * reference.task_bytes < 2 * reference.loaded.cache_bytes
+    return sets if reference.device.startswith("cuda") and cached else MOST_CALLS_PER_SAMPLE
+
+
 class PairedClock:
     """Times a candidate against its reference. `idle_samples` counts timed samples and rounds in
     which not every call called a custom kernel."""
 
-    def __init__(
-        self, process: CandidateProcess, compiled: CompiledReference | None = None
-    ) -> None:
-        self.process, self.reference, self.compiled = process, process.reference, compiled
+    def __init__(self, process: CandidateProcess) -> None:
+        self.process, self.reference = process, process.reference
         self.config = process.config.timing
         self.on_gpu = process.reference.device.startswith("cuda")
         # what a process has computed that has ended is in no clock of its parent's
@@ -99,10 +117,10 @@ class PairedClock:
         the reference's turn, or gives wrong answers as soon as it is timed."""
         self.process.tell(Forget())
         try:
-            timing = self._measured(self._draw())
+            timing = self._measured()
             for _ in range(REMEASURED):  # in case the machine is quieter now
                 if unsettled(timing, self.config):
-                    timing = self._measured(self._draw())
+                    timing = self._measured()
         except ImplausibleTime as error:
             raise Stop(Reason.IMPLAUSIBLE_TIME, str(error)) from error
         if self.burnt_ns > BURNT_SHARE * self.process.config.threads * self.waited_ns:
@@ -136,54 +154,31 @@ class PairedClock:
                 f"no custom kernel ran in {self.idle_samples} timed samples",
             )
 
-    def _measured(self, seeds: list[int]) -> Timing:
-        """All processes in turn. Where the compiled reference is lost on the way, the other two are
-        timed once more from the start."""
-        if self.compiled and (sampler := self.compiled.sampler(seeds)):
-            with suppress(Lost):
-                return self._paired(sampler)
-        timing = self._paired(None)
-        if self.compiled is None:
-            return timing
-        return timing.model_copy(update={"compiled": self.compiled.absent()})
-
-    def _paired(self, compiled: CompiledSampler | None) -> Timing:
-        # Where all sets of inputs fit into the GPU's cache, each is called once after it was
-        # flushed.
-        cached = self.sets * self.reference.task_bytes < 2 * self.reference.loaded.cache_bytes
+    def _measured(self) -> Timing:
+        """Both processes in turn."""
+        self._draw()
         return measure(
             self._reference_sample,
             self._candidate_sample,
             self.config,
             bound=self._bound,
             throttled=throttled if self.on_gpu else lambda: None,
-            most_calls=self.sets if self.on_gpu and cached else MOST_CALLS_PER_SAMPLE,
-            compiled=compiled,
+            most_calls=most_calls(self.reference, self.sets),
         )
 
-    def _draw(self) -> list[int]:
-        """Give both processes the same sets of inputs: as many as memory and time allow. Returns
-        their seeds."""
-        least = FEWEST_SETS
-        large = self.reference.task_bytes > LARGE_TASK_BYTES
-        if large:
-            least = 2
-        self.fewest = 1 if large else 2
-        seeds = [secrets.randbits(31) for _ in range(MOST_SETS)]
-        drawn = self.reference.ask(DrawTimingInputs(seeds=seeds[:least]))
-        one_set_s = max(drawn.seconds / least, 1e-6)
-        room = TIMED_INPUT_BYTES // max(1, self.reference.task_bytes)
-        count = int(max(least, min(MOST_SETS, room, DRAW_SETS_S / one_set_s)))
-        if count > least:
-            self.reference.ask(DrawTimingInputs(seeds=seeds[:count]))
-        self.seeds, self.sets = seeds[:count], count
+    def _draw(self) -> None:
+        """Give both processes the same sets of inputs."""
+        self.seeds, one_set_s = draw_sets(self.reference)
+        self.sets = len(self.seeds)
         self._give_inputs()
+        large = self.reference.task_bytes > LARGE_TASK_BYTES
+        self.fewest = 1 if large else 2
+        room = TIMED_INPUT_BYTES // max(1, self.reference.task_bytes)
         if self.on_gpu:
             room = max(room, UNSEEN_BYTES // max(1, self.reference.task_bytes))
         self.unseen = int(max(self.fewest, min(MOST_UNSEEN, room, UNSEEN_DRAW_S / one_set_s)))
         if not large:
             self.unseen = max(self.sets, self.unseen)
-        return self.seeds
 
     def _give_inputs(self) -> None:
         inputs, descriptor = self.reference.memory.draw(self.seeds)
@@ -229,8 +224,6 @@ class PairedClock:
         self.reference.ask(DrawTimingInputs(seeds=[]))
         self.process.tell(Forget())
         self.given = False
-        if self.compiled:
-            self.compiled.release_inputs()
         reported = max(call_ns, 1.0)
         fewest = max(
             self.fewest, int(min(REVEALING_CALLS, self.unseen, REVEALING_ROUND_NS / reported))

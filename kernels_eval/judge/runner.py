@@ -99,13 +99,14 @@ class Runner(Workplace):
         return held
 
     def compiled(self, reference: ReferenceProcess) -> CompiledReference | None:
-        """The second baseline of this reference, where it is asked for: compiled for the first
-        candidate that is to be timed, and kept."""
+        """The second baseline of this reference, where it is asked for: compiled and timed for the
+        first candidate that is to be timed."""
         if not self.config.timing.compiles:
             return None
         if self._compiled is None:
             self._compiled = CompiledReference(reference)
-        self._compiled.open(self.server)
+            self.warm_pool.settle()  # nothing starts or ends while it is timed
+        self._compiled.measure(self.server)
         return self._compiled
 
     def drift_flags(self, task: KernelTask, timing: Timing) -> list[str]:
@@ -120,9 +121,8 @@ class Runner(Workplace):
         return [name for name, seen in flags.items() if seen]
 
     def drop_reference(self) -> None:
-        for held in (self._compiled, self._reference):
-            if held:
-                self.warm_pool.close_async(held.close)
+        if self._reference:
+            self.warm_pool.close_async(self._reference.close)
         self._compiled = self._reference = None
 
     def close(self) -> None:

@@ -1,17 +1,16 @@
 """Paired measurement and its statistics.
 
 The reference and the candidate are separate processes; the parent asks each in turn for a sample,
-in ABBA order, so slow drift of the machine hits both alike. A second baseline takes its turn
-between them (ACBBCA), in the same window and with as many calls. Guarantees: at least the
-configured pairs, an interval with every speedup, and a bound by the parent's own clock that the
-candidate cannot forge. Statistics are pure functions of the samples.
+in ABBA order, so slow drift of the machine hits both alike. Guarantees: at least the configured
+pairs, an interval with every speedup, and a bound by the parent's own clock that the candidate
+cannot forge. Statistics are pure functions of the samples.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,8 +28,7 @@ from kernels_eval.config import (
     WARM_SHARE,
     TimingConfig,
 )
-from kernels_eval.records import CompiledBaseline, Timing
-from kernels_eval.sandbox.channel import Message
+from kernels_eval.records import Timing
 
 Sampler = Callable[[int], int]
 """Given a number of forward calls, runs them as one sample and returns nanoseconds as the process
@@ -62,15 +60,6 @@ class _Series:
         return float(np.median(self.reported))
 
 
-@dataclass(frozen=True)
-class CompiledSampler:
-    """The reference under torch.compile: its sampler, and what its record says besides the
-    times."""
-
-    sample: Sampler
-    facts: Message
-
-
 def measure(
     reference: Sampler,
     candidate: Sampler,
@@ -79,49 +68,64 @@ def measure(
     bound: Bound,
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS_PER_SAMPLE,
-    compiled: CompiledSampler | None = None,
 ) -> Timing:
     """Measure both processes until the 95 % interval of log(speedup) is narrow enough or the budget
     is spent.
 
-    With `compiled`, all three until both intervals are, for half as long again. The budget is
-    `max_s`, and `precise_s` where the interval of PRECISE_PAIRS is narrow enough by then: more
-    samples of slow calls would sharpen what the spread between processes blurs anyway. A sample
-    holds `most_calls` calls at most.
+    The budget is `max_s`, and `precise_s` where the interval of PRECISE_PAIRS is narrow enough by
+    then: more samples of slow calls would sharpen what the spread between processes blurs anyway.
+    A sample holds `most_calls` calls at most.
 
     The candidate's time is never less than its bound: where it reports less than
     CLOCK_BOUND_SHARE of it, the bound counts. `throttled()` tells whether the device slows its
     clocks now. Raises ImplausibleTime where it reports less than ACCUSED_SHARE of the least that
     the bound can be, in every one of several rounds.
     """
-    b = _Series(candidate)
-    baselines = [_Series(reference)]
-    if compiled:
-        baselines.append(_Series(compiled.sample))
-    series = [*baselines, b]
-    calls = _calls_per_sample(series, config, most_calls)
+    a, b = _Series(reference), _Series(candidate)
+    calls = _calls_per_sample((a, b), config, most_calls)
     slowed = [throttled()]
     started = time.monotonic()
     elapsed_s = 0.0
-    while not _enough(baselines, b, elapsed_s, config):
-        for each in (*series, *reversed(series)):
+    while not _enough(a, b, elapsed_s, config):
+        for each in (a, b, b, a):
             each.take(calls)
-        elapsed_s = (time.monotonic() - started) * 2 / len(series)
+        elapsed_s = time.monotonic() - started
     slowed.append(throttled())
-    least, credible_ns = _plausible_bound(series, calls, config, bound)
+    least, credible_ns = _plausible_bound(a, b, calls, bound)
     slower = credible_ns * calls / b.median
     if slower > 1:  # what was too fast to be credible is not what counts
         b.reported = [max(1, round(ns * slower)) for ns in b.reported]
-    against = [_against(baseline, b, calls, config) for baseline in baselines]
+    low, high = log_ratio_interval(a.reported, b.reported, resamples=config.bootstrap)
+    speedup = a.median / b.median
+    low, high = widened(low, high, math.log(speedup), config.process_spread)
     return Timing(
-        **against[0],
+        reference_ms=a.median / calls / 1e6,
         candidate_ms=b.median / calls / 1e6,
+        speedup=speedup,
+        speedup_lower=min(math.exp(low), speedup),
+        speedup_upper=max(math.exp(high), speedup),
         pairs=len(b.reported),
         calls_per_sample=calls,
         clock_bound_ms=max(least, 1.0) / 1e6,
+        drift=drift(a.reported),
         throttled=None if None in slowed else any(slowed),
-        compiled=CompiledBaseline(**compiled.facts, **against[1]) if compiled else None,
     )
+
+
+def ratio_of_speedups(candidate: Timing, baseline: Timing) -> tuple[float, float, float]:
+    """The speedup of a candidate over a baseline, where both were timed against the same
+    reference, and its 95 % bounds: the arms of both intervals add in quadrature on the log
+    scale."""
+    speedup = candidate.speedup / baseline.speedup
+    below = math.hypot(
+        math.log(candidate.speedup / candidate.speedup_lower),
+        math.log(baseline.speedup_upper / baseline.speedup),
+    )
+    above = math.hypot(
+        math.log(candidate.speedup_upper / candidate.speedup),
+        math.log(baseline.speedup / baseline.speedup_lower),
+    )
+    return speedup, speedup * math.exp(-below), speedup * math.exp(above)
 
 
 def unsettled(timing: Timing, config: TimingConfig) -> bool:
@@ -134,40 +138,18 @@ def unsettled(timing: Timing, config: TimingConfig) -> bool:
     return drifted or slowed or abs(ratio - 1) < 1e-6
 
 
-def _enough(
-    baselines: list[_Series], candidate: _Series, elapsed_s: float, config: TimingConfig
-) -> bool:
-    """Is the budget spent, or is every interval narrow enough, over samples enough?"""
+def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: TimingConfig) -> bool:
+    """Is the budget spent, or is the interval narrow enough, over samples enough?"""
     pairs = len(candidate.reported)
     if pairs >= 4 and elapsed_s >= config.max_s:
         return True
-    sampled_ns = min(sum(each.reported) for each in (*baselines, candidate))
+    sampled_ns = min(sum(each.reported) for each in (reference, candidate))
     enough = pairs >= config.min_pairs and sampled_ns >= config.min_side_s * 1e9
     precise = pairs >= PRECISE_PAIRS and elapsed_s >= config.precise_s
     if not (enough or precise) or pairs % 10:
         return False
-    intervals = (
-        log_ratio_interval(each.reported, candidate.reported, resamples=200) for each in baselines
-    )
-    return all((high - low) / 2 <= config.interval_width for low, high in intervals)
-
-
-def _against(
-    baseline: _Series, candidate: _Series, calls: int, config: TimingConfig
-) -> dict[str, float]:
-    """What the candidate is worth against one baseline: its latency in ms a call, the speedup with
-    its widened interval, its drift."""
-    reported = baseline.reported, candidate.reported
-    low, high = log_ratio_interval(*reported, resamples=config.bootstrap)
-    speedup = baseline.median / candidate.median
-    low, high = widened(low, high, math.log(speedup), config.process_spread)
-    return {
-        "reference_ms": baseline.median / calls / 1e6,
-        "speedup": speedup,
-        "speedup_lower": min(math.exp(low), speedup),
-        "speedup_upper": max(math.exp(high), speedup),
-        "drift": drift(baseline.reported),
-    }
+    low, high = log_ratio_interval(reference.reported, candidate.reported, resamples=200)
+    return (high - low) / 2 <= config.interval_width
 
 
 def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
@@ -201,8 +183,8 @@ def log_ratio_interval(
     return float(low), float(high)
 
 
-def _calls_per_sample(series: list[_Series], config: TimingConfig, most_calls: int) -> int:
-    """Warm all processes, then batch calls until the shorter sample is long enough.
+def _calls_per_sample(series: Sequence[_Series], config: TimingConfig, most_calls: int) -> int:
+    """Warm both processes, then batch calls until the shorter sample is long enough.
 
     The batch grows by what the parent's clock sees, too: a process that reports next to nothing
     does not get a million calls.
@@ -238,10 +220,7 @@ def _warm(series: _Series, config: TimingConfig) -> None:
 
 
 def _plausible_bound(
-    series: list[_Series],
-    calls: int,
-    config: TimingConfig,
-    measured: Bound,
+    reference: _Series, candidate: _Series, calls: int, measured: Bound
 ) -> tuple[float, float]:
     """The parent's own bound on a call of the candidate and the time that counts, in nanoseconds.
     Raises ImplausibleTime.
@@ -250,7 +229,6 @@ def _plausible_bound(
     time of all rounds are compared, and a difference that noise could make accuses nobody: then
     the bound counts.
     """
-    reference, *_, candidate = series
     call_ns, least, bound = candidate.median / calls, math.inf, math.inf
     for number in range(3):
         if number:

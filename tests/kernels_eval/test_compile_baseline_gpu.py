@@ -168,16 +168,6 @@ def test_a_reference_that_does_not_compile_in_time_costs_no_verdict():
         assert "took longer than 0.05 s" in compiled_of(bench()).unavailable_reason
 
 
-def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench):
-    import torch
-
-    compiled_of(bench())
-    held = torch.cuda.mem_get_info()[0]
-    bench.runner.drop_reference()
-    bench.runner.warm_pool.wait_closed()
-    assert torch.cuda.mem_get_info()[0] > held, "two processes have ended"
-
-
 @pytest.fixture(scope="module")
 def profile():
     server = ForkServer(threads=1, readable=())

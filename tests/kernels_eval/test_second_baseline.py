@@ -1,5 +1,7 @@
-"""torch.compile as a second baseline: what stays as it was without it, and the statistics of three
-sides on samplers whose truth is known. What needs a compiler is in test_compiled_baseline.py."""
+"""torch.compile as a second baseline: what stays as it was without it, and the statistics of the
+ratio of two speedups. What needs a compiler is in test_compiled_baseline.py."""
+
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -7,7 +9,8 @@ from pydantic import ValidationError
 from kernels_eval.__main__ import render
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
 from kernels_eval.errors import UsageError
-from kernels_eval.judge.timing import CompiledSampler, measure
+from kernels_eval.judge.compiled_baseline import CompiledReference
+from kernels_eval.judge.timing import measure, ratio_of_speedups
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict, stable_hash
 from kernels_eval.settings import load_protocol
 from tests.support.scripted_time import busy, scripted_time
@@ -22,7 +25,6 @@ CONFIG = TimingConfig(
     sample_us=200,
     process_spread=0.0,
 )
-FACTS = {"mode": "default", "graphs": 1, "compile_s": 12.5}
 BOTH = {"baselines": ("eager", "compile")}
 
 
@@ -38,67 +40,60 @@ class Scripted:
         return busy(self.call_ns * calls * (1 + 0.01 * ((self.asked * 7) % 5 - 2) / 2))
 
 
-def measured(eager_ns, candidate_ns, compiled_ns):
+def measured(reference_ns, candidate_ns):
     turns = []
-    third = (
-        None if compiled_ns is None else CompiledSampler(Scripted("c", compiled_ns, turns), FACTS)
-    )
     timing = measure(
-        Scripted("a", eager_ns, turns),
+        Scripted("a", reference_ns, turns),
         Scripted("b", candidate_ns, turns),
         CONFIG,
-        compiled=third,
         bound=lambda *_: (1.0, 1.0),
     )
     return timing, "".join(turns)
 
 
-def test_three_sides_take_turns_in_an_order_that_reads_the_same_backwards():
-    timing, turns = measured(500_000, 250_000, 400_000)
-    window = turns[-6 * (timing.pairs // 2) :]
-    assert window == "acbbca" * (timing.pairs // 2), (
-        "each side is sampled as often as the others, at the same time on average"
-    )
+def against(timing, compiled_ns=400_000, *, reason=""):
+    """The record of a candidate against a compiled reference of so many nanoseconds a call."""
+    config = EvalConfig(timing=TimingConfig.model_validate(BOTH))
+    reference = CompiledReference(SimpleNamespace(config=config))
+    reference.unavailable_reason, reference.graphs = reason, 1
+    reference.timing = None if reason else measured(500_000, compiled_ns)[0]
+    return reference.against(timing)
+
+
+def test_both_sides_are_sampled_in_an_order_that_reads_the_same_backwards():
+    timing, turns = measured(500_000, 250_000)
+    assert turns.endswith("abba" * (timing.pairs // 2)) and timing.compiled is None
 
 
 def test_the_speedup_against_each_baseline_has_its_own_interval():
-    timing, _ = measured(500_000, 250_000, 400_000)
+    timing, _ = measured(500_000, 250_000)
     assert timing.speedup == pytest.approx(2.0, rel=0.02)
-    compiled = timing.compiled
-    assert compiled is not None and (
-        compiled.mode,
-        compiled.graphs,
-        compiled.compile_s,
-        compiled.unavailable_reason,
-    ) == ("default", 1, 12.5, "")
-    assert compiled.reference_ms == pytest.approx(
-        0.4, rel=0.02
-    ) and compiled.speedup == pytest.approx(1.6, rel=0.02)
+    compiled = against(timing)
+    assert (compiled.mode, compiled.graphs, compiled.unavailable_reason) == ("default", 1, "")
+    assert compiled.reference_ms == pytest.approx(0.4, rel=0.02)
+    assert compiled.speedup == pytest.approx(1.6, rel=0.02)
+    assert compiled.speedup == pytest.approx(compiled.reference_ms / timing.candidate_ms)
     assert compiled.speedup_lower <= 1.6 * 1.01 and compiled.speedup_upper >= 1.6 * 0.99
     assert timing.speedup_lower > compiled.speedup_upper, "eager and compiled are told apart"
 
 
-def test_a_third_side_leaves_the_numbers_of_the_other_two_alone():
-    alone, turns = measured(500_000, 250_000, None)
-    assert "abbaabba" in turns and alone.compiled is None
-    beside, _ = measured(500_000, 250_000, 400_000)
-    assert beside.speedup == pytest.approx(alone.speedup, rel=0.01)
-
-
-def test_the_fastest_side_decides_how_many_calls_a_sample_holds():
-    timing, _ = measured(500_000, 250_000, 10_000)
-    assert timing.calls_per_sample >= CONFIG.sample_us * 1e3 / 10_000
-
-
-def test_a_third_side_whose_time_is_not_known_yet_keeps_the_measurement_going():
-    config = CONFIG.model_copy(update={"interval_width": 0.02, "max_s": 2.0})
-    spread = iter(range(10**9))
-    third = CompiledSampler(lambda calls: busy(4e5 * calls * (1 + (next(spread) % 7))), FACTS)
-    steady = {"bound": lambda *_: (1.0, 1.0), "compiled": third}
-    timing = measure(
-        lambda calls: busy(5e5 * calls), lambda calls: busy(2.5e5 * calls), config, **steady
-    )
-    assert timing.pairs > 4 * config.min_pairs
+@pytest.mark.parametrize(
+    "candidate, baseline, expected",
+    [
+        ((2.0, 1.0, 4.0), (1.0, 1.0, 1.0), (2.0, 1.0, 4.0)),
+        ((2.0, 2.0, 2.0), (4.0, 2.0, 16.0), (0.5, 0.125, 1.0)),
+        # 3 and 4 doublings below, 6 and 8 above
+        ((1.0, 1 / 8, 64.0), (1.0, 1 / 256, 16.0), (1.0, 2.0**-5, 2.0**10)),
+    ],
+)
+def test_arms_of_two_intervals_add_in_quadrature(candidate, baseline, expected):
+    timing, _ = measured(500_000, 250_000)
+    names = ("speedup", "speedup_lower", "speedup_upper")
+    both = [
+        timing.model_copy(update=dict(zip(names, numbers, strict=True)))
+        for numbers in (candidate, baseline)
+    ]
+    assert ratio_of_speedups(*both) == pytest.approx(expected)
 
 
 def test_the_default_is_eager_alone_and_hashes_as_it_did():
@@ -149,12 +144,12 @@ def test_baselines_that_make_no_sense_are_refused(bad):
 
 
 def test_a_timing_without_it_is_written_as_it_always_was():
-    timing, _ = measured(500_000, 250_000, None)
+    timing, _ = measured(500_000, 250_000)
     names = "reference_ms candidate_ms speedup speedup_lower speedup_upper pairs calls_per_sample"
     names += " clock_bound_ms drift throttled"
     assert set(timing.model_dump()) == set(names.split())
     assert Timing.model_validate(timing.model_dump()) == timing
-    with_it, _ = measured(500_000, 250_000, 400_000)
+    with_it = timing.model_copy(update={"compiled": against(timing)})
     assert Timing.model_validate_json(with_it.model_dump_json()) == with_it
 
 
@@ -173,8 +168,9 @@ def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad):
 
 
 def test_a_verdict_for_a_person_names_the_baseline():
+    timing, _ = measured(500_000, 250_000)
+
     def shown(compiled):
-        timing, _ = measured(500_000, 250_000, 400_000)
         facts = {
             "candidate_id": "c",
             "task_id": "t",
@@ -184,11 +180,9 @@ def test_a_verdict_for_a_person_names_the_baseline():
         }
         return render(Verdict(**facts, timing=timing.model_copy(update={"compiled": compiled})))
 
-    there = measured(500_000, 250_000, 400_000)[0].compiled
-    assert "against torch.compile (default): speedup 1.60" in shown(there)
-    assert "no baseline, it does not compile" in shown(
-        CompiledBaseline(mode="default", unavailable_reason="it does not compile")
-    )
+    assert "against torch.compile (default): speedup 1.60" in shown(against(timing))
+    lost = against(timing, reason="it does not compile")
+    assert "no baseline, it does not compile" in shown(lost)
     assert "torch.compile" not in shown(None)
 
 

@@ -3,7 +3,7 @@ constants, each with its source."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import (
     Field,
@@ -20,7 +20,6 @@ from kernels_eval.records import Record, Sparing
 TRANSFORMS = "concur.build_transforms"
 Baseline = Literal["eager", "compile"]
 SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
-Architecture = Annotated[str, Field(pattern=r"^sm_\d{2,3}[af]?$")]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -36,9 +35,6 @@ class BuildConfig(Record):
     """such as '9.0'; default: that of the GPU, else 9.0"""
     lite_headers: bool = True
     """try the lite header tier first; the verdict does not depend on it"""
-    architectures: tuple[Architecture, ...] = Field(default=(), exclude_if=lambda asked: not asked)
-    """compile CUDA candidates for these as well, such as sm_80, and note what comes of it; the
-    verdict does not depend on it"""
     transforms: tuple[str, ...] = Field(default=(), exclude_if=lambda asked: not asked)
     """what changes libraries once they are linked, in this order: extensions by their names
     (docs/how-to/extend.md)"""
@@ -371,8 +367,6 @@ REFERENCE_DRIFT = 1.2
 """A reference median that differs by this factor from the first one of this process is flagged."""
 REMEASURED = 1
 """How often a measurement that the machine disturbed is repeated."""
-PASS_PAIRS = 11
-"""Samples of each pass, where a task asks for gradients."""
 FEWEST_SETS, MOST_SETS = 3, 64
 """Sets of inputs that timed calls rotate over."""
 LARGE_TASK_BYTES = 2 << 30

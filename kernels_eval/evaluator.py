@@ -163,7 +163,7 @@ class Evaluator:
         with draft.phase("timing_s"):
             self.runner.warm_pool.settle()  # nothing starts or ends while it is timed
             clock = PairedClock(process)
-            timing = clock.passes(clock.measure())
+            timing = clock.measure()
             if compiled:
                 timing = timing.model_copy(update={"compiled": compiled.against(timing)})
             reference.end_timing()

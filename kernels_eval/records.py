@@ -379,12 +379,6 @@ class Timing(Record):
     """did the GPU report lowered clocks; None where it cannot say"""
     compiled: CompiledBaseline | None = UNWRITTEN
     """None where torch.compile was not asked for as a baseline"""
-    reference_forward_ms: PositiveFloat | None = UNWRITTEN
-    """of a task that asks for gradients: the reference's forward pass alone, by its own clock"""
-    candidate_forward_ms: PositiveFloat | None = UNWRITTEN
-    reference_backward_ms: PositiveFloat | None = UNWRITTEN
-    """the backward pass alone; the other times are those of both"""
-    candidate_backward_ms: PositiveFloat | None = UNWRITTEN
 
 
 class Correctness(Record):
@@ -419,19 +413,6 @@ class Phases(Record):
     """paired samples and the parent's clock bound"""
 
 
-class ArchitectureBuild(Record):
-    """What nvcc made of a candidate's CUDA sources for one architecture. Registers are those of the
-    kernel that takes most, spilled bytes of all kernels together; None where it does not build."""
-
-    arch: str
-    builds: bool
-    registers: NonNegativeInt | None = None
-    spill_bytes: NonNegativeInt | None = None
-    """stores and loads of a thread"""
-    detail: str = ""
-    """the first error"""
-
-
 class Verdict(Record):
     """What verification says of one candidate: one status, one reason, a timing only when
     correct."""
@@ -458,22 +439,12 @@ class Verdict(Record):
     """what static screening noticed without rejecting"""
     build_tier: str | None = None
     build_cached: bool = False
-    architectures: tuple[ArchitectureBuild, ...] = Field(
-        default=(), exclude_if=lambda found: not found
-    )
-    """one for each of `build.architectures`, of candidates whose CUDA sources reached nvcc; null in
-    tables where there is none"""
     isolation: tuple[str, ...] = ()
     device: str = ""
     build_s: NonNegativeFloat = 0.0
     run_s: NonNegativeFloat = 0.0
     phases: Phases | None = None
     log_tail: str = ""
-
-    @field_validator("architectures", mode="before")
-    @classmethod
-    def _of_a_table(cls, value: object) -> object:
-        return () if value is None else value
 
     @model_validator(mode="after")
     def _legal(self) -> Verdict:

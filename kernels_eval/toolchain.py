@@ -77,11 +77,6 @@ class Toolchain:
         return _run(self.nvcc, "--version").stdout.splitlines()[-1] if self.nvcc else "none"
 
     @cached_property
-    def architectures(self) -> tuple[str, ...]:
-        """Those that nvcc compiles for, such as sm_90."""
-        return tuple(_run(self.nvcc, "--list-gpu-code").stdout.split()) if self.nvcc else ()
-
-    @cached_property
     def key(self) -> str:
         headers = [
             (str(p.relative_to(HEADERS)), p.read_text())

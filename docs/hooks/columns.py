@@ -160,10 +160,6 @@ VERDICTS: Mapping[str, str] = {
     "timing.calls_per_sample": "forward calls batched into a sample",
     "timing.clock_bound_ms": "the candidate's latency on unseen inputs by the parent's own clock",
     "timing.drift": "relative change of the reference's median over the window",
-    "timing.reference_forward_ms": "the forward pass alone; null where no gradients are asked for",
-    "timing.candidate_forward_ms": "the same of the candidate",
-    "timing.reference_backward_ms": "the backward pass alone; null as above",
-    "timing.candidate_backward_ms": "the same of the candidate",
     "timing.compiled": (
         "against the reference under torch.compile: `mode`, `reference_ms`, `speedup` with its"
         " interval, `graphs`, `compile_s`, or `unavailable_reason`; null where that was not asked"
@@ -191,11 +187,6 @@ VERDICTS: Mapping[str, str] = {
     "flags": "observations that did not lead to a rejection",
     "build_tier": "`lite` or `full` headers; null: nothing to build",
     "build_cached": "every build came from the cache",
-    "architectures": (
-        "for each of `build.architectures`: `builds` there or not, the most `registers`"
-        " of a kernel, `spill_bytes` (stores and loads of all kernels), `detail`: the first error;"
-        " null where none was asked for"
-    ),
     "isolation": "isolation layers that were active",
     "device": "the GPU's name, or `cpu`; empty where the reference was never loaded",
     "build_s": "screening, reading build requests and building",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from kernels_eval.compile.process import (
 from kernels_eval.compile.transforms import BuildTransform, load_transforms
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError, UsageError
-from kernels_eval.records import ArchitectureBuild, Reason, stable_hash
+from kernels_eval.records import Reason, stable_hash
 from kernels_eval.sandbox.process_tree import WALL_SHARE, Deadline
 from kernels_eval.source.lexer import blank
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
@@ -79,12 +79,6 @@ NVCC_FLAGS = """-DTORCH_API_INCLUDE_EXTENSION_H -D__CUDA_NO_HALF_OPERATORS__
     -D__CUDA_NO_HALF_CONVERSIONS__ -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__
     --expt-relaxed-constexpr --compiler-options -fPIC -std=c++20 -w""".split()
 
-ARCHITECTURE = re.compile(
-    r"(?:^|(?<=\0))-?-(?:arch|gpu-architecture|code|gpu-code|gencode|generate-code)[=\0][^\0]*\0?"
-)
-"""Flags that name one, and their values, in a list that is joined by null characters."""
-REGISTERS = re.compile(r"^ptxas info\s*: Used (\d+) registers", re.MULTILINE)
-SPILLED = re.compile(r"^ .*\b(\d+) bytes spill stores, (\d+) bytes spill loads", re.MULTILINE)
 ENDED = {
     "timeout": "the build ran past its deadline of {:g} s of processor time and sleep"
     f" (build.timeout_s), or {WALL_SHARE} times as long by the clock\n",
@@ -192,30 +186,6 @@ class Attempt:
             raise ToolFailedError(outcome)
         return printed.read_text(errors="replace")
 
-    def for_architecture(self, arch: str) -> ArchitectureBuild:
-        """Compile the CUDA sources for one architecture, and link nothing."""
-        self.work.mkdir()
-        self.deadline = Deadline(self.timeout_s)
-        if self.tier == "lite":
-            self.prepared.operators.write(self._text, self.work / "operators")
-        outcomes = []
-        for name in self._write_units():
-            source = self.work / name
-            if name.endswith(".cu"):
-                command = [*self.command(name, arch), "-cubin", "--resource-usage", str(source)]
-                outcomes.append(self._run([*command, "-o", f"{source}bin"]))
-        log = log_of(self.work)
-        if (failed := next((each for each in outcomes if each != "ok"), None)) is not None:
-            raise_if_full(self.prepared.tools.cache, log)
-            said = ENDED.get(failed, "").format(self.timeout_s) + interesting(log, self.work)
-            return ArchitectureBuild(arch=arch, builds=False, detail=said.partition("\n")[0][:300])
-        return ArchitectureBuild(
-            arch=arch,
-            builds=True,
-            registers=max(map(int, REGISTERS.findall(log)), default=0),
-            spill_bytes=sum(int(count) for pair in SPILLED.findall(log) for count in pair),
-        )
-
     def _write_units(self) -> list[str]:
         """The names of all translation units, which are in `work` now."""
         headers = [(f"{OWN_HEADERS}/{name}", text) for name, text in self.spec.headers]
@@ -247,9 +217,8 @@ class Attempt:
 
     # -- commands ----------------------------------------------------------------------------------
 
-    def command(self, name: str, arch: str = "") -> list[str]:
-        """The compiler of a translation unit with all flags, and without the unit itself; for
-        `arch` instead of the GPU, or what the candidate names."""
+    def command(self, name: str) -> list[str]:
+        """The compiler of a translation unit with all flags, and without the unit itself."""
         spec, tools = self.spec, self.prepared.tools
         headers = "bindings" if name == "main.cpp" and self._only_declares() else self.tier
         switches = [f"-DTORCH_EXTENSION_NAME={spec.name}"]
@@ -261,11 +230,8 @@ class Attempt:
             flags = [tools.cxx, *COMMON_CXX, *FEW_ERRORS * tools.is_gcc, *switches]
             flags += spec.extra_cflags
         else:
-            own = list(spec.extra_cuda_cflags)
-            gpu = [f"-arch={self._variant(arch)}"] if arch else self._gpu()
-            flags = [str(tools.nvcc), *switches, *NVCC_FLAGS, *gpu, "-ccbin", tools.cxx]
-            kept = ARCHITECTURE.sub("", "\0".join(own)).split("\0") if arch else own
-            flags += filter(None, kept)
+            flags = [str(tools.nvcc), *switches, *NVCC_FLAGS, *self._gpu(), "-ccbin", tools.cxx]
+            flags += spec.extra_cuda_cflags
         return flags + self._includes(headers)
 
     def _only_declares(self) -> bool:
@@ -273,11 +239,6 @@ class Attempt:
         operator of torch."""
         text = blank("\n".join(self.spec.cpp_sources))
         return self.tier == "lite" and bool(self.spec.cuda_sources) and only_declares(text)
-
-    def _variant(self, arch: str) -> str:
-        """With the letter that the candidate names it with: sm_90a for sm_90."""
-        named = re.search(rf"\b{arch}[af]\b", " ".join(self.spec.extra_cuda_cflags))
-        return named[0] if named else arch
 
     def _gpu(self) -> list[str]:
         if any("arch" in flag or "gencode" in flag for flag in self.spec.extra_cuda_cflags):
@@ -444,35 +405,6 @@ class Builder:
             self.confine,
             transforms=tuple(self.transforms.values()),
         )
-
-    def for_architectures(
-        self, asked: Sequence[tuple[ExtensionSpec, Build]]
-    ) -> Iterator[ArchitectureBuild]:
-        """What comes of all extensions of a candidate for each architecture of the configuration;
-        nothing where no CUDA source reached the compiler. Raises ToolchainError where nvcc does
-        not know one."""
-        wanted = self.config.architectures
-        cuda = [(spec, build) for spec, build in asked if spec.uses_cuda and build.tier]
-        known = self.tools.architectures if cuda and wanted else ()
-        if unknown := [arch for arch in wanted if cuda and arch.rstrip("af") not in known]:
-            raise ToolchainError(
-                f"{self.tools.nvcc_version} does not compile for {', '.join(unknown)}",
-                f"name some of {', '.join(known)} as architectures",
-            )
-        for arch in wanted if cuda else ():
-            made = [self._for_architecture(*each, arch) for each in cuda]
-            bad = next((each for each in made if not each.builds), None)
-            yield bad or ArchitectureBuild(
-                arch=arch,
-                builds=True,
-                registers=max(each.registers or 0 for each in made),
-                spill_bytes=sum(each.spill_bytes or 0 for each in made),
-            )
-
-    def _for_architecture(self, spec: ExtensionSpec, build: Build, arch: str) -> ArchitectureBuild:
-        tier: Tier = "lite" if build.tier == "lite" else "full"
-        with tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root) as folder:
-            return self.attempt(spec, tier, Path(folder)).for_architecture(arch)
 
     def lite_can(self, spec: ExtensionSpec) -> bool:
         """Whether to try lite: not for sources that bind themselves, or name what only torch's

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from kernels_eval.protocol import A, Request, storable
 from kernels_eval.records import (
-    ArchitectureBuild,
     Candidate,
     Correctness,
     KernelTask,
@@ -49,7 +48,6 @@ class Prepared(Record):
     flags: tuple[str, ...] = ()
     tier: str | None = None
     cached: bool = False
-    architectures: tuple[ArchitectureBuild, ...] = ()
     seconds: float = 0.0
 
 
@@ -203,7 +201,6 @@ def verdict_of(
             "flags": tuple(dict.fromkeys((*prepared.flags, *draft.flags))),
             "build_tier": draft.late_tier or prepared.tier,
             "build_cached": prepared.cached,
-            "architectures": prepared.architectures,
             "build_s": prepared.seconds,
         }
     )

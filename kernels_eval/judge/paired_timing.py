@@ -29,7 +29,6 @@ from kernels_eval.config import (
     MOST_UNSEEN,
     OVERHEAD_DOUBT,
     OVERHEAD_SHARE,
-    PASS_PAIRS,
     REMEASURED,
     REVEALING_CALLS,
     REVEALING_ROUND_NS,
@@ -127,24 +126,6 @@ class PairedClock:
             raise Stop(Reason.BACKGROUND_WORK, "the process computes while the reference is timed")
         self._raise_for_bandwidth(timing)
         return timing
-
-    def passes(self, timing: Timing) -> Timing:
-        """With the times of the forward and of the backward pass, each in turn with the
-        reference's. Without gradients, as it was."""
-        if not self.reference.loaded.gradients:
-            return timing
-        self._draw()
-        found = {}
-        for name in ("forward", "backward"):
-            sample = Sample(calls=timing.calls_per_sample, only=name)
-            pairs = [
-                (self.reference.ask(sample).ns, self.process.ask(sample).ns)
-                for _ in range(PASS_PAIRS)
-            ]
-            own, theirs = (statistics.median(spent) for spent in zip(*pairs, strict=True))
-            for whose, spent in (("reference", own), ("candidate", theirs)):
-                found[f"{whose}_{name}_ms"] = max(spent / timing.calls_per_sample / 1e6, 1e-9)
-        return timing.model_copy(update=found)
 
     def check_idle_samples(self) -> None:
         """Raise Stop where a timed sample ran without the candidate's kernels."""

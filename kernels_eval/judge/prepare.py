@@ -168,7 +168,6 @@ class Preparer(Workplace):
             flags=tuple(dict.fromkeys(builds.flags)),
             tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
             cached=bool(made) and all(build.cached for build in made),
-            architectures=tuple(self.builder.for_architectures(kept)),
             seconds=time.monotonic() - started,
         )
 

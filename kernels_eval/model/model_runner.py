@@ -12,8 +12,8 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -115,7 +115,6 @@ class ModelRunner:
         self.flush: Tensor | None = None
         self._hoard_bytes = 0
         self.gradients: Gradients | None = None
-        self._timed_pass, self._stamps = "", list[tuple[Any, Any]]()
 
     @property
     def on_gpu(self) -> bool:
@@ -190,18 +189,7 @@ class ModelRunner:
         asked, model = self.gradients, self.model
         if asked is None:
             return model
-        return lambda *inputs: with_gradients(model, inputs, asked, self.during)
-
-    @contextmanager
-    def during(self, name: str) -> Iterator[None]:
-        """The forward or the backward pass of a call; timed where it is the one asked for."""
-        with self.hooks.around_pass(name):
-            if name != self._timed_pass:
-                yield
-                return
-            begin = self.stamp()
-            yield
-            self._stamps.append((begin, self.stamp()))
+        return lambda *inputs: with_gradients(model, inputs, asked, self.hooks.around_pass)
 
     def stamp(self, event: Any = None) -> Any:
         if not self.on_gpu:
@@ -210,11 +198,9 @@ class ModelRunner:
         event.record()
         return event
 
-    def passed_ns(self, stamps: list[tuple[Any, Any]]) -> int:
-        """Nanoseconds between these pairs of stamps; the device is done."""
-        if self.on_gpu:
-            return int(sum(begin.elapsed_time(end) for begin, end in stamps) * 1e6)
-        return sum(end - begin for begin, end in stamps)
+    def passed_ns(self, begin: Any, end: Any) -> int:
+        """Nanoseconds between two stamps; the device is done."""
+        return int(begin.elapsed_time(end) * 1e6) if self.on_gpu else int(end - begin)
 
     @handles(RedrawWeights)
     def redraw_weights(self, request: RedrawWeights) -> Done:
@@ -267,13 +253,10 @@ class ModelRunner:
 
     @handles(Sample)
     def sample(self, request: Sample) -> SampleReport:
-        self._timed_pass, self._stamps = request.only, []
         count = len(self.timed_inputs)
         batch = [self.timed_inputs[(self.turn + i) % count] for i in range(request.calls)]
         self.turn += request.calls
         counted, spent = self.hooks.count_calls(), self.timed(batch)
-        self._timed_pass = ""
-        spent = self.passed_ns(self._stamps) if request.only else spent
         return SampleReport(ns=spent, custom_calls=self.hooks.count_calls() - counted)
 
     def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
@@ -294,7 +277,7 @@ class ModelRunner:
                 model(*inputs)
             ended = self.stamp(end)
             self.synchronise()
-        return self.passed_ns([(started, ended)])
+        return self.passed_ns(started, ended)
 
 
 def best_s(work: Callable[[], object], tries: int) -> float:

@@ -157,11 +157,9 @@ class SampleReport(Report):
 
 
 class Sample(Request[SampleReport]):
-    """Time so many calls, each on the next of the prepared inputs; of calls with gradients `only`
-    one pass if asked ("forward", "backward")."""
+    """Time so many calls, each on the next of the prepared inputs."""
 
     calls: int
-    only: str = ""
 
 
 class ReportedOutput(Report):

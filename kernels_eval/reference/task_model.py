@@ -131,7 +131,7 @@ class TaskModel:
         ended, runner = self.work_stamp(), self.runner
         runner.synchronise()
         threads = 1 if runner.on_gpu else runner.spec.threads
-        return runner.passed_ns([(started, ended)]) / 1e9 / threads
+        return runner.passed_ns(started, ended) / 1e9 / threads
 
     # -- for other processes -----------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from kernels_eval.config import Architecture, EvalConfig
+from kernels_eval.config import EvalConfig
 from kernels_eval.records import Record
 
 
@@ -26,16 +26,5 @@ class VerificationConfig(Record):
     once_per_code: bool = False
     """judge a task's equal code once: the other candidates that hold it get the same verdict and
     timing. For models that repeat themselves, such as small ones"""
-    architectures: tuple[Architecture, ...] = Field(default=(), exclude_if=lambda asked: not asked)
-    """also compile CUDA candidates for these, such as [sm_80, sm_90, sm_100], and note for each
-    whether it builds, its registers and its spilled bytes"""
     ray_address: str | None = None
     """a Ray cluster; default: start one here"""
-
-    @property
-    def protocol(self) -> EvalConfig:
-        """`eval`, with the architectures."""
-        if not self.architectures:
-            return self.eval
-        build = self.eval.build.model_copy(update={"architectures": self.architectures})
-        return self.eval.model_copy(update={"build": build})

@@ -84,7 +84,7 @@ def pool_of(language: Language, config: VerificationConfig) -> Pool:
     """The workers that a configuration asks for, not started."""
     return Pool(
         language,
-        config.protocol,
+        config.eval,
         workers=config.workers,
         builders=config.builders,
         address=config.ray_address,
@@ -119,7 +119,7 @@ class Verification:
         self._candidates, self._tasks = candidates.open(), tasks.open()
         self._measured = conditions_of(language, config)
         key = {
-            "eval": config.protocol.model_dump(mode="json"),
+            "eval": config.eval.model_dump(mode="json"),
             "conditions": self._measured.model_dump(mode="json"),
         }
         self._conditions = stable_hash([key, PROTOCOL_VERSION])

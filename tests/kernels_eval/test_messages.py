@@ -11,9 +11,9 @@ import pytest
 
 from kernels_eval.compile.extensions import _refusal
 from kernels_eval.compile.process import READ_BYTES, log_of
-from kernels_eval.config import EvalConfig
+from kernels_eval.config import BUILDS_DEADLINE_SHARE, MOST_BUILDS, EvalConfig
 from kernels_eval.judge.messages import Stop, parse_report
-from kernels_eval.judge.prepare import BUILDS_SHARE, MOST_BUILDS, BoundedBuilds
+from kernels_eval.judge.prepare import BoundedBuilds
 from kernels_eval.protocol import (
     CaptureReport,
     ErrorReport,
@@ -280,7 +280,7 @@ def test_builds_are_bounded_in_number_and_in_time():
     assert stop.value.finding.reason is Reason.BUILD
     long_s = EvalConfig().build.timeout_s
     late = builds(processor_s=long_s)
-    for _ in range(BUILDS_SHARE):
+    for _ in range(BUILDS_DEADLINE_SHARE):
         assert late.build({"name": "x"}).ok
     with pytest.raises(Stop) as stop:
         late.build({"name": "x"})

@@ -1,9 +1,7 @@
-"""Difficulty of tasks by ARL, the average reasoning length over a task's samples (arXiv
-2510.07356).
+"""Difficulty of tasks by ARL, the average reasoning length of a task's samples (arXiv 2510.07356).
 
-Guarantees: thirds of equal size within each stratum, so that a level with a lower token limit does
-not look easy; ties go by task_id, so the same samples give the same thirds. Does not guarantee that
-ARL is difficulty: a model's own failures are long, and make the tasks that it fails look hard.
+Guarantees: deterministic thirds of equal size within each stratum; ties go by task_id. Does not
+guarantee that ARL is difficulty: a model's own failures are long and make their tasks look hard.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ LEVEL_OF_TASK = pl.col("task_id").str.extract(r"(?:^|/)L(\d+)/")
 
 
 def arl_thirds(samples: pl.DataFrame) -> pl.DataFrame:
-    """Return the third of each task: task_id, arl (tokens) and third, from short to long.
+    """Return each task's third, from short to long: task_id, arl (tokens), third.
 
-    `samples` has task_id, reasoning_tokens and `stratum`, in which tasks are ranked. Samples
+    `samples` has task_id, reasoning_tokens and `stratum`, within which tasks are ranked. Samples
     without a length are left out. Fewer than three tasks have no thirds.
     """
     tasks = (

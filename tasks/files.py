@@ -1,9 +1,8 @@
-"""Atomic replacement of files and directories; tables that lie beside the code.
+"""Atomic replacement of files and directories; tables beside the code.
 
-Guarantees: a reader finds the old content or the new one, never a part of either; after a kill, at
-most a file named `.NAME.THREAD.PID.tmp` is left beside the target (garbage collection knows the
-form). The content is on disk (fsync) before it takes its place. Does not guarantee that several
-files change at one moment: `AtomicFiles` replaces them one after the other, once all are written.
+Guarantees: readers find the old or the new content, never a part; content is on disk (fsync) before
+it takes its place. A kill leaves at most `.NAME.THREAD.PID.tmp`, which garbage collection knows.
+Several files do not change at one moment.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from typing import Any, BinaryIO
 from kernels_eval.errors import UsageError
 
 Content = str | bytes | Callable[[Path], object]
-"""Text (UTF-8), bytes, or a function that writes the file at the path it is given."""
+"""Text (UTF-8), bytes, or a function that writes the file at a path."""
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal. Raises OSError."""
+    """Hexadecimal SHA-256 of a file. Raises OSError."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` for what is about to replace it, different in each thread."""
+    """A name beside `path` for its replacement, different in each thread."""
     return path.with_name(f".{path.name}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 
 def atomic_write(path: Path, content: Content, *, mode: int | None = None) -> Path:
-    """Replace a file whole or not at all; missing parent directories are made. Returns `path`.
+    """Replace a file whole or not at all, making missing parent directories. Returns `path`.
 
-    `mode` is set before anything is written (0o600 for secrets). Raises OSError.
+    `mode` is set before writing (0o600 for secrets). Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
@@ -68,7 +67,7 @@ def _write(temporary: Path, content: Content, mode: int | None) -> None:
 def atomic_write_at(fs: Any, target: str, write: Callable[[BinaryIO], object]) -> None:
     """Replace a file of an fsspec file system; `write` gets the open file. Raises OSError.
 
-    Object stores rename by copying: there, readers are safe because an object appears whole.
+    Object stores rename by copying, but an object appears whole there.
     """
     folder, name = target.rsplit("/", 1)
     temporary = f"{folder}/{temporary_name(Path(name))}"
@@ -83,9 +82,9 @@ def atomic_write_at(fs: Any, target: str, write: Callable[[BinaryIO], object]) -
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """A directory to fill, which becomes `target` when the block ends, or vanishes if it raises.
+    """Yield a directory that becomes `target` when the block ends, and vanishes if it raises.
 
-    Raises OSError, also where `target` is a directory with content by then.
+    Raises OSError, also where `target` has content by then.
     """
     temporary = temporary_name(target)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -98,9 +97,9 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 
 class AtomicFiles:
-    """Files that take their places when the block ends: all of them, or none if it raises.
+    """Context manager for files that take their places when the block ends; none if it raises.
 
-    A context manager. `hint` is what UsageError advises where a file cannot be written.
+    `hint` is the advice of the UsageError for a file that cannot be written.
     """
 
     def __init__(self, hint: str) -> None:
@@ -129,7 +128,7 @@ class AtomicFiles:
 
 
 def make_writable(directory: Path) -> Path:
-    """Make a directory where there is none, and try to write there. Raises OSError."""
+    """Make a directory if needed, and try to write there. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     probe = directory / f".probe-{os.getpid()}"
     probe.touch()
@@ -139,7 +138,7 @@ def make_writable(directory: Path) -> Path:
 
 @contextmanager
 def explain_write_errors(path: object, hint: str) -> Iterator[None]:
-    """Turn an OSError of the block into a UsageError that names the path, the cause and the fix."""
+    """Turn an OSError into a UsageError with the path, the cause and the fix."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Loaders of tokenizers and causal models that stages share, and the settings under which they run.
+"""Loaders of tokenizers and causal models, and the settings under which they run.
 
-Guarantees: what cannot be loaded is one UsageError that names it; transformers and datasets draw no
-progress bars meanwhile. Heavy packages are imported where they are used.
+Guarantees: one UsageError names what cannot be loaded; no progress bars are drawn. Heavy packages
+are imported where they are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model directory or hub id. Raises UsageError where there is none."""
+    """The tokenizer of a model directory or hub id. Raises UsageError."""
     from transformers import AutoTokenizer
 
     return cast("PreTrainedTokenizerBase", _load(AutoTokenizer, location))
@@ -29,10 +29,9 @@ def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
 def load_causal_model(
     location: str | Path, *, dtype: Any, adapter: Path | None = None
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, with a LoRA adapter merged into its weights where
-    one is given.
+    """A causal language model in evaluation mode, with `adapter` (LoRA) merged into its weights.
 
-    Raises UsageError where the model or the adapter cannot be loaded.
+    Raises UsageError where either cannot be loaded.
     """
     from transformers import AutoModelForCausalLM
 
@@ -63,14 +62,13 @@ def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
 
 
 def chat_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """A user's turn, rendered up to where the model's answer begins."""
+    """A user's turn up to where the model's answer begins."""
     turn = [{"role": "user", "content": prompt}]
     return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
 
 def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text under the tokenizer at `location`, without special tokens added. Raises
-    UsageError where there is none."""
+    """Tokens of each text, without special tokens. Raises UsageError as `load_tokenizer` does."""
     if not texts:
         return []
     encode = _counting_tokenizer(str(location))
@@ -87,14 +85,13 @@ def _counting_tokenizer(location: str) -> PreTrainedTokenizerBase:
 
 
 def storable_text(text: str) -> str:
-    """The text with lone surrogates, which model output may hold and tokenizers refuse, replaced by
-    question marks."""
+    """Replace lone surrogates, which models write and tokenizers refuse, by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @contextmanager
 def renamed_option() -> Iterator[None]:
-    """Without the warning that PEFT and TRL read a name which transformers renames in version 6."""
+    """Silence a warning of PEFT and TRL about a name that transformers 6 changes."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
@@ -103,8 +100,8 @@ def renamed_option() -> Iterator[None]:
 
 
 def attention_of_any_length() -> AbstractContextManager[None]:
-    """Meanwhile, attention is not cuDNN's, which plans anew for every length, and so for every
-    token that is sampled and for every step that learns from answers."""
+    """Disable cuDNN's attention, which plans anew for every length: for every sampled token and
+    every step that learns from answers."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backends = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
@@ -114,7 +111,7 @@ def attention_of_any_length() -> AbstractContextManager[None]:
 
 @contextmanager
 def quiet_progress() -> Iterator[None]:
-    """transformers and datasets draw no progress bars inside; what was set before is restored."""
+    """Silence progress bars of transformers and datasets, and restore the setting."""
     import datasets
     from transformers.utils import logging as untyped
 

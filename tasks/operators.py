@@ -1,7 +1,7 @@
-"""Is a task one operator or several: the distinction that criterion (c) of the curation balances.
+"""Whether a task is one operator or several, for criterion (c) of the curation.
 
-Guarantees: the answer depends on the operator names that verification saw the reference execute,
-not on its source. Does not guarantee anything about a branch of the reference that was not taken.
+Guarantees: the answer depends on the operators that verification saw executed, not on the source.
+Branches of the reference that were not taken do not count.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
     """The kind of a task from a verdict's `reference_operators`.
 
     The names are those of the outermost torch calls, one per call ("torch.nn.functional.linear",
-    "torch.Tensor.add"), with views, copies and creation already left out. Exactly one call is a
-    single operator, however many aten operators it decomposes into. The same call twice (a loop) is
-    a fusion: one kernel for both is what there is to gain. No call at all is a fusion too: a
-    reference that computes nothing is no evidence of a simple operator, and must not count towards
-    that half of the balance.
+    "torch.Tensor.add"), without views, copies and creation. Exactly one call is a single operator,
+    whatever aten operators it decomposes into. The same call twice is a fusion: one kernel can do
+    both. No call is a fusion too, as it is no evidence of a simple operator.
 
-    A batch norm in training mode counts its batches with an `add_` right before it; that pair is
-    one operator, not two. (An eval-mode batch norm after an in-place addition reads the same and
-    counts as one too.)
+    A batch norm in training mode counts its batches with an `add_` before it; that pair is one
+    operator. (So, wrongly, is an in-place addition before an eval-mode batch norm.)
     """
     calls = [name.rsplit(".", 1)[-1] for name in reference_operators]
     return "single_operator" if len(calls) == 1 or calls == ["add_", "batch_norm"] else "fusion"

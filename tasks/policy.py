@@ -1,5 +1,4 @@
-"""How Prefect treats every stage: what is retried, what is cached, what is shown. Shared by the
-step modules."""
+"""Prefect's treatment of every stage: retries, caching and display."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ RATE_OVER_S = 600.0
 
 
 def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry a machine's fault; never a kernel's (that is a record), never unusable input, and never
-    what only a person can correct."""
+    """Retry only machine faults: kernel faults are records, and unusable input needs a person."""
     try:
         state.result()
     except Exception as error:
@@ -43,12 +41,12 @@ RETRIED: Json = {
     "retry_jitter_factor": 0.5,
     "retry_condition_fn": infrastructure_only,
 }
-"""Options of every task: a machine's fault is tried again."""
+"""Task options that retry machine faults."""
 
 
 def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, Json], str]:
-    """Cache key function of a stage task: the fingerprint of the snapshot that `planned` (same
-    arguments as the task) would write."""
+    """Cache key function: the fingerprint of the snapshot that `planned` (same arguments) would
+    write."""
 
     def key(context: Any, parameters: Json) -> str:
         snapshot = planned(**parameters)
@@ -59,8 +57,8 @@ def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, Json], st
 
 
 def stage_options(planned: Callable[..., Snapshot]) -> Json:
-    """Options of every stage's task: infrastructure faults are retried, results are kept and
-    cached by fingerprint."""
+    """Options of a stage's task: retry infrastructure faults, keep results and cache by
+    fingerprint."""
     return RETRIED | {"persist_result": True, "cache_key_fn": by_fingerprint(planned)}
 
 
@@ -70,16 +68,15 @@ def stage_task(
     name: str,
     words: Callable[..., str],
 ) -> Task[P, SnapshotRef]:
-    """A stage's `run` as a task of Prefect's; `planned` (same arguments) gives the snapshot that it
-    fills, and `words` (the same by name) what it does, for the name of a run."""
+    """A stage's `run` as a Prefect task. From the same arguments, `planned` gives its snapshot and
+    `words` the name of its task run."""
     from prefect import task
 
     return task(name=name, task_run_name=sentence(words, name), **stage_options(planned))(run)
 
 
 def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
-    """Call a stage task. Prefect may answer from its cache; a cached snapshot that is no longer on
-    disk is made again."""
+    """Call a stage task; make a cached snapshot again where it is no longer on disk."""
     ref: SnapshotRef = step(*args, **kwargs)
     if not ref.open().finished:
         ref = step.with_options(refresh_cache=True)(*args, **kwargs)
@@ -87,11 +84,9 @@ def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
 
 
 def secret(block: str) -> str:
-    """The text of a Prefect secret block, for a caller in a task or outside of any. It appears in
-    no message and no cause of an exception.
+    """The text of a Prefect secret block. It appears in no message and no cause of an exception.
 
-    Raises UsageError where there is no such block or it holds no text, EvalError where Prefect does
-    not answer.
+    Raises UsageError where there is no such block or text, EvalError where Prefect does not answer.
     """
     from prefect.blocks import system
 
@@ -127,12 +122,11 @@ def secret(block: str) -> str:
 
 
 class ProgressArtifact:
-    """An observer (tasks.progress) that keeps one Prefect progress artifact up to date, at most
-    every two seconds.
+    """An observer (tasks.progress) that updates one Prefect progress artifact, at most every two
+    seconds.
 
-    Its share is that of the stage in work; its description says which that is, how many of how
-    many, at what rate, and how long it still takes at the rate of the last ten minutes. What cannot
-    be written to Prefect is left out: a run does not fail for what is shown of it.
+    It shows the current stage's share, count, rate and remaining time at the rate of the last ten
+    minutes. Failures to write to Prefect do not fail the run.
     """
 
     def __init__(self, key: str, description: str) -> None:
@@ -167,8 +161,7 @@ class ProgressArtifact:
 
     @contextmanager
     def _never_in_the_way(self) -> Iterator[None]:
-        """Whatever Prefect does: one line in the log of the run, and the run continues. A server
-        that was away is tried again."""
+        """Log Prefect's failures on one line and continue; retry a server that was away."""
         try:
             yield
         except Exception as error:
@@ -181,7 +174,7 @@ class ProgressArtifact:
 
 def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str:
     """One phrase: `verification: 40 of 120, 12 a minute, about 7 min left`. No rate before three
-    were counted over five seconds."""
+    units in five seconds."""
     said = f"{stage}: {done:,} of {total:,}"
     if done >= total or counted < 3 or seconds < 5:
         return said
@@ -191,8 +184,7 @@ def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str
 
 
 def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:
-    """A `task_run_name` made of a task's arguments. A name stops no run: `otherwise` stands where
-    it cannot be made."""
+    """A `task_run_name` made of a task's arguments, or `otherwise` where that fails."""
 
     def name(parameters: Json) -> str:
         try:
@@ -204,5 +196,5 @@ def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:
 
 
 def rows_of(ref: SnapshotRef | None) -> str:
-    """How many rows a finished snapshot has, for a sentence."""
+    """The row count of a finished snapshot, for a sentence."""
     return "no" if ref is None else f"{ref.open().manifest['rows']:,}"

@@ -1,5 +1,4 @@
-"""How stages say how far they are, and what to be careful about. Whoever watches (terminal, Prefect
-artifact) has registered for it."""
+"""Progress and cautions of stages, for registered observers (terminal, Prefect artifact)."""
 
 from __future__ import annotations
 
@@ -8,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, int, int, str], None]
-"""(stage, done, total, note): called often; must be quick. What it raises ends the stage: a full
-disk does so, and nothing else may."""
+"""(stage, done, total, note): called often, so must be quick. An exception ends the stage; only a
+full disk may raise one."""
 
 _observers: list[Observer] = []
 
@@ -36,9 +35,10 @@ log = logging.getLogger(__name__)
 
 
 def caution(text: str) -> None:
-    """What a person must know of a run that nevertheless continues. It goes to the log and to
-    whoever gathers; no text of a candidate or a task belongs in it, for reports and notices show
-    it."""
+    """Log what a person must know of a run that continues, and add it to `gathering`.
+
+    Give no text of a candidate or task: reports and notices show it.
+    """
     log.warning("%s", text)
     for gathered in _cautions:
         if text not in gathered:
@@ -47,8 +47,7 @@ def caution(text: str) -> None:
 
 @contextmanager
 def gathering() -> Iterator[list[str]]:
-    """The cautions of what is done inside the block, each once. Stages that run in another process
-    cannot be heard."""
+    """Collect the block's cautions, each once; those of other processes are not heard."""
     gathered: list[str] = []
     _cautions.append(gathered)
     try:
@@ -58,7 +57,7 @@ def gathering() -> Iterator[list[str]]:
 
 
 def duration(seconds: float) -> str:
-    """For a person: `45 s`, `12 min`, `3 h 20 min`, `2 d 5 h`."""
+    """As `45 s`, `12 min`, `3 h 20 min`, `2 d 5 h`."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,8 +1,7 @@
-"""Ask a service again until it is back.
+"""Repeat requests to a service until it is back.
 
-Guarantees: only what `is_absent` calls an absence is asked for again, any other error is raised at
-once; the absence is logged once; after the deadline the last error is raised. Does not guarantee
-that the request is made exactly once: `ask` must leave the same behind however often it is called.
+Guarantees: only errors that `is_absent` accepts are retried; the absence is logged once; after the
+deadline the last error is raised. Does not guarantee exactly one request: `ask` must be idempotent.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DEADLINE_S = 180.0
-"""What keeps a service alive starts it again within half a minute, on a busy machine within two."""
+"""A supervisor restarts a service within half a minute, on a busy machine within two."""
 INTERVAL_S = 1.0
 
 
@@ -29,14 +28,14 @@ def retry_until_back(
     """Return what `ask` returns, calling it every second while the service is absent.
 
     Args:
-        ask: makes one request; may be called any number of times
-        service: name and address, for the log line: "MLflow at http://localhost:5000"
-        is_absent: does this error mean that the service does not answer (and not that it refuses)?
+        ask: makes one request; must be idempotent
+        service: name and address for the log: "MLflow at http://localhost:5000"
+        is_absent: whether an error means no answer rather than a refusal
         log: receives one line when the wait begins
-        deadline_s: seconds after the first absence from which no further attempt is made
+        deadline_s: seconds after the first absence from which nothing is retried
 
     Raises:
-        Exception: the last error of `ask`, where it is no absence or the deadline has passed.
+        Exception: the last error of `ask`.
     """
     deadline: float | None = None
     while True:

@@ -1,5 +1,4 @@
-"""The verified candidates of one data set: the snapshots that training sets, analyses and published
-sets are made of, handed on as one record."""
+"""The verified candidates of one data set, as one record of snapshots."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "flags": ("trace-flags",),
     "profiles": ("kernel-profiles",),
 }
-"""The stages that may have written each snapshot of `Samples`, by its name there; the first that is
-found counts."""
+"""The stages that may have written each snapshot of `Samples`; the first found counts."""
 
 
 class Samples(Record):
@@ -48,10 +46,10 @@ class Samples(Record):
 
     @property
     def snapshots(self) -> dict[str, SnapshotRef]:
-        """Those that exist, by name."""
+        """Existing snapshots by name."""
         return {name: ref for name, ref in self if isinstance(ref, SnapshotRef)}
 
 
 def snapshots_above(snapshot: Snapshot) -> dict[str, Snapshot | None]:
-    """By the names of `STAGES`, what a finished snapshot was made from; None where it is gone."""
+    """What a finished snapshot was made from, by the names of `STAGES`; None where it is gone."""
     return {name: snapshot.above(*stages) for name, stages in STAGES.items()}

@@ -1,11 +1,9 @@
-"""Scores of verdicts: Exec and fast_p at pass@k and the geometric-mean speedup, of any groups.
+"""Scores of verdicts: Exec and fast_p at pass@k, and the geometric-mean speedup.
 
-Guarantees: a table that would give wrong numbers in silence (one candidate twice, verdicts of two
-devices) is refused; tasks whose reference fails count for nobody; what the samples cannot support
-is null and says why. Every interval is over tasks, since samples of one task share its difficulty.
-Does not guarantee that an interval covers the truth for a handful of tasks. Rejected kernels are
-never timed, so fast_p with p > 0 on the track "any" is a lower bound. The formulas are explained
-in docs/explanation/statistics.md.
+Guarantees: duplicate candidates and verdicts of two devices are refused; tasks with failing
+references are left out; unsupported values are null with a reason. Intervals are over tasks, whose
+samples share a difficulty; they may miss the truth for few tasks. Rejected kernels are never timed,
+so fast_p with p > 0 on the track "any" is a lower bound. Formulas: docs/explanation/statistics.md.
 """
 
 from __future__ import annotations
@@ -56,17 +54,17 @@ def scores(
     """One row per group, metric and k: `by`, track, baseline, metric, k, tasks, samples, missing,
     value, lower, upper, why_not.
 
-    `frame` has one row per verdict: the columns `by` and COLUMNS; `candidate_id` and `device` are
-    checked where they are there. Metrics are "exec", "fast_P" for each of `ps` (shares of tasks in
-    [0, 1]) and "geometric_mean_speedup" (a ratio, k null) over all correct, timed samples. `lower`
-    and `upper` bound the value with 95 % confidence: `_share_interval` for shares, a bootstrap over
-    tasks with `resamples` draws for the geometric mean (0: none). Where a value cannot be
-    estimated it is null and `why_not` says why. `missing` counts tasks that another model of the
-    same group has samples of and this one has not. Groups keep the order of the rows.
+    `frame` has one row per verdict, with `by` and COLUMNS; `candidate_id` and `device` are checked
+    if present. Metrics are "exec" and "fast_P" for each of `ps` (shares of tasks in [0, 1]) and
+    "geometric_mean_speedup" (a ratio, k null) over correct, timed samples. `lower` and `upper` are
+    95 % bounds: `_share_interval` for shares, a bootstrap over tasks with `resamples` draws (0:
+    none) for the mean. A value that cannot be estimated is null, and `why_not` says why. `missing`
+    counts tasks that only another model of the group has samples of. Groups keep the order of the
+    rows.
 
-    With the `baseline` "compile" there are only metrics that compare times, over tasks whose
-    reference could be timed under torch.compile. Raises UsageError for a missing column, a
-    candidate that a model has twice, and verdicts of two devices.
+    The `baseline` "compile" has only metrics that compare times, over tasks whose reference was
+    timed under torch.compile. Raises UsageError for a missing column, a duplicate candidate of a
+    model, and verdicts of two devices.
     """
     keys = list(by)
     samples = scorable(frame, keys, baseline)
@@ -108,7 +106,7 @@ def task_rates(
     track: Track,
     baseline: Baseline = "eager",
 ) -> pl.DataFrame:
-    """pass@k of every task: `by`, task_id, metric, k, n (its samples), rate (null where n < k).
+    """pass@k of every task: `by`, task_id, metric, k, n (samples), rate (null where n < k).
 
     `samples` is what `scorable` returns.
     """
@@ -150,7 +148,7 @@ def metric_name(p: float | None) -> str:
 
 
 def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager") -> pl.DataFrame:
-    """The verdicts that count, by task, with a column `speedup` (0 where there is no valid one).
+    """The verdicts that count, by task, with `speedup` (0 where there is no valid one).
 
     Raises UsageError as `scores` does.
     """
@@ -174,10 +172,10 @@ def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager
 
 
 def excluded_tasks(frame: pl.DataFrame) -> list[str]:
-    """Tasks whose reference fails or is degenerate for most of the candidates that reached it, of
-    all models: no model can be judged on them. Sorted.
+    """Sorted tasks whose reference fails or is degenerate for most candidates that reached it, over
+    all models.
 
-    Where it fails for fewer, the sample counts as not right and the task stays.
+    Where it fails for fewer, those samples count as not right and the task stays.
     """
     reached = frame.filter(pl.col("status").is_in(_REACHED)).group_by("task_id")
     counts = reached.agg(TASK_ERROR.sum().alias("broken"), pl.len())
@@ -185,7 +183,7 @@ def excluded_tasks(frame: pl.DataFrame) -> list[str]:
 
 
 def uncompiled_tasks(frame: pl.DataFrame) -> list[str]:
-    """Tasks whose compiled reference was asked for and could never be timed. Sorted."""
+    """Sorted tasks whose compiled reference was asked for and never timed."""
     asked = frame.filter(_timed(frame)).select(
         "task_id",
         asked=nested(frame, "timing", "compiled", "mode").is_not_null(),
@@ -196,7 +194,7 @@ def uncompiled_tasks(frame: pl.DataFrame) -> list[str]:
 
 
 def baselines_of(frame: pl.DataFrame) -> tuple[Baseline, ...]:
-    """Return "eager", and "compile" where at least one verdict was timed against it."""
+    """ "eager", and "compile" where at least one verdict was timed against it."""
     known = nested(frame, "timing", "compiled", "speedup").is_not_null()
     measured = not frame.filter(_timed(frame), known).is_empty()
     return BASELINES if measured else BASELINES[:1]
@@ -220,7 +218,7 @@ def _timed(frame: pl.DataFrame) -> pl.Expr:
 
 
 def _right(track: Track) -> pl.Expr:
-    """The conditions of `Verdict.correct_custom` and `Verdict.correct_any`."""
+    """As `Verdict.correct_custom` and `Verdict.correct_any`."""
     correct = CORRECT.fill_null(False)
     if track == "custom_kernel":
         return correct
@@ -229,8 +227,7 @@ def _right(track: Track) -> pl.Expr:
 
 
 def _metrics(ps: Sequence[float], track: Track, baseline: Baseline) -> dict[str, pl.Expr]:
-    """What a sample must be to pass, by the name of the metric. Of a correct sample without a
-    timing only speedup > 0 is known."""
+    """Pass conditions by metric; an untimed correct sample has only speedup > 0."""
     right = _right(track)
     fast = {metric_name(p): right & (pl.col("speedup") > p) for p in ps if p > 0}
     if baseline == "compile":
@@ -275,7 +272,7 @@ def _require_one_device(frame: pl.DataFrame) -> None:
 
 
 def _counts(samples: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Tasks, samples and missing tasks of each group."""
+    """Tasks, samples and missing tasks by group."""
     counts = samples.group_by(by).agg(
         tasks=pl.col("task_id").n_unique().cast(pl.Int64), samples=pl.len().cast(pl.Int64)
     )
@@ -291,7 +288,7 @@ def _counts(samples: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 
 def _shares(rates: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Mean pass@k over tasks with its interval, and what is short of it."""
+    """Mean pass@k over tasks with its interval and missing samples."""
     short = pl.col("n") < pl.col("k")
     rate = pl.col("rate")
     found = rates.group_by(*by, "metric", "k", maintain_order=True).agg(
@@ -314,8 +311,7 @@ def _shares(rates: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 def _geometric_means(
     samples: pl.DataFrame, by: list[str], track: Track, baseline: Baseline, resamples: int
 ) -> pl.DataFrame:
-    """exp of the mean log speedup of all correct, timed samples of each group, with its interval
-    over tasks."""
+    """exp of the mean log speedup of each group's correct, timed samples, with its interval."""
     counted = _right(track) & (pl.col("speedup") > 0)
     log = pl.col("speedup").filter(counted).log()
     per_task = samples.group_by(*by, "task_id", maintain_order=True).agg(
@@ -338,7 +334,7 @@ def _geometric_means(
 
 
 def _why_not() -> pl.Expr:
-    """Why a row has no value; empty where it has one."""
+    """Why a row has no value, else empty."""
     short = pl.format(
         "pass@{} needs {} samples of each task; {} of {} tasks have fewer (the least: {})",
         *("k", "k", "short", "tasks", "least"),
@@ -355,8 +351,7 @@ def _why_not() -> pl.Expr:
 
 
 def _without_uncompared(rows: pl.DataFrame, frame: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Rows of a group with timed samples that were never timed against torch.compile have no
-    value."""
+    """Remove values of timed groups never timed against torch.compile."""
     never = _timed(frame) & nested(frame, "timing", "compiled", "mode").is_null()
     counts = frame.group_by(by).agg(never.sum().alias("never"))
     rows = rows.join(counts, on=by, how="left", nulls_equal=True, maintain_order="left")
@@ -372,7 +367,7 @@ def _without_uncompared(rows: pl.DataFrame, frame: pl.DataFrame, by: list[str]) 
 
 
 class Interval(NamedTuple):
-    """A confidence interval, both ends included."""
+    """A closed confidence interval."""
 
     lower: float
     upper: float
@@ -390,8 +385,7 @@ def wilson_interval(successes: int, trials: int) -> Interval:
 def wilson_intervals(
     successes: NDArray[np.int64], trials: NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """The bounds of `wilson_interval` of many shares. Rounding leaves a share of 0 or 1 inside its
-    own."""
+    """`wilson_interval` of many shares, widened against rounding to contain shares of 0 and 1."""
     from statsmodels.stats.proportion import proportion_confint
 
     share = successes / trials
@@ -400,12 +394,10 @@ def wilson_intervals(
 
 
 def _share_interval(tasks: NDArray[np.int64], total: Floats, squares: Floats) -> Floats:
-    """Bounds of mean rates, shape (2, groups), from the count, the sum and the sum of squares of
-    the rates of each group.
+    """Bounds (2, groups) of mean rates from each group's count, sum and sum of squares.
 
-    Two tasks at 0 and two at 1 are added, and Student's t interval of all is cut to [0, 1]:
-    Agresti and Coull 1998 with t for z and tasks for trials. The added tasks keep the interval from
-    collapsing where tasks agree.
+    Student's t with two tasks added at 0 and two at 1, cut to [0, 1] (after Agresti and Coull
+    1998), so that it does not collapse where tasks agree.
     """
     from scipy.special import stdtrit
 
@@ -420,11 +412,11 @@ def _share_interval(tasks: NDArray[np.int64], total: Floats, squares: Floats) ->
 def resampled_means(
     totals: Floats, counts: NDArray[np.int64], *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Floats:
-    """Mean of the samples of `resamples` draws of whole tasks with replacement (cluster bootstrap;
-    Efron and Tibshirani 1993, chapter 13).
+    """Means of `resamples` draws of whole tasks with replacement (cluster bootstrap; Efron and
+    Tibshirani 1993, chapter 13).
 
-    `totals` and `counts` have shape (tasks,): the sum and the number of a task's values. Draws
-    without a value are left out. Raises ValueError where there are no tasks.
+    `totals` and `counts`, shape (tasks,), are sums and numbers of a task's values. Draws without a
+    value are left out. Raises ValueError without tasks.
     """
     tasks = len(totals)
     if not tasks:
@@ -442,17 +434,15 @@ def resampled_means(
 
 
 def affordable_resamples(tasks: int) -> int:
-    """How many resamples of so many tasks take about a tenth of a second: all `RESAMPLES` of 2,000
-    tasks, 220 of 18,162."""
+    """Resamples in about a tenth of a second: all `RESAMPLES` of 2,000 tasks, 220 of 18,162."""
     return max(200, min(RESAMPLES, _DRAWS // max(1, tasks)))
 
 
 def percentile_interval(results: Floats, tasks: int) -> Interval | None:
     """Expanded percentile interval of resampled results (Hesterberg 2015, arXiv 1411.5279).
 
-    Plain percentiles are too narrow for few tasks; moved outwards to Phi(-sqrt(n / (n - 1)) t),
-    with t of n - 1 degrees of freedom, they hold about 94 % at ten tasks. None where the resamples
-    do not differ: a point would claim a certainty that such data cannot give.
+    The percentiles move outwards to Phi(-sqrt(n / (n - 1)) t), t of n - 1 degrees of freedom, and
+    hold about 94 % at ten tasks. None where resamples do not differ: a point would claim certainty.
     """
     from scipy.special import stdtrit
 

@@ -1,7 +1,6 @@
-"""Parquet schemas of the snapshots: the columns any reader (datasets, polars, DuckDB) finds.
+"""Parquet schemas of the snapshots, with nested values as structs.
 
-Nested values are structs, not JSON. `tables.toml` lists the columns, and docs/hooks/columns.py
-describes them.
+`tables.toml` lists the columns, docs/hooks/columns.py describes them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _COLUMNS: dict[str, dict[str, str]] = table_beside(__file__)
 CORRECT, TASK_ERROR = (
     pl.col("status") == status.value for status in (Status.CORRECT, Status.TASK_ERROR)
 )
-"""Conditions on the rows of a table of verdicts."""
+"""Conditions on verdict rows."""
 
 
 def _fields(table: str) -> list[tuple[str, pa.DataType]]:

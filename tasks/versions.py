@@ -1,10 +1,9 @@
-"""Versions of the stages' logic: what a snapshot's identity says of the code that made it.
+"""Versions of the stages' logic, part of a snapshot's identity.
 
-Raise a constant when the same inputs may give other rows, and a nightly refresh does that stage
-again. Editing a docstring, a page or an error message changes nothing. `versions.toml` names the
-code that each constant stands for (LOGIC) and each stage's constants (STAGES);
-`tests/support/protocol_lock.py` keeps its hashes and reminds whoever edits it.
-`kernels_eval.versions.PROTOCOL_VERSION` is the verifier's.
+Raise a constant when the same inputs may give other rows; a nightly refresh then does that stage
+again. Docstrings, pages and error messages do not count. `versions.toml` names the code of each
+constant (LOGIC) and the constants of each stage (STAGES); `tests/support/protocol_lock.py` keeps
+its hashes. `kernels_eval.versions.PROTOCOL_VERSION` is the verifier's.
 """
 
 from __future__ import annotations
@@ -12,40 +11,40 @@ from __future__ import annotations
 from kernels_eval.tables import table_beside
 
 SOURCES_VERSION = 1
-"""How tasks of other formats become ours. In no key: a tasks snapshot is its content."""
+"""Conversion of foreign tasks. In no key: a tasks snapshot is its content."""
 SYNTHESIS_VERSION = 2
-"""Which requests are made of tasks, and what is kept of an answer."""
+"""Requests made of tasks, and what is kept of answers."""
 PARSER_VERSION = 2
-"""How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
+"""Division of an answer into reasoning, text and code. Raw answers do not depend on it."""
 CANDIDATE_TABLE_VERSION = 3
-"""How a table of candidates from elsewhere is read."""
+"""Reading of candidate tables from elsewhere."""
 DECONTAMINATION_VERSION = 4
 WORKLOAD_VERSION = 4
-"""What a task's reference computes and moves."""
+"""Work and traffic of a task's reference."""
 PROFILE_VERSION = 1
-"""Where a task's reference spends its time."""
+"""Operator times of a task's reference."""
 KERNEL_PROFILE_VERSION = 2
-"""What limits a correct kernel, and by which numbers."""
+"""Limits of a correct kernel, with their numbers."""
 TRACE_FLAG_VERSION = 1
-"""What is wrong with a trace of reasoning."""
+"""Flaws of a reasoning trace."""
 CURATION_VERSION = 3
 ANALYSIS_VERSION = 4
 SEARCH_VERSION = 3
-"""Which candidates are proposed, and what confirms a winner."""
+"""Proposed candidates, and confirmation of a winner."""
 TRAINING_VERSION = 5
 SCORING_VERSION = 3
-"""Which numbers the benchmark makes of verdicts."""
+"""Numbers that the benchmark makes of verdicts."""
 REPORT_VERSION = 9
-"""What the report of a run shows."""
+"""Content of a run's report."""
 VIEWER_VERSION = 2
-"""What the viewer of candidates shows."""
+"""Content of the viewer of candidates."""
 PUBLISHING_VERSION = 5
-"""What a published data set holds."""
+"""Content of a published data set."""
 
 _TOLD: dict[str, dict[str, list[str]]] = table_beside(__file__)
 LOGIC, STAGES = _TOLD["logic"], _TOLD["stages"]
 
 
 def modules_of(stage: str) -> tuple[str, ...]:
-    """The modules whose logic a stage's manifest records; none for a stage that is not ours."""
+    """Modules whose logic a stage's manifest records; none for foreign stages."""
     return tuple(name for constant in STAGES.get(stage, ()) for name in LOGIC[constant])

@@ -1,1 +1,1 @@
-"""Scores of models on held-out tasks, and the pages that show them."""
+"""Scores on held-out tasks, and their pages."""

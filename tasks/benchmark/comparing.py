@@ -1,9 +1,9 @@
-"""One model against another on the same tasks: differences with intervals, a permutation test, and
-Holm's correction over many.
+"""Paired comparison of models: differences with intervals, a permutation test, and Holm's
+correction.
 
-Guarantees: only tasks that both answered count, pair by pair; a metric that either cannot support
-is left out; p is exact for few tasks. Does not guarantee that a difference is due to the models:
-one training run each says nothing about the spread between seeds.
+Guarantees: only tasks both models answered count; metrics either cannot support are left out; p is
+exact for few tasks. A difference need not be the models': one training run each shows no spread
+between seeds.
 """
 
 from __future__ import annotations
@@ -44,16 +44,14 @@ def paired_differences(
     ps: Sequence[float] = (1.0,),
     resamples: int = RESAMPLES,
 ) -> pl.DataFrame:
-    """Exec and fast_p of a model minus those of a baseline, task by task, on both tracks, for
-    several (baseline, model) pairs: model, baseline, track, metric, k, tasks, difference, lower,
-    upper, p, p_holm.
+    """Exec and fast_p of models minus their baselines, over shared tasks and on both tracks: model,
+    baseline, track, metric, k, tasks, difference, lower, upper, p, p_holm.
 
-    `frame` is that of `tasks.scores.scores`. Where `pairs` is None all models are compared; the one
-    that appears first is the baseline. Differences are of shares, in [-1, 1]; the interval is a
-    bootstrap over pairs of tasks, null where every task shows the same difference. `p` is of
-    `sign_flip_p`; `p_holm` is corrected (Holm 1979) over all rows of a track, since a reader looks
-    at all of them for what is significant. Raises UsageError as `scores` does, and for a model that
-    is not in the frame.
+    `frame` is that of `tasks.scores.scores`; `pairs` are (baseline, model), by default the first
+    model against all others. Differences of shares are in [-1, 1]; intervals bootstrap pairs of
+    tasks, null where all differ equally. `p` is of `sign_flip_p`, `p_holm` corrected (Holm 1979)
+    over a track's rows, all of which readers scan for significance. Raises UsageError as `scores`
+    does, and for a missing model.
     """
     models = frame["model"].unique(maintain_order=True).to_list()
     chosen = list(itertools.combinations(models, 2)) if pairs is None else pairs
@@ -86,8 +84,8 @@ def paired_differences(
 
 
 def corrected(rows: pl.DataFrame, column: str, *by: str) -> pl.DataFrame:
-    """The rows with `COLUMN_holm`: p values corrected over the rows of a group (Holm 1979). Nulls
-    stay and are not counted."""
+    """Add `COLUMN_holm`: p values corrected within each group (Holm 1979). Nulls stay and do not
+    count."""
     from statsmodels.stats.multitest import multipletests
 
     name = f"{column}_holm"
@@ -102,7 +100,7 @@ def corrected(rows: pl.DataFrame, column: str, *by: str) -> pl.DataFrame:
 def _difference(
     differences: Floats, resamples: int
 ) -> tuple[float, float | None, float | None, float]:
-    """Mean difference, its bounds and p."""
+    """Mean difference, bounds and p."""
     ones = np.ones(len(differences), dtype=np.int64)
     means = resampled_means(differences, ones, resamples=resamples)
     lower, upper = percentile_interval(means, len(differences)) or (None, None)
@@ -113,11 +111,10 @@ def sign_flip_p(differences: Floats, *, seed: int = 0, resamples: int = PERMUTAT
     """Two-sided p of a permutation test of paired differences, one per task: the share of random
     signs whose sum is at least as far from 0.
 
-    If it does not matter which of two models gave which answer, each task's difference could as
-    well have had the other sign (Fisher 1935; the paired case of scipy.stats.permutation_test). All
-    signs are tried where at most EXACT_DIFFERENCES differ from 0, else random ones, of which the
-    observed one counts as one more (Phipson and Smyth 2010), so p is never 0. Differences of 0 have
-    no sign; without any other, p is 1. Raises ValueError for a difference that is not finite.
+    If models are interchangeable, each difference could have the other sign (Fisher 1935; the
+    paired case of scipy.stats.permutation_test). All signs are tried for at most EXACT_DIFFERENCES
+    nonzero differences; else random ones plus the observed (Phipson and Smyth 2010), so p is never
+    0. Without nonzero differences p is 1. Raises ValueError for a non-finite difference.
     """
     values = np.asarray(differences, dtype=np.float64)
     if not np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""What a benchmark run scores."""
+"""Settings of a benchmark run."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class BenchmarkConfig(Record):
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """k of pass@k: those of KS that so many samples per task allow."""
+        """k of pass@k: those of KS that the samples per task allow."""
         return tuple(k for k in KS if k <= self.samples_per_task)

@@ -1,8 +1,7 @@
-"""Typical errors: failures whose first error line is the same but for names, numbers and paths.
+"""Failures grouped by first error line, apart from names, numbers and paths.
 
-Guarantees: a signature holds no path, no number and no line of code; two candidates that fail alike
-have the same one; time linear in the log. Does not guarantee that a group has one cause: "no
-matching function" has many.
+Guarantees: signatures hold no path, number or code line, and are equal for equal failures; time is
+linear in the log. Groups may have several causes, as "no matching function" has.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ _NUMBER = re.compile(r"\b0x[0-9a-fA-F]+\b|(?<![A-Za-z_])[-+]?\d+(?:\.\d+)?(?:[eE
 
 
 class ErrorGroup(Record):
-    """Failures with one signature. `names` are the commonest names that stood where the signature
-    has '…'; `example` is one first line."""
+    """Failures of one signature: `names` are the commonest at '…', `example` a first line."""
 
     reason: str
     signature: str
@@ -56,10 +54,9 @@ class ErrorGroup(Record):
 
 
 def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
-    """The commonest failures to build or run, most first: rows of verdicts with the columns
-    COLUMNS. At most `limit` groups.
+    """The commonest failures to build or run, at most `limit`, from verdict rows with COLUMNS.
 
-    Wrong outputs are no errors and not grouped: their reason says what there is to say.
+    Wrong outputs are not grouped: their reason says enough.
     """
     rows = frame.filter(pl.col("status").is_in(FAILED)).select(COLUMNS)
     lines = [
@@ -83,8 +80,8 @@ def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
 
 
 def first_error(log: str, detail: str = "") -> str:
-    """The line of a log that says what went wrong: what a traceback raised, else the first line
-    that speaks of an error, else `detail`."""
+    """A log's decisive line: the traceback's exception, else the first line that speaks of an
+    error, else `detail`."""
     lines = _ESCAPES.sub("", log).splitlines()
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         raised = [line for line in lines if _RAISED.match(line)]
@@ -95,15 +92,14 @@ def first_error(log: str, detail: str = "") -> str:
 
 
 def signature(line: str) -> str:
-    """The line without where it happened, and with names as '…', paths as PATH and numbers as N; at
-    most SIGNATURE_CHARS long."""
+    """The line without its place, with names as '…', PATH and N, at most SIGNATURE_CHARS long."""
     text = _HINT.sub("", _LABEL.sub("", _PLACE.sub("", line[:2000])))
     text = _PATH.sub("PATH", _QUOTED.sub("'…'", text))
     return " ".join(_NUMBER.sub("N", text).split())[:SIGNATURE_CHARS]
 
 
 def names_in(line: str) -> list[str]:
-    """What the line quotes, in order: names of the candidate's, mostly."""
+    """Quoted words in order, mostly the candidate's names."""
     return ["".join(match.groups("")) for match in _QUOTED.finditer(_HINT.sub("", line[:2000]))]
 
 

@@ -1,8 +1,7 @@
-"""Groups of tasks: by level, by kind and family of operator, by third of reasoning length.
+"""Groups of tasks by level, operator kind and family, and reasoning length.
 
-Guarantees: the order of groups is theirs. Does not guarantee that groups differ for the reason they
-are named after: tasks of a level differ in much more. Families overlap, so their tasks do not add
-up.
+Guarantees: groups keep their own order. Groups may differ for other reasons than their name.
+Families overlap, so their tasks do not add up.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ NOT_COUNTED = "not counted"
 
 
 def level_groups(tasks: pl.DataFrame) -> pl.DataFrame:
-    """Rows (task_id, group) from rows with `task_id` and `level`, levels in order. Tasks without a
-    level are in no group."""
+    """Rows (task_id, group) of `task_id` and `level`, levels in order; null levels are left out."""
     known = tasks.drop_nulls("level").sort("level", maintain_order=True)
     return known.select("task_id", group=pl.col("level").cast(pl.String))
 
 
 def operator_groups(workloads: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Kinds (single_operator, fusion) and families as rows (task_id, group), from rows of the stage
-    "workloads" (task_id, operator_kind, families).
+    """Kinds (single_operator, fusion) and families as rows (task_id, group), largest first, from
+    stage "workloads" (task_id, operator_kind, families).
 
-    A task is in every family of its operators. What could not be run is "not counted". The largest
-    groups come first.
+    A task is in every family of its operators; "not counted" if it could not be run.
     """
     unknown = pl.col("operator_kind").is_null()
     kinds = workloads.select("task_id", group=pl.col("operator_kind").fill_null(NOT_COUNTED))
@@ -41,11 +38,11 @@ def operator_groups(workloads: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 
 def length_groups(candidates: pl.DataFrame) -> pl.DataFrame:
-    """Thirds of tasks by ARL within KernelBench's levels, as rows (task_id, group), from rows with
-    `task_id` and `reasoning_tokens`.
+    """Thirds of tasks by ARL within KernelBench's levels: rows (task_id, group) of `task_id` and
+    `reasoning_tokens`.
 
-    Give rows of one generator, best of another one than those that are scored: a model's own
-    failures are long, and make the long third look hard.
+    Use one generator, not one of the scored models: their own failures are long and make the long
+    third look hard.
     """
     thirds = arl_thirds(candidates.with_columns(stratum=LEVEL_OF_TASK))
     return thirds.select("task_id", group=pl.col("third").cast(pl.String))

@@ -1,7 +1,7 @@
-"""A page as a list of sections, written once for HTML and Markdown (`templates/sections.j2`).
+"""Pages as lists of sections, for HTML and Markdown (`templates/sections.j2`).
 
-Guarantees: strings are raw and `tasks.reporting.page` escapes them; a part or a section without
-content is left out.
+Guarantees: strings are raw, and `tasks.reporting.page` escapes them; empty parts and sections are
+left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TEMPLATE = Path(__file__).parent / "templates" / "sections.j2"
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure by its name, with its caption."""
+    """A figure's name with its caption."""
 
     name: str
     caption: str
@@ -25,28 +25,28 @@ class Picture:
 
 @dataclass(frozen=True)
 class Code:
-    """A block of preformatted text."""
+    """A preformatted block."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Links:
-    """Links on one line; None is left out."""
+    """Links on one line, None left out."""
 
     items: tuple[Link | None, ...]
 
 
 @dataclass(frozen=True)
 class Definitions:
-    """Lines that open: what each is about, and what that means."""
+    """Folded lines: a term, and what it means."""
 
     items: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it. A section inside another one is folded."""
+    """A heading and its content; nested sections are folded."""
 
     title: str
     parts: tuple[Part, ...]
@@ -54,7 +54,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Columns:
-    """Parts or whole sections side by side, where the page is wide enough."""
+    """Parts or sections side by side, where there is room."""
 
     parts: tuple[Part, ...]
 
@@ -71,8 +71,7 @@ def write_page(
     sections: Sequence[Section | Columns],
     drawn: Mapping[str, str],
 ) -> str:
-    """Return the page as HTML or Markdown. `drawn` maps a figure's name to its SVG; Markdown names
-    figures and draws none."""
+    """The page as HTML or Markdown. `drawn` maps names to SVG; Markdown only names figures."""
     return page_of(
         TEMPLATE,
         form,
@@ -86,8 +85,7 @@ def write_page(
 
 
 def fields_table(rows: Iterable[object], *columns: str) -> Table:
-    """A row for each record or mapping, a column for each of its fields. A column without any
-    content is left out."""
+    """A row per record or mapping, a column per field with content."""
     cells = [[_cell(_field(row, name)) for name in columns] for row in rows]
     shown = [place for place in range(len(columns)) if any(row[place] for row in cells)]
     header = tuple(columns[place].replace("_", " ") for place in shown)
@@ -99,8 +97,8 @@ def _field(row: object, name: str) -> object:
 
 
 def _cell(value: object) -> Cell:
-    """A field as text: counts with thousands separated, numbers with three digits, counts of a
-    mapping beside their names."""
+    """A field as text: counts with separators, numbers with three digits, mappings as names and
+    counts."""
     if value is None or isinstance(value, str | Link):
         return value
     if isinstance(value, float):

@@ -1,6 +1,6 @@
-"""What scoring left out, and the same verdicts under a limit of tokens.
+"""What scoring left out, and verdicts under a token limit.
 
-Guarantees: a task that scoring leaves out stays left out under a limit. Does not score.
+Guarantees: tasks that scoring leaves out stay out under a limit. Does not score.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tasks.tables import CORRECT, TASK_ERROR
 
 
 def remarks(frame: pl.DataFrame) -> list[str]:
-    """What scoring left out, counts as not right without a verdict on the kernel, or cannot tell:
-    a sentence each; only what there is."""
+    """Sentences on what scoring left out, counted as not right without a kernel verdict, or cannot
+    tell."""
     return [
         *_broken_references(frame),
         *_samples_per_task(frame),
@@ -84,8 +84,7 @@ def _unknown_times(frame: pl.DataFrame) -> Iterator[str]:
 
 
 def within_tokens(frame: pl.DataFrame, limit: int) -> pl.DataFrame:
-    """The verdicts as they would be with answers of at most `limit` completion tokens: a longer one
-    is no answer."""
+    """Verdicts where answers over `limit` completion tokens count as none."""
     known = frame.filter(~pl.col("task_id").is_in(excluded_tasks(frame)))
     over = ((pl.col("completion_tokens") > limit) | TASK_ERROR).fill_null(False)
     cut = {"status": Status.NO_CODE, "reason": Reason.TRUNCATED, "timing": None}
@@ -97,7 +96,7 @@ def within_tokens(frame: pl.DataFrame, limit: int) -> pl.DataFrame:
 
 
 def unknown_lengths(frame: pl.DataFrame) -> dict[str, int]:
-    """model -> how many of its right answers have no token count; only models with any."""
+    """model -> right answers without a token count, if any."""
     right = CORRECT | (pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value)
     rows = frame.filter(right, pl.col("completion_tokens").is_null())
     return dict(rows["model"].value_counts().iter_rows())

@@ -1,8 +1,8 @@
 """Scores of existing verdicts as plain data, level by level.
 
-Guarantees: every group of tasks is scored with and, where it holds any, without the tasks that are
-known to be degenerate; what the verdicts cannot support (pass@10 of 8 samples, fast_1 where no time
-was recorded) is null, and a note says so. Does not guarantee that two tables are of one protocol.
+Guarantees: groups are scored with and, if they hold any, without known degenerate tasks;
+unsupported values (pass@10 of 8 samples, fast_1 without times) are null with a note. Tables may be
+of different protocols.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ def tabulate(
 ) -> Json:
     """Return `scores`, `groups` and `notes`.
 
-    A row of `scores` has what its numbers are of (group, degenerate, baseline, model, track, k),
-    and each metric of `tasks.scores.scores` as value, lower and upper. The geometric mean of
-    speedups is the same at every k.
+    A row of `scores` has group, degenerate, baseline, model, track and k, and value, lower and
+    upper of each metric of `tasks.scores.scores`. The geometric-mean speedup is equal at every k.
 
-    `frame` has one row per verdict with `model` and `device`; `levels` maps task_id to its level.
+    `frame` has one row per verdict with `model` and `device`; `levels` maps task_id to level.
     Raises UsageError as `scores` does.
     """
     known = degenerate_tasks()
@@ -88,7 +87,7 @@ def tabulate(
 
 
 def _by_k(rows: pl.DataFrame) -> list[Json]:
-    """The scores with a row for each k of a group, track, model and baseline, in their order."""
+    """A row for each k of a group, track, model and baseline, in order."""
     ks = rows["k"].drop_nulls().unique().sort().to_list()
     found: dict[tuple[object, ...], Json] = {}
     for row in rows.iter_rows(named=True):
@@ -101,7 +100,7 @@ def _by_k(rows: pl.DataFrame) -> list[Json]:
 
 
 def _groups(frame: pl.DataFrame, levels: Mapping[str, int]) -> dict[str, list[str]]:
-    """Tasks of all, then of each level where there are several."""
+    """All tasks, then those of each level, if several."""
     tasks = sorted(set(frame["task_id"]))
     there = sorted({levels[name] for name in tasks if name in levels})
     if len(there) == 1 and set(tasks) <= levels.keys():
@@ -120,7 +119,7 @@ def _with_and_without(tasks: list[str], degenerate: Mapping[str, str]) -> dict[s
 
 
 def _without_times(rows: pl.DataFrame, frame: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Without a time of any correct sample, a group has no fast_p above p = 0."""
+    """Remove fast_p above p = 0 of groups without timed correct samples."""
     timed = pl.col("timing").struct.field("speedup").is_finite().fill_null(False)
     groups = frame.filter(CORRECT).group_by(by).agg(_timed=timed.any())
     rows = rows.join(groups, on=by, how="left", maintain_order="left")
@@ -133,7 +132,7 @@ def _without_times(rows: pl.DataFrame, frame: pl.DataFrame, by: Sequence[str]) -
 
 
 def _notes(frame: pl.DataFrame, rows: pl.DataFrame) -> list[str]:
-    """What a reader must know of these verdicts, a sentence each."""
+    """What to know of these verdicts, in sentences."""
     notes = [] if "custom_kernels" in frame.columns else [SAME_TRACKS]
     # of the first group: the others lack the same, in other words
     empty = rows.filter(pl.col("why_not") != "", group=rows["group"][0]).sort("model")

@@ -1,8 +1,7 @@
-"""Scores and differences as text and tables, for the report of a run, the comparison of an ablation
-and the viewer.
+"""Scores and differences as text and tables, for reports, comparisons and the viewer.
 
-Guarantees: a share has its interval beside it; what could not be estimated is "n/a", never 0.
-Strings are raw: `tasks.reporting.page` escapes them.
+Guarantees: shares have intervals; unknown values are "n/a", never 0. Strings are raw:
+`tasks.reporting.page` escapes them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ READS = {
 
 
 class Caution(NamedTuple):
-    """One thing that limits a result: what it is, its value here, and what that means."""
+    """A limit of a result: its name, value and meaning."""
 
     what: str
     value: str
@@ -55,7 +54,7 @@ CORRECT_MEANS = (
 
 
 def cautions_of(*found: tuple[str, object, str]) -> list[Caution]:
-    """The cautions whose value is not empty."""
+    """Cautions with a value."""
     return [Caution(what, str(value), means) for what, value, means in found if value]
 
 
@@ -64,8 +63,7 @@ def cautions_table(cautions: Sequence[Caution]) -> Table:
 
 
 def table_of(rows: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]) -> Table:
-    """A row for each item; `columns` say what each cell shows. A column without any content is left
-    out."""
+    """A row per item, a column of `columns` per cell with content."""
     cells = [[cell(row) for cell in columns.values()] for row in rows]
     shown = [name for name, *values in zip(columns, *cells, strict=True) if any(values)]
     places = [list(columns).index(name) for name in shown]
@@ -73,9 +71,8 @@ def table_of(rows: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]
 
 
 def metrics_of(rows: Iterable[Row]) -> dict[str, float | None]:
-    """Scores by the names that MLflow and every table of runs have for them: `exec_at_1`,
-    `fast_1_at_1` and so on, each with `_lower` and `_upper`. Names that end in `_any` count any
-    correct answer, in `_vs_compile` speedups against torch.compile."""
+    """Scores by MLflow's names: `exec_at_1`, `fast_1_at_1` and so on, with `_lower` and `_upper`.
+    `_any` counts any correct answer, `_vs_compile` is against torch.compile."""
     found: dict[str, float | None] = {}
     for row in rows:
         name = row["metric"] + (f"_at_{row['k']}" if row["k"] else "")
@@ -92,7 +89,7 @@ def label(metric: str, k: int | None = None) -> str:
 
 
 def scored(row: Row | None) -> str:
-    """A score with its interval: a ratio for speedups, else percent; `n/a` without one."""
+    """A score with interval: a ratio for speedups, else percent; else `n/a`."""
     if row is None:
         return "n/a"
     form = ".2x" if row["metric"] == GEOMETRIC_MEAN else ".1%"
@@ -100,19 +97,19 @@ def scored(row: Row | None) -> str:
 
 
 def shown_metric(row: Row, name: str, form: str = ".1%") -> str:
-    """A score of a table of `metrics_of`, with its interval."""
+    """A score of a `metrics_of` table, with interval."""
     return interval(row[name], row[f"{name}_lower"], row[f"{name}_upper"], form)
 
 
 def difference_points(row: Row) -> str:
-    """A difference in percentage points with its interval."""
+    """A difference in percentage points, with interval."""
     note = "" if row["lower"] is not None else " (no interval: all tasks differ alike)"
     return interval(row["difference"], row["lower"], row["upper"], "+.1p") + note
 
 
 def judged(row: Row) -> str:
-    """The verdict on a difference: a key of READS. Against both kinds of chance where seeds were
-    compared: which tasks, and which seeds of training."""
+    """A key of READS: the verdict on a difference against chance of tasks and, where compared, of
+    training seeds."""
     if row["p_holm"] is None or row["p_holm"] >= SIGNIFICANT:
         return "not_distinguishable"
     if "p_seeds_holm" not in row:
@@ -137,7 +134,7 @@ first columns."""
 
 
 def differences_parts(rows: Iterable[Row]) -> tuple[Part, ...]:
-    """The differences on the track of custom kernels, and folded those on the other one."""
+    """Differences of custom kernels, and folded those of the other track."""
     own, other = (
         table_of((row for row in rows if row["track"] == track), DIFFERENCE_COLUMNS)
         for rows, track in zip(tee(rows), (OWN_TRACK, "any"), strict=True)
@@ -148,8 +145,8 @@ def differences_parts(rows: Iterable[Row]) -> tuple[Part, ...]:
 
 
 def scores_table(rows: Iterable[Row]) -> Table:
-    """Every score in one table: a row for each model, track, baseline, limit of tokens and k, a
-    column for each metric. A mean over all samples is in the row of the smallest k."""
+    """A row per model, track, baseline, token limit and k, a column per metric. Means over all
+    samples are in the smallest k's row."""
 
     def keys(row: Row) -> tuple[str, ...]:
         k = smallest if row["k"] is None else row["k"]
@@ -171,8 +168,7 @@ def pivoted(
     row_of: Callable[[Row], tuple[str, ...]],
     column_of: Callable[[Row], str] = lambda row: label(row["metric"], row["k"]),
 ) -> Table:
-    """Scores as a table whose rows and columns are in the order in which they appear. `names` are
-    the header of what `row_of` returns."""
+    """A table with rows and columns in order of appearance. `names` are the headers of `row_of`."""
     columns: dict[str, None] = {}
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:

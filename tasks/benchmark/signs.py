@@ -1,9 +1,7 @@
-"""Signs of a model that went wrong, found in numbers: what to look at first.
+"""Numeric signs of model faults, to check first.
 
-Guarantees: a sign is reported only where the numbers show it beyond their intervals, and its
-sentence holds these numbers. Does not guarantee the cause that its sentence names: it is the one
-that the ConCuR paper (arXiv 2510.07356) and its ablations point to. How large a number must be is
-our choice: the paper says which signs there are.
+Guarantees: signs are shown beyond their intervals, with their numbers. Causes are only suggestions,
+after the ConCuR paper (arXiv 2510.07356) and its ablations; thresholds are our own.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ BAD_TRACES = {
 
 
 class Sign(Record):
-    """One thing to look at: `sentence` says what, with its numbers, and why."""
+    """One thing to look at: `sentence` has its numbers and likely cause."""
 
     sign: str
     model: str
@@ -56,8 +54,7 @@ class Sign(Record):
 
 
 class Traces(Record):
-    """How reasoning traces read: counts of flags as tasks.curation.flags gives them, of a model's
-    outputs or of a training set."""
+    """Flag counts (as in tasks.curation.flags) and length of a model's or training set's traces."""
 
     samples: NonNegativeInt
     flagged: dict[str, int] = {}
@@ -77,12 +74,12 @@ def signs(
     single_operator: tuple[int, int] | None = None,
     untrained: str | None = None,
 ) -> tuple[Sign, ...]:
-    """Every sign that the numbers show, models in the order of `scores`, at the smallest k.
+    """Every sign shown, models in the order of `scores`, at the smallest k.
 
-    `scores` are those of custom kernels against eager PyTorch, `levels` the same by level (column
-    `group`), `verdicts` what was scored, `traces` how the outputs of a model read, `training` how
-    the traces of the training set do, `single_operator` its samples on single operators and all of
-    them. `untrained` is the model before training, for whose habits training is not blamed.
+    `scores` are custom kernels' against eager PyTorch, `levels` the same by level (column `group`),
+    `verdicts` the scored ones, `traces` flags of models' outputs, `training` those of the training
+    set, `single_operator` its samples on single operators and in all. `untrained` is the model
+    before training, whose habits are not blamed on training.
     """
     smallest = scores.filter(pl.col("k").is_null() | (pl.col("k") == pl.col("k").min()))
     found = []
@@ -111,8 +108,7 @@ def signs(
 
 
 def level_gap(levels: pl.DataFrame, k: int, single_operator: tuple[int, int] | None) -> str:
-    """Level 2 (several operators) well above level 1: single-operator tasks are missing from the
-    training set."""
+    """Level 2 (several operators) well above level 1: training lacks single-operator tasks."""
     if levels.is_empty():
         return ""
     rows = levels.filter(metric="exec", k=k).rows_by_key("group", named=True, unique=True)
@@ -153,9 +149,9 @@ def correct_but_slow(scores: Mapping[str, Row]) -> str:
 def verbose(now: Traces | None, before: Traces | None, training: Traces | None) -> str:
     """Verbose, self-doubting outputs: the training set held long, chaotic traces.
 
-    Against the traces before training, a flag counts where it is MORE_POINTS more frequent and the
-    Wilson intervals (samples as independent trials) do not meet, and length where the median is
-    LONGER times as long; without them, a flag that at least MANY of the outputs have.
+    Against traces before training, a flag needs MORE_POINTS more and disjoint Wilson intervals
+    (samples as independent trials), length LONGER times the median. Without them, a flag needs a
+    share of MANY.
     """
     if now is None or not now.samples:
         return ""
@@ -185,7 +181,7 @@ def verbose(now: Traces | None, before: Traces | None, training: Traces | None) 
 
 
 def cut_off(verdicts: pl.DataFrame) -> str:
-    """Answers that ran into the token limit count as failures, whatever they would have become."""
+    """Answers cut off by the token limit count as failures."""
     cut = verdicts.filter(pl.col("reason") == Reason.TRUNCATED.value).height
     if not verdicts.height or cut / verdicts.height < CUT_OFF:
         return ""
@@ -196,9 +192,8 @@ def cut_off(verdicts: pl.DataFrame) -> str:
 
 
 def missed_bottleneck(verdicts: pl.DataFrame) -> str:
-    """Correct kernels that are not faster than PyTorch and spend less than half of their time in
-    kernels of their own, as measured. Reported where the Wilson interval of that share is above
-    MANY."""
+    """Correct kernels that are not faster than PyTorch and measured to spend less than half their
+    time in their own kernels; shown where the share's Wilson interval is above MANY."""
     if not {"custom_kernel_time_share", "library_calls"} <= set(verdicts.columns):
         return ""
     if not isinstance(verdicts.schema["timing"], pl.Struct):
@@ -218,11 +213,10 @@ def missed_bottleneck(verdicts: pl.DataFrame) -> str:
 
 
 def gap(first: Row, second: Row) -> tuple[float, Interval] | None:
-    """`first` minus `second`, two scores over different tasks, with a 95 % interval; None where one
-    has no value.
+    """`first` minus `second`, over different tasks, with a 95 % interval; None without both values.
 
-    Square-and-add of the two intervals (Newcombe 1998, method 10; for other intervals than
-    Wilson's, Zou and Donner 2008).
+    Square-and-add (Newcombe 1998, method 10; for intervals other than Wilson's, Zou and Donner
+    2008).
     """
     if first["value"] is None or second["value"] is None:
         return None

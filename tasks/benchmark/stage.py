@@ -1,7 +1,7 @@
-"""Verified answers of several models on held-out tasks in, scores with intervals out.
+"""Models' verified answers on held-out tasks in, scores with intervals out.
 
-Guarantees: the same answers, configuration and scoring code give the same snapshot; how scores are
-shown plays no part. Does not look at how the answers came about.
+Guarantees: equal answers, configuration and scoring code give the same snapshot, however it is
+shown. Does not examine the origin of answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READ = """candidate_id task_id status reason outputs_match timing device
 
 
 class Answers(Record):
-    """What one model answered on the suite, verified."""
+    """A model's verified answers on the suite."""
 
     model: str
     candidates: SnapshotRef
@@ -30,8 +30,7 @@ class Answers(Record):
 
 
 def answers_frame(answers: list[Answers]) -> pl.DataFrame:
-    """One row per verdict with its model and the tokens of its answer: what scoring and the report
-    read."""
+    """One row per verdict with model and answer tokens, for scoring and the report."""
     lengths = ["candidate_id", "completion_tokens"]
     frames = []
     for each in answers:
@@ -46,13 +45,13 @@ def answers_frame(answers: list[Answers]) -> pl.DataFrame:
 
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
+    """The snapshot that `run` fills."""
     key = [config.model_dump(mode="json"), [a.model for a in answers]]
     return Snapshot.planned(STAGE, key, (a.verdicts for a in answers), SCORING_VERSION)
 
 
 def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
-    """A finished snapshot of `all_scores`. Its manifest has `remarks` and the `excluded_tasks`."""
+    """A finished snapshot of `all_scores`; its manifest has `remarks` and `excluded_tasks`."""
     snapshot = planned(answers, config)
     if not snapshot.finished:
         frame = answers_frame(answers)
@@ -64,8 +63,8 @@ def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
 
 
 def all_scores(frame: pl.DataFrame, config: BenchmarkConfig) -> pl.DataFrame:
-    """The rows of `tasks.scores.scores` for both tracks and every baseline that was timed, as they
-    are (`token_limit` null) and again under each limit of tokens."""
+    """`tasks.scores.scores` for both tracks and timed baselines, unlimited (`token_limit` null) and
+    under each token limit."""
     parts = []
     for limit in (None, *config.token_limits):
         part = frame if limit is None else within_tokens(frame, limit)
@@ -86,7 +85,7 @@ def all_scores(frame: pl.DataFrame, config: BenchmarkConfig) -> pl.DataFrame:
 
 
 def _without_unknown_lengths(rows: pl.DataFrame, unknown: dict[str, int]) -> pl.DataFrame:
-    """A model whose right answers have no token count has no value under a limit."""
+    """Under a limit, models with right answers of unknown length have no value."""
     count = pl.col("model").replace_strict(unknown, default=None, return_dtype=pl.Int64)
     cut = pl.col("token_limit").is_not_null() & count.is_not_null()
     why = pl.format("{} of its right answers have no token count", count)
@@ -99,7 +98,6 @@ def _without_unknown_lengths(rows: pl.DataFrame, unknown: dict[str, int]) -> pl.
 def scores_of(
     ref: SnapshotRef, baseline: Baseline = "eager", limit: int | None = None
 ) -> pl.DataFrame:
-    """The scores of a snapshot against one baseline under one limit of tokens (None: answers as
-    they are)."""
+    """Scores against one baseline under one token limit (None: unlimited)."""
     rows = ref.open().read()
     return rows.filter(baseline=baseline).filter(pl.col("token_limit").eq_missing(limit))

@@ -1,1 +1,1 @@
-"""From verdicts to a training set, by named strategies."""
+"""Verdicts to training sets, by named strategies."""

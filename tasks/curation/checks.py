@@ -1,7 +1,7 @@
-"""What a frame must be for curation to decide by it.
+"""Requirements on frames for curation.
 
-Guarantees: every problem names the columns or the count of rows, and the fix. A frame that passes
-may still lack reasoning lengths: `require_lengths` looks at the correct samples alone.
+Guarantees: every error names the columns or the row count, and the fix. Reasoning lengths are
+required of correct samples only (`require_lengths`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ Problem = tuple[str, str]
 
 
 def require_usable(frame: pl.DataFrame, config: CurationConfig) -> None:
-    """Raises UsageError for missing columns and columns of another kind, rows without an id, and
+    """Raise UsageError for missing columns or ones of another kind, rows without an id, and
     verdicts of different or newer schema versions."""
     for problem, fix in _problems(frame, config):
         raise UsageError(problem, fix)
 
 
 def require_lengths(correct: pl.DataFrame) -> None:
-    """Raises UsageError where a correct sample has no reasoning_tokens, or none of them has any
-    reasoning."""
+    """Raise UsageError where a correct sample has no reasoning_tokens, or all have no reasoning."""
     tokens = pl.col("reasoning_tokens").cast(pl.Float64)
     unknown = correct.filter(~tokens.is_finite().fill_null(False))
     if unknown.height:
@@ -59,7 +58,7 @@ def require_lengths(correct: pl.DataFrame) -> None:
 
 
 def timing_fields(frame: pl.DataFrame) -> Json:
-    """The fields of the struct `timing`, with their types."""
+    """Field types of the struct `timing`."""
     return {field.name: field.dtype for field in getattr(frame.schema["timing"], "fields", [])}
 
 
@@ -105,7 +104,7 @@ def _is(kind: str, found: pl.DataType) -> bool:
 
 
 def _unmeasured_flags(frame: pl.DataFrame, config: CurationConfig) -> Iterator[Problem]:
-    """A trace that was not measured has no flag, and is not known to be without one."""
+    """Traces that were not measured are not known to be without flags."""
     if not config.exclude_flags:
         return
     correct = frame.filter(CORRECT)

@@ -1,4 +1,4 @@
-"""A training set in the making: what each criterion of a strategy offered, took and passed over."""
+"""A training set in the making: what each criterion offered, took and passed over."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tasks.curation.reasons import WhyNot
 class Choice:
     """The samples taken so far, in the order of the rule.
 
-    `pool` holds the columns of `tasks.curation.pool.pool_of` and `_draw`. `taken` adds the column
-    `criterion`. No kernel is taken twice.
+    `pool` is `tasks.curation.pool.pool_of` with `_draw`; `taken` adds `criterion`. No kernel is
+    taken twice.
     """
 
     def __init__(self, pool: pl.DataFrame) -> None:
@@ -23,36 +23,34 @@ class Choice:
 
     @property
     def sure(self) -> pl.DataFrame:
-        """The samples of the pool that meet the strict demands."""
+        """Pool samples that meet the strict demands."""
         return self.pool.filter(pl.col("_unmet").is_null())
 
     def left(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows whose kernel is not taken yet, in their order."""
+        """Rows whose kernel is not taken yet, in order."""
         return without(rows, self.taken)
 
     def count(self, criterion: str) -> int:
-        """How many samples a criterion has taken."""
+        """A criterion's number of samples."""
         return self.taken.filter(criterion=criterion).height
 
     def add(self, criterion: str, offered: pl.DataFrame, kept: pl.DataFrame | None = None) -> None:
-        """Take what is new among `kept` (default: all that is offered). What is offered and not
-        kept is passed over for a limit."""
+        """Take new samples among `kept` (default: all offered). Others offered are passed over for
+        a limit."""
         kept = offered if kept is None else kept
         self.taken = pl.concat([self.taken, _named(self.left(kept), criterion)])
         self.pass_over(criterion, offered, WhyNot.LIMIT)
 
     def pass_over(self, criterion: str, rows: pl.DataFrame, why: WhyNot) -> None:
-        """Note why a criterion does not take rows that it chose; those that are taken after all do
-        not count."""
+        """Note why a criterion passes over rows; rows taken later do not count."""
         self._passed_over.append(
             _named(rows, criterion).select("_row", "criterion", why=pl.lit(why.value))
         )
 
     def thin(self, size: int | None) -> None:
-        """Keep at most `size` of the samples, each criterion keeping its share to within one
-        sample; a smaller set is part of a larger one.
+        """Keep at most `size` samples, each criterion its share to within one sample, in order.
 
-        Within a criterion samples are drawn. Keeps the order of the rule.
+        Samples of a criterion are drawn; a smaller set is part of a larger one.
         """
         if size is None or size >= self.taken.height:
             return
@@ -66,8 +64,7 @@ class Choice:
 
     @property
     def passed_over(self) -> pl.DataFrame:
-        """`_row`, `criterion` and `why` of the samples that a criterion chose and that are not
-        taken; of several criteria, the first."""
+        """`_row`, first `criterion` and `why` of samples that were chosen and not taken."""
         rows = pl.concat(self._passed_over).unique("_row", keep="first", maintain_order=True)
         return rows.join(self.taken.select("_row"), on="_row", how="anti")
 

@@ -1,7 +1,7 @@
-"""What a training set is made by: the strategy's name, its thresholds, its size and its seed.
+"""Settings of a training set: strategy, thresholds, size and seed.
 
-Guarantees: the same configuration on the same rows gives the same set, whatever the order of the
-rows. Does not guarantee that a key matters to every strategy: each description says which read it.
+Guarantees: the same configuration and rows give the same set in any row order. Not every key
+matters to every strategy: descriptions say which.
 """
 
 from __future__ import annotations

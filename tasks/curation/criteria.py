@@ -1,11 +1,8 @@
-"""One pure function per criterion: a pool of samples in, the rows that this criterion takes out.
+"""Criteria as pure functions from a pool to the rows taken.
 
-Guarantees: every function reads only the columns that its criterion is about, keeps the columns of
-the pool, and depends on the data and the seeded order alone. Does not guarantee that what two
-criteria take is disjoint: `strategies` leaves out what was taken before.
-
-The pool is what `tasks.curation.pool.pool_of` returns; functions that draw need `_draw`
-too (`draw.with_draw`).
+Guarantees: each reads only its own columns, keeps the pool's, and depends on data and seeded order
+alone. Criteria may overlap: `strategies` leaves out rows already taken. Pools are
+`tasks.curation.pool.pool_of`; drawing needs `_draw` (`draw.with_draw`).
 """
 
 from __future__ import annotations
@@ -32,21 +29,19 @@ SHORTEST_THEN_FASTEST = (LENGTH, -SPEEDUP)
 
 
 def concise_and_fast(eligible: pl.DataFrame, equal: Equality = "exact") -> pl.DataFrame:
-    """(a): per task, the correct sample that is both the shortest in reasoning and the fastest; no
-    sample where those are two.
+    """(a): each task's correct sample that is both the shortest in reasoning and the fastest, if
+    any.
 
-    Ties: a sample as short as the shortest and as fast as the fastest qualifies; of several, the
-    lowest sample_index is taken. A task's only correct sample is both. A sample without a timing is
-    never the fastest. With `equal` "interval", a sample is as fast as the fastest where the upper
-    bound of its speedup reaches the fastest's lower bound.
+    Samples that tie for both qualify, and the lowest sample_index is taken. An only correct sample
+    is both. Untimed samples are never the fastest. With `equal` "interval", a sample ties for the
+    fastest where its speedup's upper bound reaches the fastest's lower bound.
     """
     shortest = LENGTH.min().over("task_id") == LENGTH
     return first_per_task(eligible.filter(shortest, is_fastest(equal)))
 
 
 def is_fastest(equal: Equality = "exact") -> pl.Expr:
-    """Whether a sample is as fast as its task's fastest. Where several are the fastest, the lowest
-    of their lower bounds is the one to reach."""
+    """Whether a sample is as fast as its task's fastest; of tied ones the lowest bound counts."""
     fastest = SPEEDUP.max().over("task_id") == SPEEDUP
     if equal == "interval":
         reach = pl.when(fastest).then(pl.col("_speedup_lower")).min().over("task_id")
@@ -55,17 +50,16 @@ def is_fastest(equal: Equality = "exact") -> pl.Expr:
 
 
 def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
-    """(b): every correct sample with speedup > min_speedup (strictly), however long its reasoning;
-    of equal kernels of a task the lowest sample_index."""
+    """(b): correct samples with speedup > min_speedup (strictly); of equal kernels the lowest
+    sample_index."""
     return distinct(eligible.filter(min_speedup < SPEEDUP))
 
 
 def single_operators_wanted(taken: pl.DataFrame, quota: float | int) -> int:
-    """How many single operators (c) adds to the samples taken, where there are enough.
+    """How many single operators (c) may add to those taken.
 
-    One after the other is added while single operators are below the share (a float quota; an int
-    quota caps how many are added, and 0.5 ends it too): while (singles + added) < share * (taken +
-    added). Computed exactly, not in floating point.
+    Adds one at a time while (singles + added) < share * (taken + added), exactly and not in
+    floating point. A float quota is the share; an int quota is a cap, with share 0.5.
     """
     singles = int(taken["_single"].sum())
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
@@ -76,18 +70,16 @@ def single_operators_wanted(taken: pl.DataFrame, quota: float | int) -> int:
 def best_per_task(
     eligible: pl.DataFrame, taken: pl.DataFrame, order: Sequence[pl.Expr]
 ) -> pl.DataFrame:
-    """Each task's first sample in an order, of those not yet taken, in order of task_id. Ties: the
-    lower sample_index."""
+    """Each task's first sample not yet taken, by task_id. Ties: the lower sample_index."""
     rows = without(eligible, taken)
     return first_per_task(rows.sort("task_id", *order, "sample_index", "candidate_id"))
 
 
 def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.DataFrame:
-    """The pool in the order in which a baseline takes from it, at most `max_per_task` of each task:
-    those that come first, and of equal kernels the first.
+    """The pool in a baseline's order, at most `max_per_task` of each task; of equal kernels the
+    first.
 
-    Ties are drawn, so that no second criterion comes in. "speedup" leaves out samples that were not
-    timed.
+    Ties are drawn, to bring in no second criterion. "speedup" leaves out untimed samples.
     """
     rows = pool.filter(SPEEDUP > 0) if order == "speedup" else pool
     rows = rows.sort(*ORDERS[order], "_draw", "candidate_id")
@@ -100,11 +92,10 @@ def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.Dat
 
 
 def balanced(rows: pl.DataFrame, size: int, quota: float | int) -> pl.DataFrame:
-    """The first rows of each kind, so that single operators are the quota's share of `size` (an
-    int: that number, and half at most).
+    """The first rows of each kind, with single operators at the quota's share of `size` (an int:
+    that number, at most half).
 
-    Where one kind has too few, the other fills up: the size is kept rather than the balance. Keeps
-    the order of `rows`.
+    A kind with too few is filled up by the other: size goes before balance. Keeps the order.
     """
     exact = math.floor(Fraction(str(quota)) * size)
     aim = exact if isinstance(quota, float) else min(quota, size // 2)
@@ -115,15 +106,15 @@ def balanced(rows: pl.DataFrame, size: int, quota: float | int) -> pl.DataFrame:
 
 
 def first_per_task(rows: pl.DataFrame) -> pl.DataFrame:
-    """The first row of each task, in the order of the rows."""
+    """Each task's first row, in order."""
     return rows.unique(subset="task_id", keep="first", maintain_order=True)
 
 
 def distinct(rows: pl.DataFrame) -> pl.DataFrame:
-    """The first row of each kernel, in the order of the rows."""
+    """Each kernel's first row, in order."""
     return rows.unique(subset="_kernel", keep="first", maintain_order=True)
 
 
 def without(rows: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """The rows whose kernel is not in `taken`, in their order."""
+    """Rows whose kernel is not in `taken`, in order."""
     return rows.join(taken.select("_kernel"), on="_kernel", how="anti", maintain_order="left")

@@ -1,8 +1,7 @@
-"""What a strategy decides about every candidate: the rows it takes, and one table of all decisions.
+"""A strategy's decisions: the rows taken, and a table of every candidate.
 
-Guarantees: a decision is the rule's own (`strategies.choose`), never a second writing of it; every
-candidate is in the table once, with the first reason that applies and the numbers behind it. Does
-not guarantee that one changed number would have brought a candidate in.
+Guarantees: decisions come from the rule itself (`strategies.choose`); each candidate has one, with
+the first reason that applies and its numbers. Changing one number need not bring a candidate in.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from tasks.tables import DECISIONS
 
 
 class Decided(NamedTuple):
-    """`taken`: the rows of the frame that are taken, in the order of the rule, with `criterion`.
-    `decisions`: tasks.tables.DECISIONS, one row a candidate."""
+    """`taken`: rows of the frame, in the order of the rule, with `criterion`. `decisions`:
+    tasks.tables.DECISIONS, one row per candidate."""
 
     taken: pl.DataFrame
     decisions: pl.DataFrame
@@ -35,10 +34,10 @@ class Decided(NamedTuple):
 def decide(frame: pl.DataFrame, config: CurationConfig) -> Decided:
     """Apply a strategy to verdicts joined with their candidates.
 
-    The rows taken have the columns of `frame` and `criterion`; a strategy that moves reasoning adds
-    `reasoning_from`, the candidate whose `reasoning` and `reasoning_tokens` a row holds. Raises
-    UsageError as `tasks.curation.pool.marked` does, and where more than half of the samples whose
-    reasoning is to be moved are of one task.
+    Rows taken have the columns of `frame` and `criterion`; moved reasoning adds `reasoning_from`,
+    the candidate whose `reasoning` and `reasoning_tokens` a row holds. Raises UsageError as
+    `tasks.curation.pool.marked` does, and where one task has more than half of the samples whose
+    reasoning is to be moved.
     """
     rows = marked(frame, config)
     pool = pool_of(rows, config)
@@ -53,8 +52,8 @@ def curate(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 
 
 def explained(decisions: pl.DataFrame, candidate_id: str) -> Json:
-    """The decision on one candidate, with `meaning`, its reason in words. Raises UsageError where
-    the table does not have it."""
+    """A candidate's decision, with `meaning`, its reason in words. Raises UsageError where it is
+    missing."""
     found = decisions.filter(candidate_id=candidate_id)
     if found.is_empty():
         raise UsageError(
@@ -82,12 +81,11 @@ def _taken_rows(frame: pl.DataFrame, choice: Choice, config: CurationConfig) -> 
 
 
 def donors(taken: pl.DataFrame) -> Array:
-    """For each sample the place of the one whose reasoning it gets: a permutation under which no
-    sample gets one of its own task.
+    """For each sample, the place of the sample whose reasoning it gets, never of its own task.
 
-    Tasks are put in a drawn order, each task's samples next to each other, and every reasoning
-    moves on by as many places as the largest task has samples. Raises UsageError where more than
-    half of the samples are of one task: then there is no such permutation.
+    A permutation: tasks are shuffled with their samples together, and reasonings move on by the
+    largest task's sample count. Raises UsageError where one task has more than half of the samples,
+    as no such permutation exists.
     """
     if taken.is_empty():
         return np.empty(0, dtype=np.int64)
@@ -112,7 +110,7 @@ def donors(taken: pl.DataFrame) -> Array:
 
 
 def _table(rows: pl.DataFrame, choice: Choice, config: CurationConfig) -> pl.DataFrame:
-    """Candidates in the order of the frame; what is outside the pool has no numbers of its task."""
+    """Candidates in the frame's order; those outside the pool have no numbers of their task."""
     decided = _decided_pool(choice, config)
     table = (
         rows.sort("_row")
@@ -134,7 +132,7 @@ def _table(rows: pl.DataFrame, choice: Choice, config: CurationConfig) -> pl.Dat
 
 
 def _decided_pool(choice: Choice, config: CurationConfig) -> pl.DataFrame:
-    """`_row`, the decision, and the numbers of its task, of every sample of the pool."""
+    """`_row`, decision and task numbers of the pool's samples."""
     taken = choice.taken.select("_row", "criterion", taken=pl.lit(True))
     equal = choice.taken.select("_kernel", equals="candidate_id")
     passed_over = choice.passed_over.rename({"criterion": "passed_by"})
@@ -166,7 +164,7 @@ def _decided_pool(choice: Choice, config: CurationConfig) -> pl.DataFrame:
 
 
 def _comparison(config: CurationConfig) -> pl.Expr:
-    """How a sample falls behind the others of its task, by what the strategy compares."""
+    """How a sample compares within its task, by the strategy's measure."""
     compares = strategy_of(config.strategy).compares
     behind = []
     if "length" in compares:

@@ -1,7 +1,7 @@
-"""What changed between two training sets, by joining the decisions behind them.
+"""Changes between two training sets, by joining their decisions.
 
-Guarantees: a reason is the other side's decision on the same candidate; where that side does not
-have the candidate, the reason says so. Does not guarantee that a change had no second cause.
+Guarantees: a reason is the other side's decision on the candidate, or says that it has none. A
+change may have further causes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ OTHER_CRITERION, OTHER_SPEEDUP = "other_criterion", "other_speedup"
 
 
 def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
-    """One row a sample that is in one set only, or in both by another criterion or speedup.
+    """One row per sample in only one set, or in both with another criterion or speedup.
 
-    Both frames are tasks.tables.DECISIONS; one without the column why_not (a published set, of
-    taken samples alone) cannot say why others were not taken: the reason is then unknown.
+    Frames are tasks.tables.DECISIONS; without the column why_not (a published set of taken samples)
+    reasons are unknown.
 
     Returns candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the
-    side that lacks it, or one of the constants above), and `COMPARED` of each side, ending in
-    `_old` and `_new`; sorted by task_id and candidate_id.
+    side that lacks it, or a constant above), and `COMPARED` as `_old` and `_new`; sorted by task_id
+    and candidate_id.
     """
     sides = {"old": _complete(old), "new": _complete(new)}
     taken = pl.concat([side.filter("taken").select(KEYS) for side in sides.values()]).unique(KEYS)
@@ -72,7 +72,7 @@ def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
 
 
 def reason_counts(rows: pl.DataFrame) -> dict[str, dict[str, int]]:
-    """Of `changes`: how many samples by change and reason, the most frequent first."""
+    """Of `changes`: samples by change and reason, most frequent first."""
     counts = rows.group_by("change", "reason").len()
     counts = counts.sort("len", "change", "reason", descending=[True, False, False])
     found: dict[str, dict[str, int]] = {"gained": {}, "lost": {}, "changed": {}}
@@ -88,7 +88,7 @@ def _complete(decisions: pl.DataFrame) -> pl.DataFrame:
 
 
 def _why(side: str) -> pl.Expr:
-    """Why a side does not have a sample."""
+    """Why a side lacks a sample."""
     absent = pl.when(f"has_task_{side}").then(pl.lit(NO_CANDIDATE)).otherwise(pl.lit(NO_TASK))
     absent = pl.when(f"decided_{side}").then(absent).otherwise(pl.lit(UNKNOWN))
     return pl.coalesce(f"why_not_{side}", absent)

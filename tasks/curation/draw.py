@@ -1,4 +1,4 @@
-"""Seeded draws that do not depend on the version of a library, nor on other rows."""
+"""Seeded draws, independent of library versions and other rows."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ ID_BYTES = 64
 
 
 def with_draw(pool: pl.DataFrame, seed: int) -> pl.DataFrame:
-    """The pool with `_draw`, a number that depends on (seed, candidate_id) alone: sorting by it
-    draws without replacement, whatever other rows there are."""
+    """The pool with `_draw`, of (seed, candidate_id) alone: sorting by it draws without
+    replacement."""
     numbers = draw_numbers(pool["candidate_id"], seed)
     return pool.with_columns(_draw=pl.Series(numbers, dtype=pl.UInt64))
 
 
 def draw(rows: pl.DataFrame, count: int) -> pl.DataFrame:
-    """`count` rows that are drawn by their `_draw`, in the order of `rows`."""
+    """`count` rows drawn by `_draw`, in the order of `rows`."""
     ordered = rows.with_row_index("_order").sort("_draw", "candidate_id").head(count)
     return ordered.sort("_order").drop("_order")
 
 
 def draw_numbers(ids: pl.Series, seed: int) -> Array:
-    """One 64-bit number per id. SplitMix64's finaliser (Steele, Lea and Flood 2014) over the id's
-    last 64 bytes, eight at a time: the hashes of polars and Python may change with their versions,
-    this one does not."""
+    """One 64-bit number per id: SplitMix64's finaliser (Steele, Lea and Flood 2014) over the id's
+    last 64 bytes, eight at a time. Unlike hashes of polars and Python, it never changes."""
     padded = ids.str.pad_start(ID_BYTES, "\0").cast(pl.Binary).bin.slice(-ID_BYTES, ID_BYTES)
     words = padded.bin.reinterpret(dtype=pl.Array(pl.UInt64, ID_BYTES // 8), endianness="little")
     state = np.full(len(ids), _mixed(np.array([seed], dtype=np.uint64))[0], dtype=np.uint64)

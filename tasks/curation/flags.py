@@ -1,10 +1,8 @@
-"""Correct candidates in, the quality flags of their reasoning out: what curation counts, and leaves
-out where it is told to.
+"""Quality flags of correct candidates' reasoning, which curation counts and may exclude.
 
-Guarantees: one row for each correct candidate of the verdicts; a trace that any snapshot under the
-root has measured by the same version is not read again, so a night pays for new samples only;
-a killed run resumes; texts are read a batch at a time, so that memory follows the number of threads
-and not of samples.
+Guarantees: one row per correct candidate; traces that any snapshot under the root measured by this
+version are not read again; a killed run resumes; texts are read in batches, so memory follows the
+threads.
 """
 
 from __future__ import annotations
@@ -33,13 +31,12 @@ Trace = tuple[str, str | None]
 
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
+    """The snapshot that `run` fills."""
     return Snapshot.planned(STAGE, {}, [verdicts, candidates], TRACE_FLAG_VERSION)
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef) -> SnapshotRef:
-    """A finished snapshot of TRACE_FLAGS. Its manifest counts each flag. A candidate without
-    reasoning has no flag."""
+    """A finished snapshot of TRACE_FLAGS; its manifest counts flags. No reasoning means no flag."""
     snapshot = planned(verdicts, candidates)
     if snapshot.finished:
         return snapshot.ref
@@ -70,7 +67,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef) -> SnapshotRef:
 
 
 def correct_among(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
-    """candidate_id and place of the candidates that a verdict calls correct, part by part."""
+    """candidate_id and place of correct candidates, part by part."""
     judged = verdicts.read(columns=["candidate_id", "status"], unique="candidate_id")
     if judged.is_empty():
         judged = pl.DataFrame(schema={"candidate_id": pl.String, "status": pl.String})
@@ -78,8 +75,8 @@ def correct_among(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
 
 
 def flagged(texts: Iterable[Trace]) -> Generator[pl.DataFrame]:
-    """candidate_id, `trace_flags` and MEASURES of traces (id, text), a batch at a time, in no
-    particular order; several threads measure."""
+    """candidate_id, `trace_flags` and MEASURES of traces, in batches without order; threads
+    measure."""
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     pool = ThreadPoolExecutor(threads)
     running: set[Future[pl.DataFrame]] = set()
@@ -96,7 +93,7 @@ def flagged(texts: Iterable[Trace]) -> Generator[pl.DataFrame]:
 
 
 def _batches(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
-    """Cut traces into lists that end where their characters or their number reach a limit."""
+    """Lists of traces up to a limit of characters or number."""
     batch: list[Trace] = []
     characters = 0
     for trace in traces:
@@ -117,6 +114,6 @@ def _with_flags(batch: Sequence[Trace]) -> pl.DataFrame:
 
 
 def counted(rows: pl.DataFrame) -> dict[str, int]:
-    """How many rows have each flag, in the order of FLAGS, zeros included."""
+    """Rows by flag, in the order of FLAGS, with zeros."""
     raised = rows["trace_flags"].to_list() if rows.height else []
     return {name: sum(name in (flags or ()) for flags in raised) for name in FLAGS}

@@ -1,9 +1,8 @@
-"""Equal kernels of a task: which samples hold the same program, so that none is taken twice.
+"""Equal kernels of a task, so that no program is taken twice.
 
-Guarantees: compared are the samples of tasks of which the rule, or concur's, takes several; texts
-are read for those alone. Of equals the first in the order of the rule is taken, whatever the order
-of the rows, and the pool stays as it is: (a) is decided among all correct samples. Does not
-guarantee that kernels which differ in text do different things.
+Guarantees: only tasks of which the rule or concur takes several samples are compared, and read; the
+rule's first of equals is taken, in any row order; the pool stays whole for (a). Kernels of
+different text may still do the same.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CODE = ("candidate_id", "task_id", "code")
 
 
 def same_text(rows: pl.DataFrame) -> pl.DataFrame:
-    """The kernels whose text is that of another of their task, white space around it aside."""
+    """Kernels with the text of another of their task, apart from outer white space."""
     first = pl.col("candidate_id").min().over("task_id", pl.col("code").str.strip_chars())
     found = rows.drop_nulls("code").select(id="candidate_id", equals=first)
     return found.filter(pl.col("id") != pl.col("equals"))
@@ -34,8 +33,8 @@ def same_text(rows: pl.DataFrame) -> pl.DataFrame:
 def with_kernels(
     frame: pl.DataFrame, config: CurationConfig, candidates: Snapshot, equal: EqualKernels | None
 ) -> pl.DataFrame:
-    """The frame with `kernel`: of a compared sample the candidate_id that stands for its kernel,
-    null in other rows. All are null where `equal` is None, or candidates have no code.
+    """The frame with `kernel`: the candidate_id that stands for a compared sample's kernel, null
+    elsewhere, or everywhere where `equal` is None or candidates have no code.
 
     Raises UsageError as `curate` does.
     """

@@ -1,13 +1,9 @@
 """The samples that every strategy chooses from.
 
-Guarantees: all strategies see one pool, so that they differ in their rule alone: samples with
-status "correct", of the first turn, with a reasoning, each candidate once, sorted by task_id,
-sample_index and candidate_id whatever the order of the rows. No Python object is made per row. Does
-not guarantee that a speedup is certain: `_unmet` names the strict demand that a sample does not
-meet.
-
-A frame holds one row per candidate with the columns of tasks.tables.VERDICTS and CANDIDATES
-(`COLUMNS` are needed, `OPTIONAL` are read where the frame has them).
+Guarantees: all strategies see one pool: correct first-turn samples with reasoning, each once,
+sorted by task_id, sample_index and candidate_id. No Python object is made per row. Speedups may be
+uncertain: `_unmet` names a failed strict demand. Frames have one row per candidate of
+tasks.tables.VERDICTS and CANDIDATES (`COLUMNS`; `OPTIONAL` may be missing).
 """
 
 from __future__ import annotations
@@ -33,19 +29,18 @@ ENDED_REASONS = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
 
 
 def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
-    """The frame's columns that decide, and `_row`, its row in `frame`; `_ended`, how its answer
-    ended; `_single`, is its task a single operator; `_why_not`, why it is not in the pool, null
-    where it is.
+    """The frame's deciding columns, and `_row`, its row in `frame`; `_ended`, how the answer ended;
+    `_single`, whether the task is a single operator; `_why_not`, why it is not in the pool, or
+    null.
 
-    A sample with one of `exclude_flags` is left out as if it had never been drawn: another of its
-    task may be the shortest or fastest then; the same holds for an answer that the token limit cut
-    off. A correct answer whose reasoning is empty (a response that lost its think tags) has no
-    trace to train on, and its zero tokens would make it the shortest of its task. A candidate_id
-    that occurs twice counts once.
+    Samples with one of `exclude_flags` or cut off by the token limit count as never drawn, so
+    another may be the shortest or fastest. A correct answer with empty reasoning (lost think tags)
+    has no trace to train on, and its zero tokens would make it the shortest. A repeated
+    candidate_id counts once.
 
-    Raises UsageError for missing columns and columns of another kind, rows without an id, verdicts
-    of different or newer schema versions, a correct sample without reasoning_tokens, and where no
-    correct sample has any reasoning.
+    Raises UsageError for missing columns or ones of another kind, rows without an id, verdicts of
+    different or newer schema versions, a correct sample without reasoning_tokens, and where no
+    correct sample has reasoning.
     """
     require_usable(frame, config)
     known = [name for name in (*COLUMNS, *OPTIONAL) if name in frame.columns]
@@ -68,7 +63,7 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 
 
 def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) -> pl.DataFrame:
-    """The pool of a frame: one row per sample that may be taken. See `marked` and `pool_of`."""
+    """A frame's pool, one row per eligible sample. See `marked` and `pool_of`."""
     config = config or CurationConfig()
     return pool_of(marked(frame, config), config)
 
@@ -76,11 +71,10 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
 def pool_of(rows: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """The pool among the rows of `marked`, with few columns.
 
-    `_speedup`, `_speedup_lower`, `_speedup_upper` are ratios. A sample without a finite, positive
-    speedup counts as not timed: 0 in all three. One without bounds has its speedup for both.
-    `_unmet`: which strict demand (`require_...`) it does
-    not meet, null where it meets them. `_kernel` is the same for equal kernels of a task (the
-    frame's `kernel`, where it is known). `_rivals`: the samples of its task in the pool.
+    `_speedup`, `_speedup_lower`, `_speedup_upper` are ratios: 0 without a finite, positive speedup
+    (not timed), and the speedup itself without bounds. `_unmet` is the strict demand
+    (`require_...`) that fails, or null. `_kernel` is the same for equal kernels of a task (from
+    `kernel`). `_rivals` counts the task's samples in the pool.
     """
     eligible = rows.filter(pl.col("_why_not").is_null())
     speedup = pl.col("_speedup")
@@ -108,9 +102,9 @@ def pool_of(rows: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 def ends(frame: pl.DataFrame) -> pl.Series:
     """Why each answer ended: one of `CUT_OFF`, "by itself", or "unknown".
 
-    Where no finish_reason is known (or it is none of `CUT_REASONS` and `ENDED_REASONS`), an answer
-    of exactly max_tokens was cut off, and so was one as long as its generator's longest where
-    answers to several tasks have that length. Any other is unknown.
+    Without a known finish_reason (in `CUT_REASONS` or `ENDED_REASONS`), answers of exactly
+    max_tokens were cut off, and so were those as long as their generator's longest where several
+    tasks reach that length. Others are unknown.
     """
     given = ("finish_reason", "finish_guessed", "completion_tokens", "max_tokens")
     known = frame.with_columns(pl.lit(None).alias(n) for n in given if n not in frame.columns)
@@ -131,8 +125,7 @@ def ends(frame: pl.DataFrame) -> pl.Series:
 
 
 def known_ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
-    """A field of `timing`; null where the table was written without it, where nothing was timed at
-    all, and where it is not a finite number above 0: such a row was not timed."""
+    """A `timing` field; null where missing, or not a finite number above 0 (not timed)."""
     there = name in timing_fields(frame)
     value = (pl.col("timing").struct.field(name) if there else pl.lit(None)).cast(pl.Float64)
     return pl.when(value.is_finite() & (value > 0)).then(value)
@@ -163,7 +156,7 @@ def _has_excluded_flag(frame: pl.DataFrame, config: CurationConfig) -> pl.Expr:
 
 
 def _unmet_demand(frame: pl.DataFrame, config: CurationConfig) -> pl.Expr:
-    """Strict demands may refuse a winner, and never crown another one."""
+    """Strict demands may refuse a winner, never crown another."""
     unmet = [pl.lit(None, pl.String)]
     least = config.require_speedup_lower_above
     if least is not None:

@@ -1,10 +1,8 @@
-"""Numbers on a reasoning trace that a person would call bad, and flags from them: loops,
-self-doubt, mixed languages, a cut thought.
+"""Measures and flags of bad reasoning traces: loops, self-doubt, mixed languages, a cut thought.
 
-Guarantees: one row a text in their order; the measures depend on a text alone, never on its
-neighbours; time linear in the text, whatever it holds (10 MB of one character take seconds). Does
-not guarantee that a flagged trace is bad: the flags are heuristics, their precision by hand is in
-benchmarks/results/2026-11-21-trace-quality.md, and nothing is removed unless the caller filters.
+Guarantees: one row per text, in order, of that text alone, in linear time (10 MB of one character
+take seconds). Flags are heuristics, with precision by hand in
+benchmarks/results/2026-11-21-trace-quality.md; only callers remove anything.
 """
 
 from __future__ import annotations
@@ -69,10 +67,9 @@ _ENDING = r"[.!?:;)\]}>`\"'*|。！？”’…]\s*\z|(?m:^[ \t]*(?:#+ .*|\*\*.*
 
 
 def quality(texts: Sequence[str | None]) -> pl.DataFrame:
-    """One row a text: `MEASURES`, then the boolean `FLAGS`. A null text counts as empty.
+    """One row per text: `MEASURES`, then the boolean `FLAGS`. Null counts as empty.
 
-    Shares are of 1. `words`, `repeated_share`, `loop_words` and doubt are of the prose: closed code
-    fences are left out.
+    Shares are of 1. `words`, `repeated_share`, `loop_words` and doubt leave out closed code fences.
     """
     frame = pl.Series("text", texts, dtype=pl.String).fill_null("").to_frame()
     prose = frame["text"].str.replace_all(_CODE, "\n")
@@ -105,7 +102,7 @@ def quality(texts: Sequence[str | None]) -> pl.DataFrame:
 
 
 def _foreign(texts: pl.Series) -> pl.DataFrame:
-    """Of each text: letters outside its main script, and their share of all letters."""
+    """Letters outside each text's main script, and their share."""
     rest = texts.str.replace_all(r"[\x00-\x7F]+", "")
     counts = pl.DataFrame(
         {name: rest.str.count_matches(f"[{blocks}]") for name, blocks in _SCRIPTS.items()}
@@ -116,11 +113,9 @@ def _foreign(texts: pl.Series) -> pl.DataFrame:
 
 
 def _repetition(words: pl.Series) -> tuple[Array, Array, Array]:
-    """Of each text: the share of its 10-grams that it had before, the words of the loop that it
-    ends in, and all its words.
+    """Each text's share of repeated 10-grams, words of its final loop, and all words.
 
-    An n-gram is a polynomial hash of 64 bits: in a text of 10,000 words two different ones collide
-    once in 10^11 texts.
+    N-grams are 64-bit polynomial hashes: in 10,000 words, two collide once in 10^11 texts.
     """
     lengths = words.list.len().fill_null(0).to_numpy().astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -137,11 +132,11 @@ def _repetition(words: pl.Series) -> tuple[Array, Array, Array]:
 
 
 def _loop_words(words: Array) -> int:
-    """Words at the end that repeat with one period, all repetitions counted; 0 where the end is not
-    said twice.
+    """Words at the end that repeat with one period, all repetitions counted; 0 without a
+    repetition.
 
-    The period is the distance from the last word to its occurrences before: the nearest few that
-    continue backwards are tried.
+    Tries as periods the distances to the last word's nearest earlier occurrences that continue
+    backwards.
     """
     if len(words) < 4:
         return 0

@@ -1,5 +1,4 @@
-"""Why a candidate is not in a training set: a closed vocabulary, in the order in which curation
-looks."""
+"""Why a candidate is not in a training set, in the order of curation's checks."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from enum import StrEnum
 
 
 class WhyNot(StrEnum):
-    """The first reason that applies to a candidate."""
+    """A candidate's first reason that applies."""
 
     NOT_CORRECT = "not_correct"
     LATER_TURN = "later_turn"

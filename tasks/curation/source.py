@@ -1,10 +1,8 @@
-"""Where verdicts and their candidates are read from: finished snapshots of a root, or Parquet
-files.
+"""Verdicts and candidates from a root's finished snapshots or from Parquet files.
 
-Guarantees: only the columns that are asked for leave the disk, a field of a struct without the
-others; a column that some files lack is null in their rows; of two tables each candidate once, in
-the order of the verdicts. Changes nothing. Does not guarantee anything about files that are being
-written meanwhile. Paths that are named are local; a root need not be.
+Guarantees: only requested columns and struct fields are read, null where a file lacks them;
+candidates appear once, in the verdicts' order. Changes nothing. Files must not be written
+meanwhile. Named paths are local; roots may be remote.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ from tasks.tables import CORRECT, TASK_ERROR
 
 
 class Files(Snapshot):
-    """Parquet files, read like the parts of a snapshot; `path` is what messages call them.
+    """Parquet files read as a snapshot's parts; `path` is their name in messages.
 
-    Raises UsageError for what cannot be read.
+    Raises UsageError for unreadable files.
     """
 
     def __init__(self, path: str, files: Sequence[str]) -> None:
@@ -51,7 +49,7 @@ class Files(Snapshot):
         return list(self.files)
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
-        """As of a snapshot. A field of a struct steps back for a column of its name."""
+        """As of a snapshot. A column takes precedence over a struct's field of its name."""
         with self._readable():
             names = {name for part in self.files for name in pq.read_schema(part).names}
             plain = [name for name in columns or names if name.partition(".")[2] not in names]
@@ -70,14 +68,13 @@ class Files(Snapshot):
 
 
 class Source:
-    """Verdicts, their candidates (the same files where one table holds both), and their tasks where
-    a snapshot names them.
+    """Verdicts, their candidates (perhaps in the same files), and their tasks where a snapshot
+    names them.
 
-    Without `verdicts`, those of the newest training set under `root`, else the newest finished
-    ones. Without `candidates`, those beside the snapshot, or the same files. `unfinished` takes a
-    directory without a manifest for the parts it holds. Raises UsageError for a place that is not
-    there, is not local, holds no Parquet file or is unfinished, and where candidates are not beside
-    their verdicts.
+    Without `verdicts`: those of the newest training set under `root`, else the newest finished.
+    Without `candidates`: those beside the snapshot, or the same files. `unfinished` reads the parts
+    of a directory without a manifest. Raises UsageError for a missing, remote, empty or unfinished
+    place, and where candidates are not beside their verdicts.
     """
 
     def __init__(
@@ -104,8 +101,7 @@ class Source:
             self.candidates = _opened(candidates, "--candidates", unfinished)
 
     def made_of(self, stage: str, *of: Snapshot | None) -> Snapshot | None:
-        """The newest finished snapshot of a stage that was made of all of these, under the root of
-        the verdicts."""
+        """A stage's newest finished snapshot made of all of these, under the verdicts' root."""
         wanted = {each.fingerprint for each in of if each and not isinstance(each, Files)}
         if isinstance(self.verdicts, Files) or len(wanted) < len(of):
             return None
@@ -117,12 +113,10 @@ class Source:
         return self.candidates is self.verdicts
 
     def read(self, of_verdicts: Sequence[str], of_candidates: Sequence[str]) -> pl.DataFrame:
-        """The columns that the tables have, one row per verdict whose candidate is there; what both
-        tables have is the verdict's.
+        """Existing columns, one row per verdict with a candidate; shared columns are the verdict's.
 
-        "column.field" is a field of a struct, as a column of the field's name. Raises UsageError
-        for what cannot be read, two tables of which one has no candidate_id, and verdicts of none
-        of the candidates.
+        "column.field" reads a struct's field, as a column of its name. Raises UsageError for
+        unreadable files, separate tables without candidate_id, and verdicts without any candidate.
         """
         if self.one_table:
             return self.verdicts.read(columns=list(dict.fromkeys((*of_verdicts, *of_candidates))))
@@ -144,8 +138,7 @@ class Source:
     def verdict_rows(
         self, of_verdicts: Sequence[str], of_candidates: Sequence[str], needed: Sequence[str]
     ) -> pl.DataFrame:
-        """As `read`. Raises UsageError also where a `needed` column is missing, or there is no
-        row."""
+        """As `read`; raises UsageError also for a missing `needed` column or no rows."""
         frame = self.read(of_verdicts, of_candidates)
         if missing := [name for name in needed if name not in frame.columns]:
             raise UsageError(
@@ -159,11 +152,11 @@ class Source:
         return frame
 
     def deciding(self, *, flags: bool = False) -> pl.DataFrame:
-        """What strategies decide by, one row per candidate, without texts; with `flags`, also the
-        flaws of the traces of correct samples.
+        """The columns strategies decide by, one row per candidate, without texts; `flags` adds
+        flaws of correct samples' traces.
 
-        Flags that a refresh has measured are taken as they are, others are measured here. Raises
-        UsageError where a table has no candidate_id, or no row.
+        Flags of a refresh are reused, others measured. Raises UsageError without candidate_id or
+        rows.
         """
         frame = self.verdict_rows(DECIDING, DECIDING, ["candidate_id"])
         ids = pl.col("candidate_id")
@@ -182,8 +175,7 @@ class Source:
         return frame
 
     def _measured_flags(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """candidate_id and trace_flags of the correct candidates whose reasoning is there, read a
-        batch at a time."""
+        """candidate_id and trace_flags of correct candidates with reasoning, in batches."""
         wanted = frame.clear()
         if "status" in frame.columns:
             wanted = frame.filter(CORRECT)
@@ -195,8 +187,7 @@ class Source:
         return pl.concat(found) if found else pl.DataFrame()
 
     def curated(self, taken: pl.DataFrame) -> pl.DataFrame:
-        """tasks.tables.CURATED of what was taken. Columns that the source does not have are
-        null."""
+        """tasks.tables.CURATED of the rows taken; missing columns are null."""
         named = named_tasks(self.tasks) if self.tasks else None
         return curated_rows(taken, texts_of(self.candidates, taken), named)
 
@@ -236,8 +227,7 @@ def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
 
 
 def _in_batch(path: Path) -> Path:
-    """The verdicts in a folder that `concur verify-batch` wrote: its snapshot, else its table. Any
-    other path itself."""
+    """The verdicts (snapshot, else table) of a `concur verify-batch` folder; else the path."""
     table = path / "verdicts.parquet"
     if not table.is_file():
         return path
@@ -250,8 +240,7 @@ def _in_batch(path: Path) -> Path:
 
 
 def _latest(root: str) -> Snapshot:
-    """The verdicts that the newest training set under a root was made of, else the newest: those of
-    a benchmark are verdicts too."""
+    """Verdicts of a root's newest training set, else the newest: benchmarks write verdicts too."""
     for snapshot in newest_first(root, "curation"):
         if found := snapshot.above("verification"):
             return found

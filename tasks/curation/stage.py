@@ -1,5 +1,5 @@
-"""Verdicts in, training set out, with the decision on every candidate beside it. Thin: the rules
-are pure functions in `strategies`."""
+"""Verdicts in, a training set and every candidate's decision out, by the pure rules of
+`strategies`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIXES = {
 def planned(
     samples: Samples, config: CurationConfig, equal: EqualKernels | None = same_text
 ) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
+    """The snapshot that `run` fills."""
     above = (
         samples.verdicts,
         samples.candidates,
@@ -61,13 +61,12 @@ def _compared_by(equal: EqualKernels | None) -> str:
 def run(
     samples: Samples, config: CurationConfig, equal: EqualKernels | None = same_text
 ) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.CURATED, each row labelled with the criterion that took
-    it, and of DECISIONS (`decisions_of`).
+    """A finished snapshot of tasks.tables.CURATED, with the criterion of each row, and of DECISIONS
+    (`decisions_of`).
 
-    The samples' `workloads` name the operators of tasks whose verdicts name none, their `flags` are
-    the flaws of the traces, their `profiles` say what limits correct samples. `equal` finds equal
-    kernels of a task, of which one is taken; None: all are. The manifest has the counts of
-    `summary`. Raises UsageError where nothing is taken, and as `decide` does.
+    `workloads` name operators that verdicts do not, `flags` are flaws of traces, `profiles` say
+    what limits correct samples. One of `equal` kernels of a task is taken (None: all). The manifest
+    has the counts of `summary`. Raises UsageError where nothing is taken, and as `decide` does.
     """
     snapshot = planned(samples, config, equal)
     if snapshot.finished:
@@ -88,21 +87,19 @@ def run(
 
 
 def decisions_of(curated: Snapshot) -> pl.DataFrame:
-    """The decision on every candidate that a training set was chosen from. Raises UsageError where
-    the table is missing."""
+    """Decisions on all candidates of a training set. Raises UsageError where they are missing."""
     return curated.read_table(DECISIONS_TABLE)
 
 
 def summary(frame: pl.DataFrame, decided: Decided) -> Json:
-    """What a reader of a training set must know of its choice, as counts.
+    """Counts that describe a training set's choice.
 
-    `criterion_counts`: samples by the criterion that took them. `why_not`: the other candidates by
-    reason. `operators_from`: correct samples by where their task's operators are known from.
-    `trace_flags`: correct and taken samples by flag of their reasoning, None where no trace was
-    measured; with moved reasoning, `taken` is of the samples' own. `answers_end`: correct samples
-    by how their answer ended. `equal_kernels`: samples that were compared, and those left out for
-    an equal one. `concise_and_fast_tasks`: the tasks of criterion a, and those whose only correct
-    sample it took. `without_status`: verdicts that have none, which count as not correct.
+    `criterion_counts`: samples by criterion. `why_not`: other candidates by reason.
+    `operators_from`: correct samples by source of their operators. `trace_flags`: correct and taken
+    samples by flag, None where unmeasured; with moved reasoning, `taken` is of the samples' own.
+    `answers_end`: correct samples by how the answer ended. `equal_kernels`: samples compared, and
+    left out. `concise_and_fast_tasks`: tasks of (a), and those whose only correct sample it took.
+    `without_status`: verdicts without one, which count as not correct.
     """
     decisions = decided.decisions
     correct = frame.filter(CORRECT)
@@ -134,8 +131,7 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
 
 
 def operators_from(frame: pl.DataFrame) -> dict[str, int]:
-    """How many correct samples have their task's operators from a verdict, from its workload, or
-    from nowhere ("unknown")."""
+    """Correct samples by the source of their operators: verdict, workload or "unknown"."""
     correct = frame.filter(CORRECT).with_columns(pl.col("operators_from").fill_null("unknown"))
     return _counts(correct, "operators_from")
 

@@ -1,18 +1,14 @@
-"""Which verified samples become training data: ConCuR's rule (arXiv 2510.07356, data curation) and
-what it is compared with, by name.
+"""Strategies that choose training data: ConCuR's rule (arXiv 2510.07356, data curation) and its
+controls.
 
 The paper took 4,892 samples: (a) 3,934 concise and fast, (b) 414 with a speedup above 5, (c) 544 of
 single operators.
 
-Guarantees: all strategies take from the same pool (`tasks.curation.pool`), each sample once, in an
-order that depends on the data and the seed alone, whatever the order of the rows. concur itself
-draws nothing; the seed matters to it only where a size thins it. A control has as many samples as
-concur under each criterion, where there are enough (concur_two_correct has fewer by (a)); no kernel
-of a task that is known to equal another (the frame's `kernel`) is taken beside it. Does not
-guarantee that a size is reached, nor that single operators and fusions end up equal: (c) adds at
-most one sample a task and only ever adds single operators.
-
-docs/explanation/curation.md says what each strategy controls for.
+Guarantees: one pool (`tasks.curation.pool`), each sample and known equal kernel of a task once, in
+an order of data and seed alone; concur draws only where a size thins it. Controls match concur's
+size by criterion where enough samples exist (concur_two_correct has fewer by (a)). Does not
+guarantee sizes or balance: (c) only adds single operators, one per task. See
+docs/explanation/curation.md.
 """
 
 from __future__ import annotations
@@ -48,11 +44,11 @@ FASTEST, SHORTEST, LONGEST, DRAWN = "fastest", "shortest", "longest", "drawn"
 
 
 class Strategy(NamedTuple):
-    """A rule, and what a reader of its decisions must know.
+    """A rule, and how its decisions read.
 
-    `choose` adds samples to an empty choice. `compares` says what it compares within a task: a
-    sample that is longer or slower than another of its task is told so. With `moves_reasoning`
-    every sample gets the reasoning of another task's.
+    `choose` adds samples to an empty choice. `compares` is what it compares within a task, as
+    longer or slower samples are told. `moves_reasoning` gives every sample another task's
+    reasoning.
     """
 
     choose: Callable[[Choice, CurationConfig], None]
@@ -61,7 +57,7 @@ class Strategy(NamedTuple):
 
 
 def choose(pool: pl.DataFrame, config: CurationConfig) -> Choice:
-    """What the configured strategy takes of a pool (`tasks.curation.pool.pool_of`). Raises
+    """The configured strategy's choice from a pool (`tasks.curation.pool.pool_of`). Raises
     UsageError for a strategy that cannot be loaded."""
     choice = Choice(with_draw(pool, config.seed))
     strategy_of(config.strategy).choose(choice, config)
@@ -70,9 +66,9 @@ def choose(pool: pl.DataFrame, config: CurationConfig) -> Choice:
 
 
 def strategy_of(name: str) -> Strategy:
-    """A strategy of `STRATEGIES` or of an installed package (entry points `concur.strategies`).
+    """A strategy of `STRATEGIES` or an installed package (entry points `concur.strategies`).
 
-    Raises UsageError where there is none, or it is no `Strategy`.
+    Raises UsageError where it is missing or no `Strategy`.
     """
     if name in STRATEGIES:
         return STRATEGIES[name]
@@ -83,8 +79,8 @@ def strategy_of(name: str) -> Strategy:
 
 
 def concur(choice: Choice, config: CurationConfig, least: int = 1) -> None:
-    """All of (a), then (b), then (c), or as many as `criterion_sizes` says: a sample is labelled
-    with the first that took it. (a) looks at tasks with `least` correct samples."""
+    """Take (a), (b), then (c), all or up to `criterion_sizes`; the first criterion labels a sample.
+    (a) needs `least` correct samples in a task."""
     sizes = config.criterion_sizes or (None, None, None)
     # (a) is decided among all correct samples: a strict demand may refuse the winner, never crown
     # another
@@ -103,9 +99,8 @@ def concur(choice: Choice, config: CurationConfig, least: int = 1) -> None:
 
 
 def concur_without_conciseness(choice: Choice, config: CurationConfig) -> None:
-    """Lengths are not looked at: (b); then the fastest sample of tasks that are drawn, as many as
-    concur takes by (a) alone; then (c) with the fastest samples of single-operator tasks, as many
-    as concur adds."""
+    """Ignore lengths: (b), the fastest samples of as many drawn tasks as concur takes by (a) alone,
+    then as many (c) with the fastest samples."""
     like = _concur_of(choice.pool, config)
     chosen = like.taken.filter(pl.col("criterion") != SINGLE_OPERATOR).select("_kernel")
     fast = high_speedup(choice.sure, config.min_speedup)
@@ -122,8 +117,8 @@ def concur_without_conciseness(choice: Choice, config: CurationConfig) -> None:
 
 
 def concur_without_speedup(choice: Choice, config: CurationConfig) -> None:
-    """Speedups are not looked at: the shortest sample of tasks that are drawn, as many as concur
-    takes by (a) and (b); then (c), ties in length going to the lower sample_index."""
+    """Ignore speedups: the shortest samples of as many drawn tasks as concur takes by (a) and (b),
+    then (c) with ties by sample_index."""
     like = _concur_of(choice.pool, config)
     singles = like.count(SINGLE_OPERATOR)
     winners = best_per_task(choice.pool, choice.pool.clear(), [LENGTH])
@@ -134,8 +129,8 @@ def concur_without_speedup(choice: Choice, config: CurationConfig) -> None:
 
 
 def concur_without_balance(choice: Choice, config: CurationConfig) -> None:
-    """(a) and (b); then, as many as concur adds by (c), the same without asking for single
-    operators: the shortest sample not yet taken of tasks of any kind, which are drawn."""
+    """(a) and (b), then as many as concur's (c) from drawn tasks of any kind: their shortest
+    samples not yet taken."""
     like = _concur_of(choice.pool, config)
     for criterion in (CONCISE_AND_FAST, HIGH_SPEEDUP):
         choice.add(criterion, like.taken.filter(criterion=criterion).drop("criterion"))
@@ -144,7 +139,7 @@ def concur_without_balance(choice: Choice, config: CurationConfig) -> None:
 
 
 def _concur_of(pool: pl.DataFrame, config: CurationConfig) -> Choice:
-    """What concur takes of the same pool, whatever the size asked for."""
+    """concur's choice from the pool, at any size."""
     choice = Choice(pool)
     concur(choice, config)
     return choice
@@ -156,8 +151,7 @@ def _concur_of(pool: pl.DataFrame, config: CurationConfig) -> Choice:
 def _baseline(
     choice: Choice, config: CurationConfig, order: Order, criterion: str, balances: bool = False
 ) -> None:
-    """One criterion: the first samples of each task in an order. The size is the one asked for, or
-    that of concur's own set."""
+    """Each task's first samples in an order, at the requested size or concur's."""
     size = config.size or _concur_of(choice.pool, config).taken.height
     offered = ranked(choice.sure, order, config.max_per_task)
     kept = balanced(offered, size, config.single_operator_quota) if balances else offered

@@ -1,9 +1,7 @@
-"""Tables around the rule: the few columns it decides by, and the rows of a training set with their
-texts.
+"""Columns for deciding, and training rows with their texts.
 
-Guarantees: deciding reads no text, so that memory follows the number of rows and not what models
-wrote; a column that older snapshots lack is null. Does not guarantee that texts are there:
-`curated_rows` leaves null what it was not given.
+Guarantees: deciding reads no text, so memory follows the number of rows; columns that old snapshots
+lack are null. `curated_rows` leaves null the texts it was not given.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ FLAG_SCHEMA = {"candidate_id": pl.String(), "trace_flags": pl.List(pl.String())}
 
 
 def joined_on_candidate(verdicts: pl.DataFrame, candidates: pl.DataFrame) -> pl.DataFrame:
-    """Verdicts with their candidates, one row per candidate, in the order of the verdicts.
-    Columns of both tables are the verdict's."""
+    """Verdicts with candidates, one row each, in the verdicts' order. Shared columns are the
+    verdict's."""
     repeated = set(candidates.columns) & set(verdicts.columns) - {"candidate_id"}
     return verdicts.join(
         candidates.drop(repeated), on="candidate_id", how="inner", maintain_order="left"
@@ -42,8 +40,7 @@ def deciding(
     flags: Snapshot | None = None,
     profiles: Snapshot | None = None,
 ) -> pl.DataFrame:
-    """The frame that `curate` reads, of snapshots: those columns of `DECIDING` that they have,
-    without any text."""
+    """The frame that `curate` reads: existing columns of `DECIDING`, without texts."""
     frame = joined_on_candidate(
         verdicts.read(columns=DECIDING, unique="candidate_id"),
         candidates.read(columns=DECIDING, unique="candidate_id"),
@@ -53,15 +50,15 @@ def deciding(
 
 
 def deciding_of(samples: Samples) -> pl.DataFrame:
-    """`deciding`, of the snapshots of these samples."""
+    """`deciding` of these samples' snapshots."""
     others = (samples.workloads, samples.flags, samples.profiles)
     opened = [ref.open() if ref else None for ref in others]
     return deciding(samples.verdicts.open(), samples.candidates.open(), *opened)
 
 
 def with_profiles(frame: pl.DataFrame, profiles: Snapshot | None) -> pl.DataFrame:
-    """The frame with `bottleneck`, `sol_score` and `rewrote_bottleneck` of the candidates that were
-    profiled; as it is without profiles."""
+    """Add `bottleneck`, `sol_score` and `rewrote_bottleneck` of profiled candidates, if there are
+    profiles."""
     if profiles is None:
         return frame
     columns = ["candidate_id", "limit", "cause", "sol_score", "rewrote_bottleneck"]
@@ -73,8 +70,7 @@ def with_profiles(frame: pl.DataFrame, profiles: Snapshot | None) -> pl.DataFram
 
 
 def with_flags(frame: pl.DataFrame, flags: pl.DataFrame | Snapshot) -> pl.DataFrame:
-    """The frame with `trace_flags` (of rows with candidate_id and trace_flags); null where a
-    candidate's trace was not measured."""
+    """Add `trace_flags` (from rows with candidate_id and trace_flags), null where not measured."""
     if isinstance(flags, Snapshot):
         flags = flags.read(columns=list(FLAG_SCHEMA), unique="candidate_id")
     if "trace_flags" not in flags.columns:  # of no candidate at all
@@ -83,11 +79,10 @@ def with_flags(frame: pl.DataFrame, flags: pl.DataFrame | Snapshot) -> pl.DataFr
 
 
 def with_operators(frame: pl.DataFrame, workloads: Snapshot | None) -> pl.DataFrame:
-    """The frame with `operators_from`: where the operators of a row's task are known from.
+    """Add `operators_from`, the source of a task's operators.
 
-    "verdict": those that verification saw the reference execute, on its device and its real inputs.
-    "workload": where a verdict names none, those that were executed to count the task's work, on
-    meta tensors; they take the place of `reference_operators`. Else null.
+    "verdict": executed by the reference during verification. "workload": where a verdict names
+    none, executed on meta tensors to count work; they replace `reference_operators`. Else null.
     """
     if "reference_operators" not in frame.columns:
         if workloads is None:
@@ -113,20 +108,19 @@ def with_operators(frame: pl.DataFrame, workloads: Snapshot | None) -> pl.DataFr
 
 
 def named_tasks(tasks: Snapshot) -> pl.DataFrame:
-    """task_id, task_name, task_code, entry_point: what a curated row says of its task."""
+    """task_id, task_name, task_code, entry_point of a curated row's task."""
     rows = tasks.read(columns=["task_id", "name", "code", "entry_point"], unique="task_id")
     return rows.rename({"name": "task_name", "code": "task_code"})
 
 
 def texts_of(candidates: Snapshot, taken: pl.DataFrame) -> pl.DataFrame:
-    """`TEXTS` of the candidates in `taken`, read part by part: takes the memory of the training
-    set, not of the snapshot."""
+    """`TEXTS` of the candidates in `taken`, read by part to hold only those in memory."""
     rows = candidates.rows_of(places_of(candidates, taken), TEXTS)
     return pl.DataFrame(list(rows), schema=dict.fromkeys(TEXTS, pl.String()))
 
 
 def places_of(candidates: Snapshot, wanted: pl.DataFrame) -> pl.DataFrame:
-    """candidate_id and place of the candidates in `wanted`, each once."""
+    """candidate_id and place of the wanted candidates, each once."""
     places = candidates.index(["candidate_id"])
     places = places.unique("candidate_id", keep="first", maintain_order=True)
     ids = wanted.select("candidate_id")
@@ -136,10 +130,10 @@ def places_of(candidates: Snapshot, wanted: pl.DataFrame) -> pl.DataFrame:
 def curated_rows(
     taken: pl.DataFrame, texts: pl.DataFrame, named: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """tasks.tables.CURATED of what `curate` took, in its order.
+    """tasks.tables.CURATED of what `curate` took, in order.
 
     `texts` has candidate_id and any of `TEXTS`; `named` task_id, task_name, task_code, entry_point.
-    A moved reasoning is taken from the candidate it was moved from.
+    Moved reasoning comes from its original candidate.
     """
     absent = (
         {} if "reasoning_from" in taken.columns else {"reasoning_from": pl.lit(None, pl.String)}

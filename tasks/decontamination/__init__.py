@@ -1,1 +1,1 @@
-"""Training tasks that no benchmark knows, and each of them once."""
+"""Distinct training tasks that no benchmark contains."""

@@ -1,4 +1,4 @@
-"""What counts as the same task, for decontamination and deduplication."""
+"""What counts as the same task."""
 
 from __future__ import annotations
 

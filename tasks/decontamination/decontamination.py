@@ -1,10 +1,8 @@
-"""Training tasks that the benchmark knows are left out: which, at what level, and for which
-benchmark task.
+"""Remove training tasks that the benchmark contains.
 
-Guarantees: the result depends on the two sets of tasks alone, not on the order of their rows; a
-removed task is reported at the first level that finds it (`config.LEVELS`) with the smallest
-benchmark task_id that it equals there; code is never run. Does not guarantee that what is kept is
-unknown to the benchmark: docs/explanation/decontamination.md says what each level misses.
+Guarantees: results depend on the two sets, not on row order; a removed task has the first level
+that finds it (`config.LEVELS`) and its smallest equal benchmark task_id; code is never run. For
+what each level misses, see docs/explanation/decontamination.md.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ EXAMPLE = "{task_id} = {benchmark_task_id} ({detail})"
 
 @dataclass(frozen=True)
 class Compared:
-    """What is kept and what is not: ids in order, and one row for each other one, with its
-    `level`."""
+    """Kept ids in order, and a row with `level` for each removed one."""
 
     kept: tuple[str, ...]
     removed: pl.DataFrame
@@ -35,29 +32,28 @@ class Compared:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Removed rows by level, every level that was tried."""
+        """Removed rows by level tried."""
         found = self.removed["level"].to_list()
         return {level: found.count(level) for level in self.levels}
 
 
 @dataclass(frozen=True)
 class Decontaminated(Compared):
-    """What is kept and what is not.
+    """Kept and removed tasks.
 
-    `kept` and `untraced` are task_ids; those that are untraced have no graph and were compared as
-    text. `removed` has the columns task_id, level, benchmark_task_id, similarity (1.0 but for
-    "near") and detail.
+    `kept` and `untraced` are task_ids; untraced ones have no graph and were compared as text.
+    `removed` has task_id, level, benchmark_task_id, similarity (1.0 except for "near") and detail.
     """
 
     untraced: tuple[str, ...] = ()
 
     def examples(self, limit: int = EXAMPLES) -> dict[str, list[dict[str, object]]]:
-        """The first removed rows of each level, by task_id."""
+        """Each level's first removed rows, by task_id."""
         rows = {level: self.removed.filter(level=level).head(limit) for level in self.levels}
         return {level: found.to_dicts() for level, found in rows.items()}
 
     def markdown(self) -> str:
-        """A report: what was removed at which level, with examples."""
+        """A report of removals by level, with examples."""
         total = len(self.kept) + self.removed.height
         rows = [
             (level, str(self.counts[level]), "; ".join(map(EXAMPLE.format_map, examples)))
@@ -78,12 +74,11 @@ class Decontaminated(Compared):
 def decontaminate(
     tasks: pl.DataFrame, benchmark: pl.DataFrame, config: DecontaminationConfig
 ) -> Decontaminated:
-    """Compare `tasks` with `benchmark`, frames with `task_id`, `code` and the `graph` of their
-    workloads (null where there is none).
+    """Compare `tasks` with `benchmark`: frames with `task_id`, `code` and workload `graph` (null
+    without one).
 
-    `kept` are the ids in order of task_id; all of them where `config.enabled` is false. Raises
-    UsageError for a missing column, and where an enabled comparison has no benchmark task to
-    compare with.
+    `kept` ids are ordered; all are kept unless `config.enabled`. Raises UsageError for a missing
+    column, or an enabled comparison without benchmark tasks.
     """
     if not config.enabled:
         ids = tasks["task_id"].unique().sort().to_list()
@@ -99,7 +94,7 @@ def decontaminate(
 def compare(
     tasks: Sequence[Fingerprint], benchmark: Iterable[Fingerprint], config: DecontaminationConfig
 ) -> Decontaminated:
-    """`decontaminate` for existing fingerprints. Time and memory are linear in the tasks."""
+    """`decontaminate` for fingerprints, in time and memory linear in the tasks."""
     index = Index(config.levels)
     for task in sorted(benchmark, key=lambda task: task.task_id):
         index.add(task)
@@ -114,7 +109,7 @@ def compare(
 
 
 def removed_frame(rows: Sequence[tuple[str, Level, str, float, str]]) -> pl.DataFrame:
-    """The frame of `Decontaminated.removed`."""
+    """`Decontaminated.removed` as a frame."""
     texts = ("task_id", "level", "benchmark_task_id", "similarity", "detail")
     schema = dict.fromkeys(texts, pl.String()) | {"similarity": pl.Float64()}
     return pl.DataFrame(rows, schema=schema, orient="row")

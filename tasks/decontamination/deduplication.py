@@ -1,9 +1,7 @@
-"""Tasks and samples that a set holds more than once.
+"""Repeated tasks and samples of a set.
 
-Guarantees: the result depends on the rows alone, not on their order: of equals the smallest id
-stays, and every removed row says which one it equals, which is always a row that stays. Code is
-never run. Samples are compared within their task only: the same kernel for two tasks is two
-samples.
+Guarantees: results do not depend on row order; the smallest id of equals stays, and removed rows
+name it. Code is never run. Samples are compared within their task only.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ SAMPLE_LEVELS: tuple[Level, ...] = ("exact", "normalised")
 
 
 def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compared:
-    """Of equal tasks (columns task_id, code, graph) keep the one with the smallest task_id. Raises
-    UsageError for a missing column."""
+    """Keep the smallest task_id of equal tasks (columns task_id, code, graph). Raises UsageError
+    for a missing column."""
     index = Index(config.levels)
     if not config.enabled:
         return _compared(tasks["task_id"].unique().sort().to_list(), [], index.levels)
@@ -37,12 +35,12 @@ def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compa
 
 
 def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> Compared:
-    """Of a task's equal kernels (columns candidate_id, task_id, code) keep the one with the
-    smallest candidate_id.
+    """Keep the smallest candidate_id of a task's equal kernels (columns candidate_id, task_id,
+    code).
 
-    Equal are the same text, or the same program (`kernels.program_key`). Rows without code are all
-    kept. Texts are compared first, in one vectorised pass; only kernels of tasks with several
-    different texts are parsed. Raises UsageError for a missing column.
+    Equal are the same text or program (`kernels.program_key`). Rows without code are kept. Texts
+    are compared first, vectorised; only tasks with several texts are parsed. Raises UsageError for
+    a missing column.
     """
     columns = ("candidate_id", "task_id", "code")
     require_columns(samples, columns, "samples")
@@ -72,8 +70,8 @@ def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> C
 
 
 def equal_kernels(config: DeduplicationConfig) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
-    """`deduplicate_samples` as curation takes it: of rows (candidate_id, task_id, code) those that
-    equal another, and which. None where the configuration does not ask for it."""
+    """`deduplicate_samples` for curation: rows (candidate_id, task_id, code) that equal another,
+    and which. None where not configured."""
     return (lambda rows: deduplicate_samples(rows, config).removed) if config.enabled else None
 
 
@@ -82,6 +80,6 @@ def _compared(
     removed: Sequence[tuple[str, Level, str, float]],
     levels: tuple[Level, ...],
 ) -> Compared:
-    """`removed`: id, level, equals (the id that stays), similarity (1.0 but for "near")."""
+    """`removed`: id, level, equals (kept id), similarity (1.0 except for "near")."""
     schema = {"id": pl.String, "level": pl.String, "equals": pl.String, "similarity": pl.Float64}
     return Compared(tuple(kept), pl.DataFrame(removed, schema=schema, orient="row"), levels)

@@ -1,8 +1,7 @@
-"""Kernels that are one program under other comments, layout or names of their own.
+"""Kernels that are the same program apart from comments, layout and own names.
 
-Guarantees: static, a kernel is never run; sources in strings count verbatim, and so do annotations,
-which are part of a Triton kernel. Does not guarantee to see that reordered definitions are the same
-program.
+Guarantees: kernels are never run; sources in strings and annotations, which are part of Triton
+kernels, count verbatim. Reordered definitions count as different.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def program_key(code: str) -> str | None:
-    """A digest of the program without comments, docstrings and layout, its own names numbered as
-    they appear. None where it does not parse, or where its ModelNew is absent or empty: then there
-    is nothing to compare."""
+    """Digest of the program without comments, docstrings and layout, own names numbered as they
+    appear. None where it does not parse or ModelNew is absent or empty."""
     try:
         tree = parse_source(code)
         _drop_docstrings(tree)
@@ -32,7 +30,7 @@ def program_key(code: str) -> str | None:
 
 
 def _is_entry(node: ast.ClassDef) -> bool:
-    """Whether this is a ModelNew that does something."""
+    """Whether this is a non-empty ModelNew."""
     return node.name == ENTRY_POINT and not all(isinstance(x, ast.Pass) for x in node.body)
 
 
@@ -47,8 +45,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _own_names(tree: ast.AST) -> set[str]:
-    """Names that the program gives: variables, parameters, functions, classes, attributes and names
-    of imports."""
+    """Names of variables, parameters, functions, classes, attributes and imports."""
     found = set[str]()
     for node in ast.walk(tree):
         match node:
@@ -63,7 +60,7 @@ def _own_names(tree: ast.AST) -> set[str]:
 
 
 class _Numbered(ast.NodeTransformer):
-    """Replaces a program's own names by numbers in the order in which they appear."""
+    """Numbers own names in order of appearance."""
 
     def __init__(self, own: set[str]) -> None:
         self._own, self._numbers = own, dict[str, str]()

@@ -1,11 +1,9 @@
-"""By what two tasks are compared, and the index that finds equal ones.
+"""Comparable forms of tasks, and an index of equal ones.
 
-A task is compared by its text and by the graph that its reference was traced to when its workload
-was measured (`kernels_eval.reference.graph`). Guarantees: nothing of a task is run here; equal keys
-are found by equality, near copies by MinHash candidates
-(https://ekzhu.com/datasketch/lsh.html) whose Jaccard similarity is then computed, never estimated.
-Does not guarantee that MinHash proposes every pair above the threshold: with 128 permutations and
-recall weighed nine to one it misses few.
+Tasks are compared by text and traced graph (`kernels_eval.reference.graph`). Guarantees: no task is
+run; equal keys are exact; MinHash (https://ekzhu.com/datasketch/lsh.html) proposes near copies,
+whose Jaccard similarity is computed. It misses few pairs: 128 permutations, recall weighed nine to
+one.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ class Fingerprint:
         return self.graph["operators"] if self.graph else ()
 
     def digests(self) -> Iterator[tuple[Level, str]]:
-        """Digests that must be equal, by level; one that says nothing about this task is left
-        out."""
+        """Digests by level, without those that say nothing of the task."""
         lines = (line.rstrip() for line in self.code.strip().splitlines())
         yield "exact", _digest("\n".join(lines))
         if self.operators and self.graph:
@@ -71,15 +68,15 @@ class Fingerprint:
                 yield "operators", self.graph["structure"]
 
     def detail(self, level: Level) -> str:
-        """What is equal at a level, in words."""
+        """A level's match in words."""
         shown = self.operators[:MAX_SHOWN_OPERATORS]
         named = " ".join(shown) + (" ..." if len(shown) < len(self.operators) else "")
         return DETAILS.get(level, named)
 
 
 def fingerprints(tasks: pl.DataFrame) -> list[Fingerprint]:
-    """Fingerprints of a frame with `task_id`, `code` and, where workloads are measured, `graph`, in
-    order of task_id, each id once. Raises UsageError for a missing column."""
+    """Fingerprints of `task_id`, `code` and, if measured, `graph`, each id once, by task_id. Raises
+    UsageError for a missing column."""
     require_columns(tasks, COLUMNS, "tasks")
     columns = [*COLUMNS, *(["graph"] if "graph" in tasks.columns else [])]
     rows = tasks.select(columns).unique("task_id", keep="first", maintain_order=True)
@@ -90,7 +87,7 @@ def fingerprints(tasks: pl.DataFrame) -> list[Fingerprint]:
 
 
 def require_columns(frame: pl.DataFrame, columns: Sequence[str], what: str) -> None:
-    """Raises UsageError where a column is missing from the rows called `what`."""
+    """Raise UsageError where the rows called `what` lack a column."""
     if missing := [name for name in columns if name not in frame.columns]:
         raise UsageError(
             f"the {what} have no column {', '.join(missing)}",
@@ -99,8 +96,7 @@ def require_columns(frame: pl.DataFrame, columns: Sequence[str], what: str) -> N
 
 
 class Match(NamedTuple):
-    """An equal task: the first level that found it, its task_id, the similarity (1.0 but for
-    "near"), and what is equal."""
+    """An equal task: first matching level, task_id, similarity (1.0 except for "near"), detail."""
 
     level: Level
     task_id: str
@@ -109,8 +105,7 @@ class Match(NamedTuple):
 
 
 class Index:
-    """Tasks by their keys at each level: the first one added with a key is the one that is
-    found."""
+    """Tasks by their keys at each level; the first added per key is found."""
 
     def __init__(self, levels: Sequence[Level]) -> None:
         self.levels = tuple(level for level in LEVELS if level in levels)
@@ -124,7 +119,7 @@ class Index:
             self._near.add(task)
 
     def find(self, task: Fingerprint) -> Match | None:
-        """The equal task at the first level that finds one."""
+        """The equal task at the first matching level."""
         for level, key in task.digests():
             if level in self.levels and (name := self._known.get((level, key))):
                 return Match(level, name, 1.0, task.detail(level))
@@ -134,8 +129,8 @@ class Index:
 
 
 class NearIndex:
-    """Tasks by their shingles: runs of operators of a traced graph, runs of words of the text where
-    there is no graph. Each is compared with its own kind."""
+    """Tasks by shingles: runs of a graph's operators, or of the text's words without a graph. Each
+    kind is compared apart."""
 
     def __init__(self) -> None:
         self._shingles: dict[str, frozenset[int]] = {}
@@ -149,8 +144,8 @@ class NearIndex:
                 self._lsh[kind].insert(name, _minhash(shingles))
 
     def find(self, task: Fingerprint) -> tuple[str, float] | None:
-        """The most similar task at or above the threshold and its Jaccard similarity; of equals the
-        smallest task_id."""
+        """The most similar task at the threshold or above, with its Jaccard similarity; ties take
+        the smallest task_id."""
         kind = "operators" if task.graph else "text"
         shingles = _shingles(task, kind)
         if not shingles:
@@ -164,7 +159,7 @@ class NearIndex:
 
 
 def _shingles(task: Fingerprint, kind: str) -> frozenset[int]:
-    """Hashes of a task's shingles; none where it is too short to be compared by them."""
+    """Hashed shingles; none of a task too short for them."""
     if kind == "text":
         words = _WORD.findall(_COMMENT.sub("", task.code[:CODE_LIMIT]))
         found = frozenset(_runs(words, WORDS_IN_SHINGLE))
@@ -181,7 +176,7 @@ def _shingles(task: Fingerprint, kind: str) -> frozenset[int]:
 
 
 def _runs(words: Sequence[str], length: int) -> Iterator[int]:
-    """32-bit hashes of every run of `length` words."""
+    """32-bit hashes of each run of `length` words."""
     for start in range(len(words) - length + 1):
         yield _hash(" ".join(words[start : start + length]))
 

@@ -1,10 +1,7 @@
-"""Tasks in, training tasks out: what the benchmark knows is left out, and so is what another task
-repeats.
+"""Tasks in, training tasks out, without those the benchmark contains or another task repeats.
 
-Tasks are compared by their texts and by the graphs in their workloads, which are measured before.
-Guarantees: the finished snapshot holds the tasks that are kept, as they were and in their order;
-its manifest says of every other one at which level it was found and what it equals; code is never
-run here. Where both comparisons are off, the tasks are kept as they are.
+Guarantees: kept tasks stay as they were, in order; the manifest has the matching level and task of
+every removed one; code is never run. With both comparisons off, all are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ def planned(
     workloads: SnapshotRef | None = None,
     benchmark_workloads: SnapshotRef | None = None,
 ) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
+    """The snapshot that `run` fills."""
     config = [decontamination.model_dump(mode="json"), deduplication.model_dump(mode="json")]
     upstream = [tasks, benchmark, workloads, benchmark_workloads]
     return Snapshot.planned(STAGE, config, upstream, DECONTAMINATION_VERSION)
@@ -49,9 +46,9 @@ def run(
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.TASKS.
 
-    `workloads` and `benchmark_workloads` are those of the two sets of tasks; without them texts are
-    compared alone. `benchmark` may be None where decontamination is off. Raises UsageError where no
-    task is left.
+    `workloads` and `benchmark_workloads` belong to the two sets; without them only texts are
+    compared. `benchmark` may be None where decontamination is off. Raises UsageError where no task
+    is left.
     """
     snapshot = planned(
         tasks, benchmark, decontamination, deduplication, workloads, benchmark_workloads
@@ -98,7 +95,7 @@ def run(
 
 
 def with_graphs(tasks: SnapshotRef, workloads: SnapshotRef | None) -> pl.DataFrame:
-    """The tasks with the column `graph` of their workloads, null where there is none."""
+    """The tasks with their workloads' `graph`, or null."""
     frame = tasks.open().read(unique="task_id")
     if workloads is None:
         return frame.with_columns(graph=pl.lit(None))

@@ -1,4 +1,4 @@
-"""Prefect's view of the choice of training tasks."""
+"""Prefect's view of training task selection."""
 
 from __future__ import annotations
 

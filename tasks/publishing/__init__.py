@@ -1,2 +1,1 @@
-"""Publishing: a finished curated set as a folder that `datasets.load_dataset` loads, and what
-changed between two refreshes."""
+"""Curated sets as folders for `datasets.load_dataset`."""

@@ -1,7 +1,7 @@
-"""The card of a published set: README.md with the front matter that the hub and `datasets` read.
+"""A published set's README.md card, with front matter for the hub and `datasets`.
 
-Guarantees: every number is of the rows beside it or of a manifest; the front matter is YAML
-whatever names it holds; what comes from data is escaped. The words are in `card.md.jinja`.
+Guarantees: numbers are of the rows or a manifest; front matter is valid YAML; data is escaped. The
+text is in `card.md.jinja`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MOST_CHARACTERS = 400  # of a setting
 
 @dataclass(frozen=True)
 class Card:
-    """Everything a card says. `splits`, `places` (folders) and `facts` by configuration, the
-    default one first; `observations` are sentences."""
+    """A card's content. `splits`, `places` (folders) and `facts` are by configuration, the default
+    first; `observations` are sentences."""
 
     options: PublishOptions
     tag: str
@@ -108,14 +108,14 @@ def _counts(values: pl.Series) -> dict[str, int]:
 
 
 def _quantiles(values: pl.Series) -> list[float | None]:
-    """Of the finite values above 0."""
+    """Of finite values above 0."""
     numbers = values.cast(pl.Float64, strict=False)
     known = numbers.filter(numbers.is_finite() & (numbers > 0))
     return [known.quantile(share, "linear") for share in QUANTILES]
 
 
 def _shared_programs(splits: Mapping[str, pl.DataFrame]) -> int:
-    """Programs that are in both splits, under different task_ids."""
+    """Programs in both splits, under different task_ids."""
     programs = [part["task_code"].unique() for part in splits.values()]
     return len(set(programs[0]) & set(programs[1])) if len(programs) > 1 else 0
 

@@ -1,7 +1,7 @@
-"""The columns of a published row: what each means, where it comes from, and its type.
+"""Published columns: meaning, origin and type.
 
-Guarantees: the columns of `columns.toml` are in every published file, in that order. What curation
-writes beyond them follows, under its own name.
+Guarantees: files have the columns of `columns.toml`, in order, then curation's others by their own
+names.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ may be of any."""
 
 
 def licence_of(source: str, tasks_config: Row) -> str:
-    """SPDX identifier of the licence of a source's tasks, `unknown` where the source states none or
-    may be another revision."""
+    """A source's SPDX licence, `unknown` where none is stated or the revision may differ."""
     if source == "kernelbook" and tasks_config.get("location") not in (None, "GPUMODE/KernelBook"):
         return UNKNOWN
     return LICENCES.get(source, UNKNOWN) if source == tasks_config.get("source") else UNKNOWN

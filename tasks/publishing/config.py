@@ -1,4 +1,4 @@
-"""How a set is published, and what the files of a published folder are called."""
+"""Publishing options and file names."""
 
 from __future__ import annotations
 

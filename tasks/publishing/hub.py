@@ -1,10 +1,8 @@
-"""A published folder to the Hugging Face hub, with its revision as a tag.
+"""Push published folders to the Hugging Face hub, with the revision as a tag.
 
-Guarantees: nothing is sent without a token, nor from a folder whose files are not those that were
-published, nor to a public repository unless that is asked for; a refresh that is there already is
-not sent again; what an earlier refresh left in the repository and this one does not have is removed
-in the same commit; the token is in no message, log or record. Does not guarantee that a push that
-was cut off left no commit behind: the same push again adds what is missing.
+Guarantees: nothing is sent without a token, from changed folders, or to public repositories unless
+asked; existing revisions are not sent again; stale files go in the same commit; the token is in no
+message, log or record. An interrupted push may leave a commit: repeat it to add what is missing.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ CONTENT = (f"{DATA}/*", f"{STRATEGIES}/*", README, PUBLICATION)
 
 
 class Pushed(Record):
-    """Where a folder went. `sent` is False where the revision was there already."""
+    """A push's destination. `sent` is False where the revision was there."""
 
     repo_id: str
     tag: str
@@ -38,12 +36,12 @@ class Pushed(Record):
 def push_to_hub(
     folder: Path, repo_id: str, *, token_env: str = TOKEN_ENV, private: bool = True
 ) -> Pushed:
-    """Upload a published folder as the data set `repo_id` ("owner/name") and tag the commit with
-    its revision.
+    """Upload a published folder as data set `repo_id` ("owner/name") and tag the commit with its
+    revision.
 
-    The repository is made where it is not there. Raises UsageError for a folder that is none of
-    ours or has changed, without a token in `token_env`, where the hub refuses, or where the
-    repository is public and `private` was asked for; EvalError where the hub does not answer.
+    Makes missing repositories. Raises UsageError for a foreign or changed folder, without a token
+    in `token_env`, where the hub refuses, or for a public repository with `private`; EvalError
+    where the hub does not answer.
     """
     published = read_publication(folder)
     if not is_whole(folder, published):
@@ -103,8 +101,7 @@ def _api(token: str) -> Any:
 
 @contextmanager
 def _answers(repo_id: str, token: str) -> Iterator[None]:
-    """Turn the failures of the hub and of the way to it into UsageError or EvalError, without the
-    token."""
+    """Turn hub and network errors into UsageError or EvalError, without the token."""
     from httpx import HTTPError
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 

@@ -1,9 +1,7 @@
-"""A curated snapshot and the snapshots it was made from: which they are, and which of their
-settings may be published.
+"""A curated snapshot's upstreams and publishable settings.
 
-Guarantees: what `facts` returns names no path of this machine, no address of a server and no place
-of a key. Does not guarantee the same of a generator's name, which is in every row: a model that was
-configured by its path is published under that path.
+Guarantees: `facts` returns no local path, server address or key location. Generator names are
+published in every row: a model configured by path shows its path.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ PUBLIC_FACTS = ("device", "language", "status_counts", "generator", "turn_counts
 
 @dataclass(frozen=True)
 class Lineage:
-    """One curated snapshot, finished, and those of its upstreams that are there."""
+    """A finished curated snapshot and its existing upstreams."""
 
     curated: Snapshot
     manifest: Json
@@ -57,8 +55,7 @@ class Lineage:
 
 
 def lineage(ref: SnapshotRef) -> Lineage:
-    """The lineage of a finished curated snapshot. Raises UsageError where it is unfinished or of
-    another stage."""
+    """A curated snapshot's lineage. Raises UsageError if it is unfinished or of another stage."""
     if ref.stage != CURATION:
         raise UsageError(
             f"{ref.stage}/{ref.fingerprint} is no curated set",
@@ -69,7 +66,7 @@ def lineage(ref: SnapshotRef) -> Lineage:
 
 
 def analysis_of(line: Lineage) -> Snapshot | None:
-    """The newest finished analysis of the samples that a set was taken from, where there is one."""
+    """The newest finished analysis of a set's samples, if any."""
     if line.verdicts is None or line.candidates is None:
         return None
     made_from = [line.verdicts.fingerprint, line.candidates.fingerprint]
@@ -78,10 +75,9 @@ def analysis_of(line: Lineage) -> Snapshot | None:
 
 
 def find_curated(root: str, name: str | None = None) -> SnapshotRef:
-    """A curated snapshot by its directory, or under `root` by (the beginning of) its fingerprint;
-    without a name the newest finished one, of the strategy `concur` where there is one. Raises
-    UsageError where there is none, or several begin so.
-    """
+    """A curated snapshot by directory or, under `root`, by a prefix of its fingerprint; by default
+    the newest finished, of strategy `concur` if possible. Raises UsageError where none or several
+    match."""
     if name:
         return find_snapshot(root, name, CURATION)
     sets = newest_first(root, CURATION)
@@ -101,8 +97,7 @@ def find_curated(root: str, name: str | None = None) -> SnapshotRef:
 
 
 def facts(line: Lineage) -> Json:
-    """What the manifests of a lineage say, as plain data that may be published. A stage that is
-    not there is None."""
+    """Publishable manifest data of a lineage; missing stages are None."""
     above = {VERIFICATION: line.verdicts, SYNTHESIS: line.candidates, TASKS: line.tasks}
     return {
         "created_at": line.manifest["created_at"],
@@ -130,7 +125,7 @@ def _present(values: Json, names: Sequence[str]) -> Json:
 
 
 def settings(values: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Nested settings by dotted name. None and an empty list are settings that are not used."""
+    """Nested settings by dotted name, without None and empty lists, which are unused."""
     for name, item in values.items():
         if isinstance(item, Mapping):
             yield from settings(item, f"{prefix}{name}.")
@@ -139,8 +134,8 @@ def settings(values: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def source_of(snapshot: Snapshot) -> Snapshot:
-    """Whose configuration says where rows come from: of chosen tasks the snapshot that they were
-    chosen from, where it is there."""
+    """The snapshot that names the rows' origin: for chosen tasks, the one they were chosen from, if
+    it exists."""
     if snapshot.stage != CHOSEN:
         return snapshot
     source = Snapshot(snapshot.root, TASKS, str((snapshot.manifest.get("upstream") or [""])[0]))
@@ -149,8 +144,7 @@ def source_of(snapshot: Snapshot) -> Snapshot:
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raises UsageError where what is read inside is damaged or gone, or its parts do not fit
-    together: not to be taken for a fault of what is written."""
+    """Raise UsageError for damaged, missing or incompatible input, to tell it from write errors."""
     try:
         yield
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:

@@ -1,14 +1,13 @@
 """A curated snapshot as a folder that `datasets.load_dataset`, polars and DuckDB read without our
 code.
 
-Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/...` for further
-configurations, `README.md` (the card), and `publication.json`: what the folder is made of, its
-revision, and the SHA-256 of every file.
+Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/...` for other
+configurations, `README.md` (the card), and `publication.json`: origin, revision, and every file's
+SHA-256.
 
-Guarantees: the folder is there whole or not at all; what it replaces is an earlier publication and
-nothing else, and stays until the new one is whole; the same snapshots, options and code give the
-same bytes and the same revision, and no work is done twice. Does not guarantee that two processes
-that publish to one place at once both succeed.
+Guarantees: folders are whole or absent; only an earlier publication is replaced, and stays until
+then; equal snapshots, options and code give equal bytes and revision, once. Two processes that
+publish to one place may not both succeed.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ WRITE_FIX = (
 
 
 class Published(Record):
-    """A published folder. `tag` is its revision, also the git tag on the hub; `fingerprint`
-    identifies its content; `rows` by configuration and split; `files` is the SHA-256 by path."""
+    """A published folder. `tag` is its revision, also the hub's git tag; `fingerprint` identifies
+    its content; `rows` by configuration and split; `files` maps paths to SHA-256."""
 
     tag: str
     fingerprint: str
@@ -59,12 +58,10 @@ def publish(
     *,
     strategies: Sequence[SnapshotRef] = (),
 ) -> Published:
-    """Publish a curated snapshot, and `strategies` as further configurations, into the folder
-    `out`.
+    """Publish a curated snapshot to `out`, with `strategies` as further configurations.
 
-    The card holds the observations of the set's own samples where an analysis of them is there.
-    Raises UsageError where a snapshot cannot be published, or `out` holds something else or cannot
-    be written.
+    The card has the observations of the set's analysis, if any. Raises UsageError for a snapshot
+    that cannot be published, and where `out` has other content or cannot be written.
     """
     options, out = options or PublishOptions(), out.expanduser().absolute()
     lines = _named([lineage(ref) for ref in (curated, *strategies)])
@@ -114,7 +111,7 @@ def publish(
 
 
 def read_publication(folder: Path) -> Published:
-    """What a published folder says of itself. Raises UsageError where it is none."""
+    """A folder's publication record. Raises UsageError where it is none."""
     try:
         return Published.model_validate_json((folder / PUBLICATION).read_text("utf-8"))
     except OSError as error:
@@ -129,7 +126,7 @@ def read_publication(folder: Path) -> Published:
 
 
 def is_whole(folder: Path, published: Published) -> bool:
-    """Whether its files are all there with the content that was published."""
+    """Whether all files have their published content."""
     return all(
         (folder / path).is_file() and file_sha256(folder / path) == digest
         for path, digest in published.files.items()
@@ -137,8 +134,7 @@ def is_whole(folder: Path, published: Published) -> bool:
 
 
 def _named(lines: list[Lineage]) -> dict[str, Lineage]:
-    """Each configuration by its strategy, which is also a directory. Two of one strategy are told
-    apart by fingerprints."""
+    """Configurations by strategy (a directory); fingerprints tell repeated ones apart."""
     found: dict[str, Lineage] = {}
     for line in lines:
         name = re.sub(r"[^A-Za-z0-9_]+", "_", line.strategy).strip("_")[:60] or "strategy"
@@ -167,8 +163,7 @@ def _write(rows: pl.DataFrame, directory: Path, split: str) -> None:
 
 
 def _replaceable(out: Path) -> Published | None:
-    """The publication that lies at `out`, None where nothing does. Raises UsageError where
-    something else is there too."""
+    """The publication at `out`, or None. Raises UsageError where something else is there."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UsageError(f"{out} is not a folder", "choose another --out")
     if not out.exists() or not any(out.iterdir()):

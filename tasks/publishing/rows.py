@@ -1,9 +1,8 @@
-"""The rows of a curated set as they are published, each with where it comes from.
+"""A curated set's published rows, with their origin.
 
-Guarantees: rows ascend by task_id, sample_index, candidate_id; the columns of `columns.toml` come
-first; a task's split follows from its id alone, so no refresh moves it. Holds the rows
-of one set in memory. Does not guarantee that both splits have no program in common: two task_ids
-may name the same program.
+Guarantees: rows ascend by task_id, sample_index, candidate_id; `columns.toml` comes first; task_id
+alone decides the split, across refreshes. Holds one set in memory. Programs may be in both splits
+under two task_ids.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ RESPONSE = ("response", "separated_reasoning")
 
 
 def published_rows(line: Lineage) -> pl.DataFrame:
-    """The rows to publish. Raises UsageError where the snapshot is empty, lacks columns or cannot
-    be read, and where what it was made from is missing."""
+    """The rows to publish. Raises UsageError for an empty or unreadable snapshot, and missing
+    columns or upstreams."""
     where = line.curated.path
     with readable(where):
         rows = line.curated.read(unique="candidate_id")
@@ -51,13 +50,13 @@ def published_rows(line: Lineage) -> pl.DataFrame:
 
 
 def split_of(task_id: str, holdout_share: float) -> str:
-    """`test` for about `holdout_share` (0 to 1) of all task ids, `train` for the others."""
+    """`test` for about `holdout_share` (0 to 1) of task ids, else `train`."""
     return TEST if place_of(task_id, SPLIT_SEED) < holdout_share else TRAIN
 
 
 def splits_of(rows: pl.DataFrame, options: PublishOptions) -> dict[str, pl.DataFrame]:
-    """The rows by split, `train` first; `test` only where it has any. Raises UsageError where the
-    hold-out leaves nothing to train on."""
+    """Rows by split, `train` first, `test` if any. Raises UsageError where no row is left to train
+    on."""
     tasks = rows["task_id"].unique()
     held_out = [task for task in tasks if split_of(task, options.holdout_share) == TEST]
     if len(held_out) == len(tasks):
@@ -67,7 +66,7 @@ def splits_of(rows: pl.DataFrame, options: PublishOptions) -> dict[str, pl.DataF
 
 
 def _joined(rows: pl.DataFrame, above: Snapshot | None, name: str, where: str) -> pl.DataFrame:
-    """The rows with the published columns of one snapshot above them; null where it has none."""
+    """Rows with an upstream's published columns, null without one."""
     if above is None:
         raise UsageError(
             f"the {name} snapshot that {where} was made from is missing",
@@ -93,7 +92,7 @@ def _joined(rows: pl.DataFrame, above: Snapshot | None, name: str, where: str) -
 
 
 def _require_kinds(rows: pl.DataFrame, empty: pl.DataFrame, where: str) -> None:
-    """Raises UsageError for rows without an id, and for text in place of numbers or the reverse."""
+    """Raise UsageError for rows without an id, and text for numbers or the reverse."""
     fix = "run its stage again with this version"
     for name in ("candidate_id", "task_id"):
         if name in rows.columns and rows[name].has_nulls():
@@ -113,7 +112,7 @@ def _type(empty: pl.DataFrame, path: str) -> pl.DataType:
 
 
 def _cpu_of(line: Lineage) -> str:
-    """A verdict only says "cpu"; which one it was is known of the whole snapshot."""
+    """The snapshot knows the CPU; verdicts only say "cpu"."""
     device = line.verdicts.manifest.get("device") if line.verdicts else None
     return str(device or "cpu")
 
@@ -125,7 +124,7 @@ def _licences(line: Lineage, rows: pl.DataFrame) -> pl.Expr:
 
 
 def _repaired() -> pl.Expr:
-    """Whether the row is not the response as the model wrote it, white space aside."""
+    """Whether the row differs from the model's response, apart from white space."""
 
     def bare(text: pl.Expr) -> pl.Expr:
         return text.fill_null("").str.replace_all(r"\s+", "")

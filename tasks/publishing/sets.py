@@ -1,4 +1,4 @@
-"""A curated set as a folder or on the hub, by names and paths as a user gives them."""
+"""Publish a curated set to a folder or the hub, by the user's names and paths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def publish_set(
     public: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Publish, and push where `push` names a repository of the hub. Returns a summary.
+    """Publish, and push to hub repository `push` if given. Returns a summary.
 
     `curated` and `also` are fingerprints under `root` or directories, `options` fields of
     PublishOptions. Raises UsageError as `publish` and `push_to_hub` do.
@@ -71,8 +71,7 @@ def publish_set(
 
 
 def _note(root: str, published: Published, folder: Path) -> None:
-    """Note beside the snapshots what was published of them: `concur gc` keeps it. A root that
-    cannot be written to keeps no notes."""
+    """Note a publication under the root, if writable, so that `concur gc` keeps its snapshots."""
     if "://" in root:
         return
     note = {"tag": published.tag, "folder": str(folder), "curated": published.curated}

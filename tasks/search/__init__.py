@@ -1,1 +1,1 @@
-"""Candidates that improve: parameters, flags, rewrites and crosses, searched by evolution."""
+"""Evolutionary search by parameters, flags, rewrites and crosses."""

@@ -1,4 +1,4 @@
-"""How candidates are searched for faster ones."""
+"""Settings of the search for faster candidates."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ class SearchConfig(Record):
         return tuple(require_known(GROUP, operator, BUILT_IN) for operator in operators)
 
     def first_step(self, generation: int) -> int:
-        """The first step of a generation; those of 0, the starts, are 0 and below."""
+        """A generation's first step; the starts, generation 0, are 0 and below."""
         return (generation - 1) * self.batch + 1

@@ -1,5 +1,5 @@
-"""The snapshots behind a confirmed gain: what is measured again, and the candidates with their
-confirmed winners. The numbers are those of `tasks.search.gain`."""
+"""Snapshots of a confirmed gain: remeasurements, and candidates with confirmed winners.
+`tasks.search.gain` computes the numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIRMATION, IMPROVED = "search-confirmation", "improved"
 
 
 def confirmation(search: Search) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.CANDIDATES: what is to be measured again."""
+    """A finished snapshot of tasks.tables.CANDIDATES to measure again."""
     rows = (
         Candidate(
             candidate_id=each.key,
@@ -41,7 +41,7 @@ def _filled(
     above: list[SnapshotRef],
     extra: Any = None,
 ) -> SnapshotRef:
-    """A finished snapshot of these rows; of one that was stopped, those that are missing."""
+    """Finish a snapshot of these rows, resuming a stopped one."""
     snapshot = Snapshot.planned(stage, {}, above, SEARCH_VERSION)
     if not snapshot.finished:
         there = snapshot.keys("candidate_id")
@@ -52,8 +52,7 @@ def _filled(
 
 
 def told_of(search: Search, fresh: Snapshot) -> Json:
-    """The summary of a search (`gain.summary_of`) by its confirming verdicts, which are of all that
-    `gain.again` names."""
+    """A search's summary (`gain.summary_of`) by the verdicts on all of `gain.again`."""
     fields = ("speedup", "speedup_lower", "speedup_upper")
     columns = ["candidate_id", *(f"timing.{name}" for name in fields)]
     rows = fresh.read(columns=columns).rows()
@@ -69,9 +68,11 @@ def told_of(search: Search, fresh: Snapshot) -> Json:
 def improved(
     search: Search, candidates: SnapshotRef, fresh: SnapshotRef, summary: Row
 ) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.CANDIDATES: the candidates that were searched among, and
-    each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` is the
-    snapshot of confirming verdicts; the manifest's `search` is `summary`."""
+    """A finished snapshot of tasks.tables.CANDIDATES: those searched among, and each confirmed
+    winner as a later turn of its start.
+
+    `fresh` holds the confirming verdicts; `summary` becomes the manifest's `search`.
+    """
     every = candidates.open().rows_by("candidate_id")
     rows = chain(every, _winners(search, summary["results"]))
     above = [candidates, search.snapshot.ref, fresh]
@@ -79,8 +80,8 @@ def improved(
 
 
 def _winners(search: Search, results: Sequence[Row]) -> Iterator[Row]:
-    """The rows of confirmed winners. One that no model wrote has the reasoning of the nearest
-    ancestor that one did, and an answer with its own module."""
+    """Rows of confirmed winners; those no model wrote get the nearest ancestor's reasoning and
+    their own module as answer."""
     lines = [[x["candidate_id"] for x in row["lineage"]] for row in results if row["improved"]]
     found = search.snapshot.rows_by("candidate_id", chain(*lines))
     rows = {row["candidate_id"]: row for row in found}
@@ -89,7 +90,7 @@ def _winners(search: Search, results: Sequence[Row]) -> Iterator[Row]:
 
 
 def with_reasoning(line: Sequence[Row]) -> Json:
-    """The winner of a lineage (start first) as a sample of a later turn."""
+    """The winner of a lineage (start first) as a later turn's sample."""
     start, winner = line[0], dict(line[-1])
     origin = next(row for row in reversed(line) if row["response"] or row is start)
     if origin is not line[-1]:

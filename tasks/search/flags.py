@@ -1,9 +1,7 @@
-"""The flags that a candidate hands to its compiler, changed within a set that the verifier allows
-(`flags.toml`).
+"""Changes of a candidate's compiler flags, among those the verifier allows (`flags.toml`).
 
-Guarantees: a changed module differs in the lists `extra_cuda_cflags` and `extra_cflags` of its
-`load_inline` alone. Does not guarantee that a flag keeps a result within tolerance, as
-`--use_fast_math` may not: the verifier says so.
+Guarantees: only `extra_cuda_cflags` and `extra_cflags` of `load_inline` change. The verifier must
+check tolerances, which `--use_fast_math` may break.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ Change = Callable[[list[str]], tuple[list[str], str]]
 
 
 def changed(code: str, language: Language, draw: Random) -> tuple[str, str] | None:
-    """The module with one flag added, replaced or left out, and what was changed in words; None
-    where the flags are not written as a list of texts, and for Triton, which takes none."""
+    """The module with one flag added, replaced or removed, and the change in words; None for Triton
+    or where flags are not a list of texts."""
     keyword, groups = CHOICES.get(language, {"keyword": "", "groups": ()}).values()
 
     def one(flags: list[str]) -> tuple[list[str], str]:
@@ -39,8 +37,8 @@ def changed(code: str, language: Language, draw: Random) -> tuple[str, str] | No
 
 
 def with_flags(code: str, keyword: str, change: Change) -> tuple[str, str] | None:
-    """The module with other flags under this keyword of its `load_inline`, and what was changed in
-    words; None where the flags are not written as a list of texts."""
+    """The module with other flags under `keyword` of `load_inline`, and the change in words; None
+    where they are not a list of texts."""
     try:
         calls = (node for node in ast.walk(parse_source(code)) if isinstance(node, ast.Call))
     except UNPARSABLE:

@@ -1,17 +1,15 @@
-"""Is a winner faster than its start? Numbers from fresh measurements of both, which the search did
-not see. Pure.
+"""A winner's gain over its start, from fresh measurements of both. Pure.
 
-The best of many noisy measurements is partly the luckiest, so the search's own number is too high
-(the winner's curse). Start and winner are therefore verified `rounds` times more, in turn, each
-time in a process of its own and timed in pairs with the reference. With speedups s_i of the start
-and w_i of the winner, each with a 95 % interval on the log scale of half width h,
+The search's own number is too high: the best of noisy measurements is partly luck (winner's curse).
+Both are therefore verified `rounds` more times, in turn, each in its own process and timed in pairs
+with the reference. With speedups s_i of the start and w_i of the winner, each with a 95 % interval
+of half width h on the log scale,
 
     log gain = mean(log w_i) - mean(log s_i),   se^2 = sum of (h_i / 1.96)^2 / rounds^2,
 
-or, where that is more, the variance of log w_i - log s_i over the rounds / rounds; the interval is
-gain * exp(+-1.96 se): the difference of two independent estimates on the log scale (Altman and
-Bland, "Interaction revisited: the difference between two estimates", BMJ 326, 2003, p. 219). The
-intervals of a verdict hold the spread between processes (kernels_eval.judge.timing.widened).
+or, if larger, the variance of log w_i - log s_i over the rounds / rounds; the interval is gain *
+exp(+-1.96 se) for independent estimates (Altman and Bland, BMJ 326, 2003, p. 219). A verdict's
+interval holds the spread between processes (kernels_eval.judge.timing.widened).
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ NOTABLE = 1.05
 
 
 class Interval(NamedTuple):
-    """A ratio, such as a speedup, and its 95 % interval."""
+    """A ratio (a speedup) and its 95 % interval."""
 
     value: float
     lower: float
@@ -39,13 +37,12 @@ class Interval(NamedTuple):
 
 
 def around(log: float, se: float) -> Interval:
-    """The ratio with this logarithm and the standard error of that."""
+    """The ratio with this logarithm and its standard error."""
     return Interval(*(math.exp(log + side * Z * se) for side in (0, -1, 1)))
 
 
 def gain_of(starts: Sequence[Interval], winners: Sequence[Interval]) -> Interval:
-    """Speed of the winner / speed of the start, from as many speedups of each; the formula is
-    above."""
+    """Winner's / start's speed from equally many speedups, by the module's formula."""
     logs = [
         math.log(winner.value / start.value) for start, winner in zip(starts, winners, strict=True)
     ]
@@ -57,21 +54,21 @@ def gain_of(starts: Sequence[Interval], winners: Sequence[Interval]) -> Interval
 
 
 def mean_gain(gains: Sequence[float]) -> Interval:
-    """Geometric mean over tasks, with the normal 95 % interval of the mean of logarithms."""
+    """Geometric mean over tasks, with the normal 95 % interval of mean logarithms."""
     logs = [math.log(gain) for gain in gains] or [0.0]
     se = math.sqrt(variance(logs) / len(logs)) if len(logs) > 1 else 0.0
     return around(fmean(logs), se)
 
 
 def pair_of(population: Population) -> tuple[Member, Member] | None:
-    """Start and winner; None where no start is correct, or one stayed the best."""
+    """Start and winner; None where no start is correct or a start won."""
     start, best = population.start, population.best
     return (start, best) if start and best and best.operator != START else None
 
 
 class Measurement(NamedTuple):
-    """A measurement of start or winner in a round: an id of its own, its place in the order ABBA,
-    and the member."""
+    """A start's or winner's measurement in a round: its id, its place in the order ABBA, and the
+    member."""
 
     key: str
     place: int
@@ -79,7 +76,7 @@ class Measurement(NamedTuple):
 
 
 def again(population: Population) -> Iterator[Measurement]:
-    """What is to be measured once more; nothing where the start stayed the best."""
+    """What to measure again; nothing where the start won."""
     pair = pair_of(population)
     for number in range(population.config.rounds if pair else 0):
         for place, member in enumerate((pair or ())[:: 1 - 2 * (number % 2)]):
@@ -87,16 +84,15 @@ def again(population: Population) -> Iterator[Measurement]:
 
 
 def again_id(candidate_id: str, number: int) -> str:
-    """The id under which a candidate is measured in a round."""
+    """A candidate's id in a measuring round."""
     return stable_hash(["confirmation", candidate_id, number])
 
 
 def result_of(population: Population, found: Mapping[str, Interval]) -> Json:
-    """What the search found for one task, as plain data; `found` are the speedups measured anew by
-    `again_id`, of those that were correct.
+    """A task's search result as plain data, with correct remeasured speedups `found` by `again_id`.
 
-    `gain` is 1 where the start stayed the best, and None where no start is correct, or start or
-    winner was not correct in every round. `searched` is the search's own number.
+    `gain` is 1 where the start won, and None without a correct start or where start or winner
+    failed in a round. `searched` is the search's own number.
     """
     pair, start = pair_of(population), population.start
     told: Json = {
@@ -124,11 +120,11 @@ def result_of(population: Population, found: Mapping[str, Interval]) -> Json:
 
 
 def summary_of(results: Sequence[Row], populations: Collection[Population]) -> Json:
-    """The numbers of a search: the confirmed gain over its tasks, its costs, and its curve.
+    """A search's confirmed gain over tasks, its costs and its curve.
 
-    A winner that is not confirmed to be faster is not used: its task counts with gain 1 in
-    `used_gain`, while `gain` takes every confirmed number as it is. The curve is by the search's
-    own verdicts, after each evaluation, a geometric mean over tasks.
+    `used_gain` counts a task without a confirmed faster winner as 1; `gain` takes confirmed numbers
+    as they are. The curve is the geometric mean over tasks after each evaluation, by the search's
+    own verdicts.
     """
     known = [result["gain"] for result in results if result["gain"] is not None]
     used = [result["gain"] if result["improved"] else 1.0 for result in results if result["start"]]

@@ -1,17 +1,13 @@
-"""The parameters of a kernel's source: numbers that change its speed and not its result, found by
-syntax.
+"""Tunable numbers in a kernel's source, found by syntax.
 
-Found in native source (the triple-quoted or plain strings of a candidate's module): sizes of a
-block where a kernel is launched (literals, and the constants that are named there), constants and
-template arguments with the name of a tuning parameter, `#pragma unroll`, `#pragma GCC unroll`,
-`__launch_bounds__`, and `for` loops that have no such pragma.
+Read from native source (string literals of a candidate's module): block sizes at launches (literals
+and named constants), constants and template arguments with a tuning name, `#pragma unroll`,
+`#pragma GCC unroll`, `__launch_bounds__`, and `for` loops without a pragma.
 
-Guarantees: comments, strings and all other numbers stay as they are; equal numbers that mean the
-same are changed together (a block's size, the grid computed from it, the shared array of that
-extent, `__launch_bounds__`), of two kernels, too, where one of these numbers belongs to both; the
-same source gives the same parameters in the same order. Does not
-guarantee that a changed kernel is right: a source may rely on a value elsewhere. The verifier says
-so.
+Guarantees: comments, strings and other numbers stay; equal numbers of one meaning change together,
+across kernels too (block size, its grid, a shared array of that extent, `__launch_bounds__`);
+results are deterministic. The verifier must check the kernel: the source may rely on a value
+elsewhere.
 """
 
 from __future__ import annotations
@@ -50,8 +46,7 @@ is."""
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number of a source, and the others that it may be. `name` tells parameters of a source
-    apart."""
+    """A number of a source and its alternatives; `name` is unique in the source."""
 
     name: str
     value: int
@@ -60,8 +55,7 @@ class Parameter:
 
 
 def parameters_of(code: str, language: Language) -> list[Parameter]:
-    """The parameters of a candidate's module, in the order of the source; none of one that does not
-    parse."""
+    """A candidate's parameters, in source order; none where it does not parse."""
     try:
         text = _native(code)
     except UNREADABLE:
@@ -81,7 +75,7 @@ def parameters_of(code: str, language: Language) -> list[Parameter]:
 
 
 def _numbered(found: Iterable[Parameter]) -> list[Parameter]:
-    """Parameters whose names tell them apart."""
+    """Give parameters distinct names."""
     made = []
     names: Counter[str] = Counter()
     for each in found:
@@ -92,7 +86,7 @@ def _numbered(found: Iterable[Parameter]) -> list[Parameter]:
 
 
 def with_values(code: str, parameters: Sequence[Parameter], values: Mapping[str, int]) -> str:
-    """The module with other values for some of its parameters."""
+    """The module with other parameter values."""
     edits = {
         (start, end): form.format(values[each.name] - less)
         for each in parameters
@@ -107,8 +101,8 @@ def with_values(code: str, parameters: Sequence[Parameter], values: Mapping[str,
 def changed(
     code: str, language: Language, draw: Random, *, jointly: bool = False
 ) -> tuple[str, str] | None:
-    """The module with one or two parameters changed, or `jointly` all drawn anew, and what was
-    changed in words; None where it has no parameter."""
+    """The module with one or two parameters changed, or `jointly` all drawn anew, and the change in
+    words; None without parameters."""
     found = parameters_of(code, language)
     if not found:
         return None
@@ -127,9 +121,8 @@ def changed(
 
 
 def usage(code: str, language: Language) -> float:
-    """What a module takes of the machine, as far as its source says: elements of its arrays in
-    shared memory (where their extents are numbers or constants) for CUDA, signs of native source
-    for C++. Registers are not known before a kernel is profiled."""
+    """Machine usage as the source shows: shared array elements with known extents for CUDA,
+    characters of native source for C++. Registers need profiling."""
     try:
         text = _native(code)
     except UNREADABLE:
@@ -185,9 +178,11 @@ ON_GPU = re.compile(r"__(?:global|device)__[^;{}]*\{")
 
 
 def _native(code: str) -> str:
-    """The module with blanks for all but the native source in its strings, so that every place is
-    that of the module: no comments, no strings in it, no loops where a line cannot end, no
-    docstrings, and no f-strings, which Python 3.12 divides otherwise than 3.11."""
+    """Blank everything except native source, keeping places.
+
+    Blanked are f-strings, which Python 3.12 tokenises otherwise than 3.11, and `for` in one-line
+    strings, where no pragma can be added.
+    """
     text = _blank(code)
     before = tokenize.NEWLINE
     for token, place, _ in placed_tokens(code):
@@ -233,7 +228,7 @@ def _launches(text: str) -> Iterator[Parameter]:
 
 
 def _tuned(text: str, name: str, value: int, span: Span) -> Parameter:
-    """A constant or a template argument, with the numbers that mean the same."""
+    """A constant or template argument with its equal numbers."""
     linked = [*_linked(text, value, span, None)] if value >= 32 else []
     if BLOCKS.search(name):
         linked += _literal_blocks(text, value)
@@ -241,15 +236,14 @@ def _tuned(text: str, name: str, value: int, span: Span) -> Parameter:
 
 
 def _literal_blocks(text: str, value: int) -> Iterator[Span]:
-    """The sizes of blocks that are this number where a kernel is launched."""
+    """Literal block sizes of this number at launches."""
     for launch in LAUNCH.finditer(text):
         for place in [*_arguments(text, *launch.span(3))][1:2]:
             yield from _numbers(text, place, value, (value,))
 
 
 def _block(text: str, grid: Place, block: Place) -> Iterator[Parameter]:
-    """The parameters of the extents of a block, which may be a number, a constant, a `dim3` or the
-    name of one."""
+    """Parameters of a block's extents: a number, a constant, a `dim3` or its name."""
     extents = [*_extents(text, block, grid[0])]
     grids = [*_extents(text, grid, grid[0])]
     known = [text[slice(*x)] != "1" and _known(text, *x, grid[0]) for x in extents]
@@ -270,7 +264,7 @@ def _block(text: str, grid: Place, block: Place) -> Iterator[Parameter]:
 
 
 def _extents(text: str, place: Place, before: int) -> Iterator[Place]:
-    """Where the extents of a block or a grid stand: those of a `dim3`, or of the name of one."""
+    """Places of extents in a block or grid, of a `dim3` or its name."""
     name = text[slice(*place)]
     if re.fullmatch(r"[A-Za-z_]\w*", name):
         if dims := list(re.finditer(DIM3.format(name), text[:before])):
@@ -281,7 +275,7 @@ def _extents(text: str, place: Place, before: int) -> Iterator[Place]:
 
 
 def _known(text: str, start: int, end: int, before: int) -> tuple[str, int, Span] | None:
-    """The name ("" for a literal), the value and the place of an extent's number."""
+    """Name ("" for literals), value and place of an extent."""
     word = text[start:end]
     if word.isdigit():
         return "", int(word), (start, end, "{}", 0)
@@ -295,8 +289,8 @@ def _declared(text: str) -> Iterator[re.Match[str]]:
 
 
 def _linked(text: str, value: int, own: Span, grid: Place | None) -> Iterator[Span]:
-    """Where else the size of a block stands as a number: shared arrays of this extent, bounds of a
-    launch, and in the grid of a launch whose block is this literal."""
+    """Other places of a block's size: shared arrays, launch bounds, and the grid of this literal's
+    launch."""
     arrays = SHARED_ARRAY.finditer(text) if value >= LEAST_TILE else ()
     for found in (*arrays, *BOUNDS.finditer(text)):
         padded = (value, value + 1) if "][" in "".join(found[1].split()) else (value,)
@@ -309,7 +303,7 @@ def _linked(text: str, value: int, own: Span, grid: Place | None) -> Iterator[Sp
 
 
 def _numbers(text: str, place: Place, value: int, wanted: Sequence[int]) -> Iterator[Span]:
-    """The numbers of a place that are among those that are wanted, by their distance to a value."""
+    """Wanted numbers in a place, by distance to a value."""
     for found in re.compile(NUMBER).finditer(text, *place):
         if int(found[1]) in wanted:
             yield *found.span(1), "{}", value - int(found[1])
@@ -337,8 +331,8 @@ def _pragmas(text: str) -> Iterator[Parameter]:
 
 
 def _loops(text: str) -> Iterator[Parameter]:
-    """Loops without a pragma: of kernels where there is one, else of every function; of no macro,
-    where a line cannot end."""
+    """Loops without a pragma: in kernels if any, else in all functions; never in macros, where
+    lines cannot end."""
     kernels = list(_kernels(text))
     loops = list(FOR.finditer(DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", "#", found[0]), text)))
     words = "#pragma unroll {}" if kernels else "#pragma GCC unroll {}"
@@ -350,7 +344,7 @@ def _loops(text: str) -> Iterator[Parameter]:
 
 
 def _kernels(text: str) -> Iterator[Place]:
-    """Where the bodies of functions that run on a GPU begin and end."""
+    """Bodies of functions that run on a GPU."""
     for found in ON_GPU.finditer(text):
         depth = 0
         for brace in re.compile("[{}]").finditer(text, found.end() - 1):
@@ -361,7 +355,7 @@ def _kernels(text: str) -> Iterator[Place]:
 
 
 def _choices(name: str, value: int) -> tuple[int, ...]:
-    """The values that a constant of this name may have."""
+    """Possible values of a constant."""
     if UNROLLED.search(name):
         return VALUES["unroll"]
     if VECTORS.search(name) and value in VALUES["vector"]:
@@ -371,7 +365,7 @@ def _choices(name: str, value: int) -> tuple[int, ...]:
 
 
 def _arguments(text: str, start: int, end: int) -> Iterator[Place]:
-    """Where the arguments between commas that stand in no brackets begin and end, stripped."""
+    """Stripped places of arguments between top-level commas."""
     depth = 0
     for place in range(start, end + 1):
         sign = text[place] if place < end else ","

@@ -1,17 +1,13 @@
-"""The population of one task: who is in it, who breeds, by which operator, and when it is enough.
-Pure: verdicts in, plans out.
+"""One task's population: members, breeding, operators and budget. Pure: verdicts in, plans out.
 
-Islands breed apart, but for a share of migrants. Each keeps an archive with the fastest member of
-every cell of behaviour (MAP-Elites: Mouret and Clune, "Illuminating search spaces by mapping
-elites", arXiv:1504.04909): speed, what it takes of the machine, and length, in powers of two.
-Parents win tournaments of two among these. An operator is chosen by UCB1 (Auer, Cesa-Bianchi and
-Fischer, "Finite-time analysis of the multiarmed bandit problem", Machine Learning 47, 2002,
-theorem 1): the highest mean reward + EXPLORATION sqrt(2 ln n / n_j), where 1 is the weight of the
-paper; a reward is log2(speed of the child / speed of its fastest parent), within [0, 1], and 0 for
-a child that is not correct.
+Islands breed apart, except for migrants, each with an archive of the fastest member per cell
+(MAP-Elites, arXiv:1504.04909): speed, usage and length in powers of two. Parents win tournaments of
+two. Operators are chosen by UCB1 (Auer, Cesa-Bianchi and Fischer 2002, theorem 1): highest mean
+reward + EXPLORATION sqrt(2 ln n / n_j) (weight 1 in the paper); a reward is log2(child's speed /
+fastest parent's) within [0, 1], 0 for an incorrect child.
 
-Guarantees: plans depend on the configuration, the task, the generation and the members of earlier
-generations alone, in whichever order their verdicts came.
+Guarantees: plans depend on configuration, task, generation and earlier members alone, in any order
+of verdicts.
 """
 
 from __future__ import annotations
@@ -41,8 +37,8 @@ EXPLORATION = 0.5
 
 @dataclass(frozen=True)
 class Member:
-    """A proposed candidate. `speedup` and `lower` are None until there is a verdict, and 0 where it
-    is not correct; `resource` is what it takes of the machine (`usage`)."""
+    """A proposed candidate. `speedup` and `lower` are None without a verdict, 0 where incorrect;
+    `resource` is its `usage`."""
 
     candidate_id: str
     code: str
@@ -66,8 +62,7 @@ class Member:
 
     @property
     def cell(self) -> tuple[int, ...]:
-        """Where it lies in the archive: steps of half a doubling for speed, doublings for the
-        others."""
+        """Its archive cell: half doublings of speed, doublings of the others."""
         length = math.floor(math.log2(1 + len(self.code)))
         return (
             math.floor(2 * math.log2(self.score)),
@@ -78,8 +73,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be proposed for a task at a step. `code` is None where a model is to write it:
-    better than those of `parents`."""
+    """A proposal for a step. `code` is None where a model must improve on `parents`."""
 
     task: KernelTask
     step: int
@@ -94,7 +88,7 @@ class Plan:
 
 
 class Population:
-    """The members of one task, by step. `config.starts` of them or fewer are starts."""
+    """A task's members by step; the starts are `config.starts` or fewer."""
 
     def __init__(self, task: KernelTask, language: Language, config: SearchConfig) -> None:
         self.task, self.language, self.config = task, language, config
@@ -113,7 +107,7 @@ class Population:
 
     @property
     def start(self) -> Member | None:
-        """The fastest start, by the lower bound of its speedup; None where none is correct here."""
+        """The fastest start by its speedup's lower bound; None where none is correct."""
         return max(self.starts, key=_surely, default=None)
 
     @property
@@ -131,10 +125,8 @@ class Population:
     # -- what comes next ---------------------------------------------------------------------------
 
     def plans(self, generation: int) -> Iterable[Plan]:
-        """What is proposed in a generation (1 or later), where those before are settled. Steps that
-        are there already are planned again, as they were. Fewer, or none, where the budget or the
-        patience is spent, or nothing new was found.
-        """
+        """A generation's proposals (1 or later), once earlier ones are settled. Existing steps are
+        planned identically again. Fewer or none where budget, patience or novelty ends."""
         first = self.config.first_step(generation)
         last = min(first + self.config.batch - 1, self.config.evaluations)
         if self._is_spent(first):
@@ -149,7 +141,7 @@ class Population:
                 yield plan
 
     def _is_spent(self, before: int) -> bool:
-        """No correct start, or no faster one among the last `patience` evaluations."""
+        """No correct start, or no gain in the last `patience` evaluations."""
         patience, correct = self.config.patience, self._correct(before)
         if not self.starts or patience is None or before <= patience:
             return not self.starts
@@ -157,7 +149,7 @@ class Population:
         return all(each.score <= record for each in correct)
 
     def _plan(self, step: int, before: int, seen: set[str], pulled: Sequence[str]) -> Plan | None:
-        """One plan, by an operator that has something new: the bandit's choice first."""
+        """A plan by the bandit's first operator that finds something new."""
         draw = Random(f"{self.config.seed}/{self.task.task_id}/{step}")
         for operator in self._operators(before, pulled, draw):
             plan = Plan(self.task, step, operator, self._parents(operator, step, before, draw))
@@ -170,8 +162,8 @@ class Population:
         return None
 
     def _changed(self, operator: str, code: str, draw: Random) -> tuple[str, str] | None:
-        """The code with one change, and what was changed in words; None where nothing can be.
-        Raises UsageError for an operator that cannot be loaded."""
+        """Changed code and the change in words, or None. Raises UsageError for an operator that
+        cannot be loaded."""
         match operator:
             case "parameters":
                 jointly = self.config.method == "random"
@@ -183,7 +175,7 @@ class Population:
         return found
 
     def _operators(self, before: int, pulled: Sequence[str], draw: Random) -> list[str]:
-        """All operators, the one to take first."""
+        """All operators, in order of preference."""
         operators = list(self.config.operators)
         draw.shuffle(operators)
         if self.config.method == "random":
@@ -225,8 +217,7 @@ class Population:
         return first, max(draw.choices(others, k=2), key=lambda each: each.score)
 
     def elites(self, before: float = math.inf, island: int | None = None) -> list[Member]:
-        """The archive: the fastest member of each cell of an island, or of all; starts are on
-        every one."""
+        """The fastest of each cell, of an island or all; starts are on every island."""
         cells: dict[tuple[int, ...], Member] = {}
         for each in sorted(self._correct(before), key=lambda each: -each.score):
             if island is None or each.operator == START or each.step % ISLANDS == island:
@@ -234,15 +225,15 @@ class Population:
         return sorted(cells.values(), key=lambda each: each.step)
 
     def curve(self) -> list[float]:
-        """After each evaluation: the speedup of the best so far by the search's own verdicts, as a
-        multiple of the start's."""
+        """After each evaluation, the best speedup as a multiple of the start's, by the search's
+        verdicts."""
         base = self.start.score if self.start else 1.0
         steps = range(1, self.config.evaluations + 1)
         found = [self.members[step].score if step in self.members else 0.0 for step in steps]
         return [max(best, base) / base for best in accumulate(found, max)]
 
     def lineage(self, member: Member) -> list[Member]:
-        """From a start to a member, by its first parents."""
+        """From a start to a member, by first parents."""
         line = [member]
         while parents := self.parents(line[0]):
             line.insert(0, parents[0])

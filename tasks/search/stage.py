@@ -1,11 +1,9 @@
-"""Verdicts in, faster candidates out: generation by generation, each proposal verified once.
+"""Verdicts in, faster candidates out, in generations.
 
-Guarantees: proposals are on disk before they are verified, and verdicts as they come; a run that
-was killed resumes with the same proposals, asks no model and no worker twice, and a finished search
-does nothing. A generation of all tasks is verified together; it is proposed from the verdicts of
-those before it, and from the seed, the task and the step alone, but for what a model writes. No two
-proposals of a task have the same code, unless a model repeats itself, and then its verdict is
-shared.
+Guarantees: proposals are on disk before verification, verdicts as they come; a killed run resumes
+without repeating proposals or verdicts. A generation depends on earlier verdicts, seed, task and
+step alone, apart from model answers. Codes within a task differ, unless a model repeats one, which
+shares the verdict.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ it was made, `change` what was changed, `parents` ids of candidates of this snap
 
 
 class Judge(Protocol):
-    """Who verifies what a search proposes, such as tasks.verification.stage.Verification."""
+    """A verifier of proposals, such as tasks.verification.stage.Verification."""
 
     snapshot: Snapshot
 
@@ -51,8 +49,11 @@ Write = Callable[[Sequence[Plan]], Iterator[tuple[Plan, Row]]]
 
 
 class Search:
-    """One search over the correct candidates of a verification. `conditions` is what verdicts
-    depend on beside the code; `writer` identifies the model that rewrites, where one is asked."""
+    """A search over a verification's correct candidates.
+
+    `conditions` is what verdicts depend on beside the code; `writer` identifies the rewriting
+    model, if any.
+    """
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Search:
         self.populations: dict[str, Population] = {}
 
     def begin(self, judge: Judge, write: Write | None) -> None:
-        """Read what there is: a search that was stopped, or none yet."""
+        """Load a stopped search, or start one."""
         self.judge, self.write, snapshot = judge, write, self.snapshot
         if not snapshot.finished:
             snapshot.recover(SCHEMA)
@@ -87,7 +88,7 @@ class Search:
         self.settle()
 
     def _add(self, row: Row) -> None:
-        """Take a row of the snapshot into its population."""
+        """Add a snapshot row to its population."""
         task, code = self._task_of[row["task_id"]], row["code"] or ""
         new = Population(task, self.language, self.config)
         known = {name: row[name] for name in ("candidate_id", "step", "operator", "change", "turn")}
@@ -96,7 +97,7 @@ class Search:
         self.populations.setdefault(task.task_id, new).add(member)
 
     def _add_starts(self) -> None:
-        """The fastest correct candidates of each task. Raises UsageError where there is none."""
+        """Add each task's fastest correct candidates. Raises UsageError without any."""
         verdicts = self._verdicts.open()
         columns = ["candidate_id", "task_id", "language", "status", "timing.speedup_lower"]
         chosen = (
@@ -122,8 +123,8 @@ class Search:
     # -- a generation ------------------------------------------------------------------------------
 
     def run_generation(self, number: int) -> int:
-        """Propose, verify and settle generation `number`; 0 is that of the starts. Returns how many
-        candidates it has: 0 where the search is over. The same call resumes it."""
+        """Propose, verify and settle generation `number` (0: the starts). Returns its number of
+        candidates, 0 where the search is over. The same call resumes."""
         proposed = self._propose(number) if number else len(self.populations)
         if proposed:
             for chunk in range(1, self.judge.plan() + 1):
@@ -147,7 +148,7 @@ class Search:
         return len(plans)
 
     def _rows(self, plans: Sequence[Plan]) -> Iterator[Row]:
-        """What is proposed; what a model writes comes last, as it comes."""
+        """Proposed rows; those of models come last, as they come."""
         yield from (row_of(plan, self.language) for plan in plans if plan.code is not None)
         if questions := [plan for plan in plans if plan.code is None]:
             if self.write is None:
@@ -159,7 +160,7 @@ class Search:
                 yield {**written, **described(plan)}
 
     def settle(self) -> None:
-        """Note the verdicts of members that have none yet."""
+        """Note new verdicts of members."""
         columns = ["candidate_id", "timing.speedup", "timing.speedup_lower", "run_s"]
         rows = self.judge.snapshot.read(columns=columns, unique="candidate_id")
         known = {row["candidate_id"]: row for row in rows.iter_rows(named=True)}
@@ -174,18 +175,18 @@ class Search:
 
     @property
     def gain(self) -> float:
-        """Geometric mean over tasks of best / start, by the search's own verdicts: too high, since
-        the best of many is partly the luckiest."""
+        """Geometric mean over tasks of best / start by the search's verdicts: too high, as the best
+        are partly luck."""
         curves = [each.curve()[-1] for each in self.populations.values() if each.start]
         return geometric_mean(curves) if curves else 1.0
 
     def device_s(self, before: float = math.inf) -> float:
-        """Seconds that verdicts held a device, of the steps before one."""
+        """Seconds a device was held for the verdicts of steps before one."""
         members = (each.members for each in self.populations.values())
         return sum(one[step].device_s for one in members for step in sorted(one) if step < before)
 
     def publish(self) -> SnapshotRef:
-        """Finish the snapshot of proposals."""
+        """Finish the snapshot."""
         if not self.snapshot.finished:
             rows = len(self.snapshot.keys("candidate_id"))
             self.snapshot.publish(config=self.config, rows=rows)
@@ -199,8 +200,8 @@ def run(
     *,
     run_generation: Callable[[Any, int], int] = Search.run_generation,
 ) -> SnapshotRef:
-    """The whole search as a plain call: a finished snapshot of `SCHEMA`. `run_generation` is how
-    one is called (Prefect makes a task run of it)."""
+    """The whole search: a finished snapshot of `SCHEMA`. `run_generation` calls a generation
+    (Prefect makes it a task run)."""
     search.begin(judge, write)
     number = 0
     while not search.snapshot.finished and run_generation(search, number):
@@ -212,7 +213,7 @@ def run(
 
 
 def described(plan: Plan) -> Json:
-    """What a row says of how its candidate came to be."""
+    """How a row's candidate came to be."""
     return {
         "step": plan.step,
         "operator": plan.operator,
@@ -222,7 +223,7 @@ def described(plan: Plan) -> Json:
 
 
 def row_of(plan: Plan, language: Language) -> Json:
-    """The row of a candidate that no model wrote."""
+    """The row of a candidate no model wrote."""
     parent, generator = plan.parents[0].candidate_id, f"{STAGE}: {plan.operator}"
     code = plan.code or ""
     known = (plan.task, generator, SamplingParams(), plan.step, code, plan.turn, parent)

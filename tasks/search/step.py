@@ -1,4 +1,4 @@
-"""Prefect's view of a search: one task run per generation, never one per candidate."""
+"""Prefect's view of a search: a task run per generation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from tasks.policy import RETRIED
     **RETRIED,
 )
 def run_generation(search: Any, number: int) -> int:
-    """Return how many candidates the generation has. A retry proposes and verifies only what is
-    missing."""
+    """Return the generation's number of candidates. A retry does only what is missing."""
     count = int(search.run_generation(number))
     text = "generation %d: %d candidates; %.3g x so far, not confirmed"
     get_run_logger().info(text, number, count, search.gain)

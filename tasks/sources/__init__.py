@@ -1,1 +1,1 @@
-"""Where tasks and models come from: bundled, files, hubs, benchmarks."""
+"""Sources of tasks and models: bundled, files, hubs, benchmarks."""

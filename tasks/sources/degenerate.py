@@ -1,11 +1,8 @@
-"""KernelBench tasks that cannot tell a right kernel from a wrong one: a named list, each with what
-was seen and where it was measured.
+"""KernelBench tasks that cannot tell a right kernel from a wrong one, each with its evidence.
 
-Guarantees: every entry was measured by this project's verifier on a device; its evidence names
-the page under benchmarks/results that holds the measurement. Does not guarantee that the list is
-whole: levels 1 to 3 were looked at but for L1/95, L2/99 and L2/100, level 4 was not. The verifier
-finds such tasks by itself (`task_error/degenerate_task`); the list is for scores of verdicts that
-other harnesses gave, and for scoring with and without the same tasks.
+Guarantees: every entry was measured on a device, on the named page under benchmarks/results.
+Incomplete: L1/95, L2/99, L2/100 and level 4 were not measured. For verdicts of other harnesses and
+comparable scores; the verifier finds such tasks itself (`task_error/degenerate_task`).
 """
 
 from __future__ import annotations
@@ -16,6 +13,6 @@ _TABLES = table_beside(__file__)
 
 
 def degenerate_tasks() -> dict[str, str]:
-    """task_id -> why no candidate can be judged on it (the verifier answers
-    `task_error/degenerate_task`), and where that was measured."""
+    """task_id -> why the verifier answers `task_error/degenerate_task`, and where that was
+    measured."""
     return dict(_TABLES["degenerate"])

@@ -1,9 +1,8 @@
-"""Task files of the user, and what every task source shares: the static check of a task and the
-reading of Parquet columns.
+"""The user's task files, and the checks and Parquet reading that task sources share.
 
-Guarantees: a task that comes out defines, at the top level of its module, the class its
-`entry_point` names, `get_inputs` and `get_init_inputs`; task_ids are stable and unique within a
-load. Task code is parsed here, never run: whether it works is for verification to say.
+Guarantees: a task defines at module level its `entry_point` class, `get_inputs` and
+`get_init_inputs`; task_ids are stable, and unique within a load. Code is parsed and never run:
+verification shows whether it works.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ OPTIONAL_COLUMNS = ("name", "task_id", "entry_point", "init_form", "source", "le
 
 
 def from_config(config: TasksConfig) -> list[KernelTask]:
-    """The tasks of the configured place. Raises UsageError where none is configured."""
+    """Tasks of the configured place. Raises UsageError without one."""
     if not config.location:
         raise UsageError(
             "tasks.source is 'files' but tasks.location is not set", "--set tasks.location=PATH"
@@ -54,13 +53,12 @@ def from_config(config: TasksConfig) -> list[KernelTask]:
 
 
 def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
-    """Tasks of a .py file, a folder of .py files (not searched deeper, `_*.py` left out), or a
-    table: Parquet, JSON lines (.jsonl) or CSV.
+    """Tasks of a .py file, a folder (its direct .py files, `_*.py` left out), or a table: Parquet,
+    JSON lines (.jsonl) or CSV.
 
-    A file's task_id is `user/{stem}`. A table needs the programs, in `code_column`; other columns
-    of KernelTask are taken where they are there. Without `name` (or `task_id`) a row is named after
-    the file and its number, from 0. Raises UsageError naming the file, what is wrong with it and
-    how it should look.
+    A file's task_id is `user/{stem}`. A table needs programs in `code_column`, and may have
+    KernelTask's other columns. Rows without `name` or `task_id` are named by file and number from
+    0. Raises UsageError with the file, the fault and the expected form.
     """
     path = existing(location)
     others = [name for name in OPTIONAL_COLUMNS if name != code_column]
@@ -89,11 +87,10 @@ def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
 def read_rows(
     path: Path, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, Json]]:
-    """Rows, and the place of each in words: of a folder of .py files or one of them (`name` and the
-    text, in the last of `columns`), of JSON lines, CSV, or a Parquet file.
+    """Rows, each with its place in words, of .py files (`name`, and the text in the last of
+    `columns`), JSON lines, CSV or Parquet.
 
-    Raises UsageError for what cannot be read, and for a folder or a Parquet file without such
-    files or columns.
+    Raises UsageError for unreadable input and missing files or columns.
     """
     if path.is_dir() or path.suffix == ".py":
         files = [path] if path.suffix == ".py" else sorted(path.glob("[!_]*.py"))
@@ -114,8 +111,7 @@ def read_rows(
 
 
 def check_task_source(code: str, entry_point: str, name: str) -> None:
-    """Raise UsageError where `code` is not a task whose class is `entry_point`. `name` (a file or a
-    row) begins the message."""
+    """Raise UsageError, prefixed by `name`, where `code` is not a task of class `entry_point`."""
     hint = SHAPE.format(entry_point=entry_point)
     try:
         body = parse_source(code).body
@@ -132,7 +128,7 @@ def check_task_source(code: str, entry_point: str, name: str) -> None:
 
 
 def checked_task(given: Json, where: str) -> KernelTask:
-    """A task of a table's row. Raises UsageError, which begins with `where`."""
+    """A row's task. Raises UsageError that begins with `where`."""
     try:
         task = KernelTask.model_validate(given)
     except ValidationError as error:
@@ -155,7 +151,7 @@ def existing(location: str | Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """A source file's text. Raises UsageError where it cannot be read as UTF-8."""
+    """A source file's text. Raises UsageError unless it is UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -165,8 +161,8 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[Json]:
-    """The rows of a file of JSON lines, where empty lines are skipped, or of CSV, where all is text
-    and what is empty None. Raises UsageError naming the line that is none."""
+    """Rows of JSON lines (empty lines skipped) or CSV (all text, empty as None). Raises UsageError
+    naming a bad line."""
     try:
         with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else "\n") as handle:
             yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(handle, path)
@@ -202,7 +198,7 @@ def _json_rows(handle: TextIO, path: Path) -> Iterator[Json]:
 
 @contextmanager
 def reading_parquet(path: Path) -> Iterator[None]:
-    """Turn what cannot be read in the block into a UsageError that names the file."""
+    """Turn read errors into a UsageError that names the file."""
     import polars as pl
     import pyarrow as pa
 
@@ -215,7 +211,7 @@ def reading_parquet(path: Path) -> Iterator[None]:
 
 
 def columns_of(path: Path) -> list[str]:
-    """The names of a table's columns. Raises UsageError where it is none."""
+    """A table's column names. Raises UsageError."""
     import pyarrow.parquet as pq
 
     if path.suffix in LINES:
@@ -225,8 +221,7 @@ def columns_of(path: Path) -> list[str]:
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
-    """Columns `columns` and those of `optional` that are there. Raises UsageError naming what is
-    missing."""
+    """`columns`, and those of `optional` that exist. Raises UsageError naming missing ones."""
     import polars as pl
 
     present = columns_of(path)
@@ -242,8 +237,7 @@ def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = (
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> Iterator[Json]:
-    """Rows with these columns, `BATCH_ROWS` of them in memory at a time. Raises UsageError where
-    the file breaks off."""
+    """Rows with these columns, `BATCH_ROWS` at a time. Raises UsageError for a truncated file."""
     import pyarrow.parquet as pq
 
     if path.suffix in LINES:
@@ -255,15 +249,13 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[Json]:
 
 
 def number_of(value: object) -> int | None:
-    """The first whole number in what a table gives: 3, 3.0, "3", "level_3" and "3_Softmax" are
-    3."""
+    """The first whole number in a value: 3, 3.0, "3", "level_3" and "3_Softmax" give 3."""
     found = None if value is None else re.search(r"\d+", str(value))
     return int(found[0]) if found else None
 
 
 def shown(text: object, length: int = 200) -> str:
-    """Text that others wrote, fit for one line of a terminal: no control characters, no more than
-    `length` characters."""
+    """Foreign text made safe for one terminal line: printable, at most `length` characters."""
     text = "".join(c if c.isprintable() else "?" for c in str(text))
     return text if len(text) <= length else text[: length - 3] + "..."
 
@@ -274,9 +266,9 @@ def tasks_of_rows(
     where: str,
     limit: int | None = None,
 ) -> list[KernelTask]:
-    """The first `limit` tasks (all where None) that `make` builds of a data set's rows.
+    """The first `limit` tasks (None: all) that `make` builds of rows.
 
-    Broken and repeated rows are left out, and one warning says which and why.
+    Broken and repeated rows are left out with one warning.
     """
     tasks: dict[str, KernelTask] = {}
     broken: list[str] = []
@@ -302,7 +294,7 @@ def tasks_of_rows(
 
 
 def first_line(error: Exception) -> str:
-    """What is wrong, without the hint and without pydantic's page."""
+    """The error without hint and pydantic's page."""
     if isinstance(error, ValidationError):
         return "; ".join(
             f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()

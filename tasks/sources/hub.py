@@ -1,11 +1,9 @@
-"""Rows of a data set on the Hugging Face hub, and the copies of them that are kept on this disk.
+"""Rows of Hugging Face data sets, and local copies of them.
 
-Guarantees: what is loaded is of one commit, and the last few commits of a data set and split are
-kept beside each other (`$CONCUR_CACHE/hub`), each a Parquet file with the name of its commit; a
-hub that cannot be reached is asked again for a few seconds, then the newest copy is used and a
-caution says so (tasks.progress); a hub that cannot be reached where there is no copy, or does not
-hold what was asked, is one UsageError that says how to use a file instead. Where a hub answers that
-something does not exist, no copy stands in for it. A copy that cannot be read is skipped.
+Guarantees: a load is of one commit; the last few commits of each split are kept in
+`$CONCUR_CACHE/hub`; an unreachable hub is retried for seconds, then the newest copy is used with a
+caution, else one UsageError advises a file. A copy never replaces data that the hub says does not
+exist. Unreadable copies are skipped.
 """
 
 from __future__ import annotations
@@ -34,20 +32,19 @@ Rows = list[Json]
 
 
 def is_hub_id(location: object) -> bool:
-    """True for `owner/name`: a path written with a leading `.`, `/` or `~` never is one."""
+    """Whether this is `owner/name`, not a path that begins with `.`, `/` or `~`."""
     return isinstance(location, str) and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", location) is not None
 
 
 def load_rows(hub_id: str, split: str, revision: str | None, columns: Sequence[str]) -> Rows:
-    """Rows of a split at a commit (the newest where None), those columns only (all where none is
-    named). Raises UsageError where neither hub nor disk has them."""
+    """A split's rows and named columns (none: all) at a commit (None: newest). Raises UsageError
+    where neither hub nor disk has them."""
     return _Wanted(hub_id, split, revision, tuple(columns)).rows()
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Some columns of a split of a data set, at a revision (a branch, a commit, None: the main
-    branch)."""
+    """Columns of a data set's split at a branch or commit (None: main)."""
 
     hub_id: str
     split: str
@@ -112,8 +109,8 @@ class _Wanted:
         return sorted(self._folder.glob("*.parquet"), key=_written_at, reverse=True)
 
     def _copied_rows(self, fault: Exception) -> Rows | None:
-        """The copy of this commit or, for a branch, the newest one, where the hub is unreachable;
-        None where there is none. A caution says that it is a copy."""
+        """A copy of the commit, or a branch's newest, with a caution, where the hub is unreachable;
+        else None."""
         import polars as pl
 
         for path in self._copies() if unreachable(fault) else ():
@@ -134,7 +131,7 @@ class _Wanted:
         return None
 
     def _keep(self, commit: str, rows: Rows) -> None:
-        """Write a copy beside earlier ones. A failure to write is only logged."""
+        """Write a copy; failures are only logged."""
         import polars as pl
 
         target = self._folder / f"{commit}.parquet"
@@ -155,8 +152,8 @@ def _written_at(path: Path) -> int:
 
 
 def unreachable(error: BaseException) -> bool:
-    """Whether it is the network or the hub itself, and not what was asked of it. Looks at the
-    causes too: `datasets` wraps them."""
+    """Whether the network or the hub failed, not the request. Looks at causes: `datasets` wraps
+    them."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     seen: BaseException | None = error
@@ -177,14 +174,14 @@ def unreachable(error: BaseException) -> bool:
 
 
 def _commit_of(hub_id: str, revision: str | None) -> str | None:
-    """The commit that a branch (the main one where None) is at. Raises as the hub's client does."""
+    """A branch's commit (None: main's). Raises as the hub's client does."""
     from huggingface_hub import HfApi
 
     return HfApi().dataset_info(hub_id, revision=revision, timeout=10).sha
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """What `ask` returns, called again while the hub is at fault."""
+    """Call `ask` again while the hub is at fault."""
     from huggingface_hub import constants
 
     return retry_until_back(

@@ -1,11 +1,9 @@
 """KernelBench's tasks (https://github.com/ScalingIntelligence/KernelBench), from a Parquet file, a
 checkout or the hub.
 
-Guarantees: `task_id` = `kernelbench/L{level}/{problem_id}` wherever the tasks come from, in order
-of level and problem. Rows that are not tasks are left out with a warning. Does not guarantee that
-two releases hold the same program under one id: the program is in the record, and snapshots are
-addressed by it. What comes from the hub is compared with the release that this project measured on,
-program by program, and a warning says where it is another.
+Guarantees: `task_id` = `kernelbench/L{level}/{problem_id}` from every source, in order of both;
+rows that are not tasks are left out with a warning. One id may be another program in another
+release; hub programs that differ from the release we measured give a warning.
 """
 
 from __future__ import annotations
@@ -48,15 +46,13 @@ def load(
     revision: str | None = None,
     precision: str = "fp32",
 ) -> list[KernelTask]:
-    """Tasks of `levels` (all where None) from `location`: a table with the hub's columns (code,
-    level, name, problem_id), a checkout, the folder in it that holds `level1`, `level2`, ..., one
-    of these, or a hub id.
+    """Tasks of `levels` (None: all) from a table with the hub's columns (code, level, name,
+    problem_id), a checkout or its level folders, or a hub id.
 
-    `precision` fp16 or bf16 is KernelBench's option of that name: a constant after each program has
-    the verifier cast floating inputs and parameters, those of candidates too. `revision` is the
-    hub's commit, its newest where None; it means nothing for files. A level that the hub gives with
-    other programs than `CONTENT` says brings a warning. Raises UsageError naming what cannot be
-    read.
+    `precision` fp16 or bf16 is KernelBench's option: a constant after each program has the verifier
+    cast floating inputs and parameters, also of candidates. `revision` is the hub's commit (None:
+    newest), ignored for files. Hub levels that differ from `CONTENT` give a warning. Raises
+    UsageError naming what cannot be read.
     """
     wanted = sorted(set(LEVELS if levels is None else levels))
     if unknown := [str(level) for level in wanted if level not in LEVELS]:
@@ -93,8 +89,7 @@ def load(
 
 
 def content_of(rows: Collection[Json]) -> str:
-    """A digest of a level's programs under their numbers: the first 32 hex digits of the SHA-256 of
-    both, in order of the numbers."""
+    """Digest of a level's numbers and programs, by number: the first 32 hex digits of SHA-256."""
     digest = hashlib.sha256()
     for number, code in sorted((row["problem_id"], row["code"]) for row in rows):
         digest.update(f"{number}\0{code}\0".encode("utf-8", "surrogatepass"))
@@ -112,7 +107,7 @@ def _compare(rows: Collection[Json], level: int, where: str) -> None:
 
 
 def task_of(row: Json) -> KernelTask:
-    """The task of one row. Raises UsageError where it has no level or no number."""
+    """A row's task. Raises UsageError without level or number."""
     level, problem = row["level"], row["problem_id"]
     if level is None or problem is None:
         raise UsageError(f"{row.get('name')!r} has no level or no problem_id")
@@ -126,7 +121,7 @@ def task_of(row: Json) -> KernelTask:
 
 
 def _folder_rows(root: Path) -> Iterator[Json]:
-    """Rows of `level{n}/{problem_id}_{name}.py`, as the repository lays them out."""
+    """Rows of `level{n}/{problem_id}_{name}.py`."""
     folders = _level_folders(root)
     if not folders:
         raise UsageError(
@@ -144,14 +139,13 @@ def _folder_rows(root: Path) -> Iterator[Json]:
 
 
 def _level_of(folder: Path) -> int:
-    """The level that a folder's name says; 0 for other names."""
+    """The level in a folder's name, else 0."""
     found = re.fullmatch(r"level_?(\d+)", folder.name)
     return int(found[1]) if found else 0
 
 
 def is_checkout(path: Path) -> bool:
-    """Whether this is a checkout, the folder in it that holds level1, level2, ..., or one of
-    these."""
+    """Whether this is a checkout, its folder of levels, or a level."""
     return bool(_level_folders(path))
 
 

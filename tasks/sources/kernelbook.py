@@ -1,9 +1,8 @@
-"""KernelBook's tasks (https://huggingface.co/datasets/GPUMODE/KernelBook), from a Parquet file or
-the hub.
+"""KernelBook's tasks (https://huggingface.co/datasets/GPUMODE/KernelBook), from Parquet or the hub.
 
-Guarantees: `task_id` = `kernelbook/{uuid}`, the module's own class name kept as `entry_point`, and
-`init_form` "args_kwargs", because KernelBook's `get_init_inputs()` returns `[args, kwargs]`. Rows
-that are not tasks are left out with a warning.
+Guarantees: `task_id` = `kernelbook/{uuid}`; `entry_point` is the class's own name; `init_form` is
+"args_kwargs", because `get_init_inputs()` returns `[args, kwargs]`. Rows that are not tasks are
+left out with a warning.
 """
 
 from __future__ import annotations
@@ -31,11 +30,10 @@ def from_config(config: TasksConfig) -> list[KernelTask]:
 def load(
     location: str | Path, revision: str = PINNED, limit: int | None = None
 ) -> list[KernelTask]:
-    """The first `limit` tasks (all where None) of a Parquet file with the hub's columns (uuid,
-    entry_point, python_code) or a hub id.
+    """The first `limit` tasks (None: all) of a hub id or a Parquet file with its columns (uuid,
+    entry_point, python_code).
 
-    `revision` is the hub's commit and means nothing for a file. Raises UsageError naming what
-    cannot be read.
+    `revision` is the hub's commit, ignored for files. Raises UsageError naming what cannot be read.
     """
     path = Path(location).expanduser()
     if path.is_file():

@@ -1,11 +1,8 @@
 """The demo's small model, built on this machine.
 
-Guarantees: the same texts and configuration give the same tokenizer, and with the same torch build
-the same weights; the directory is there whole or not at all; a directory that already holds this
-model is reused, one that holds anything else is refused. The tokenizer is the one `AutoTokenizer`
-makes of a qwen2 folder, so ids do not change when it is loaded again. Does not guarantee sensible
-text: the weights are random, and exist so that every stage runs for real where no language model is
-at hand.
+Guarantees: equal texts and configuration give the same tokenizer and, with one torch build, the
+same weights; the directory is whole or absent, reused for the same model and refused for other
+content; `AutoTokenizer` gives the same ids. Weights are random: the text means nothing.
 """
 
 from __future__ import annotations
@@ -73,10 +70,10 @@ class SmallModelConfig(Record):
 
 
 def resolve_model(name: str, root: str) -> str:
-    """A directory or hub id for a configured model name. `small` is built under `root/models` once
-    per content of the bundled data.
+    """A directory or hub id for a configured model name. `small` is built under `root/models`, once
+    per bundled content.
 
-    Raises UsageError for a path that does not exist, and where the model cannot be written.
+    Raises UsageError for a missing path or where the model cannot be written.
     """
     if name == SMALL:
         texts, config = bundled.texts(), SmallModelConfig()
@@ -98,12 +95,10 @@ def small_model_key(texts: Sequence[str], config: SmallModelConfig) -> str:
 def build_small_model(
     directory: Path, texts: Sequence[str], config: SmallModelConfig | None = None
 ) -> Path:
-    """Build the model into `directory` (created), or reuse it where the same model is there
-    already. Returns the directory.
+    """Build or reuse the model in `directory`; return it.
 
-    `texts` train the tokenizer: give it what the model will read (prompts, reasoning, code). Raises
-    UsageError for no texts, for a directory that holds something else, and for one that cannot be
-    written.
+    `texts` train the tokenizer: give what the model will read (prompts, reasoning, code). Raises
+    UsageError for no texts, other content in the directory, or one that cannot be written.
     """
     config = config or SmallModelConfig()
     directory = Path(directory)

@@ -1,5 +1,4 @@
-"""The first snapshot of the line: the tasks themselves, so that everything after it refers to
-exactly these."""
+"""The tasks as the pipeline's first snapshot."""
 
 from __future__ import annotations
 
@@ -36,14 +35,13 @@ def _load(config: TasksConfig) -> list[KernelTask]:
 
 
 def run(config: TasksConfig, root: str) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.TASKS, identified by the tasks' content: a source that
-    changed is a new snapshot."""
+    """A finished snapshot of tasks.tables.TASKS, identified by content: a changed source is a new
+    one."""
     return keep(load_tasks(config), root, config)
 
 
 def keep(found: list[KernelTask], root: str, config: object) -> SnapshotRef:
-    """These tasks as a finished snapshot; `config` is what its manifest says of where they come
-    from."""
+    """These tasks as a finished snapshot; `config` records their origin."""
     rows = [task.model_dump(mode="json") for task in found]
     snapshot = Snapshot(root, STAGE, fingerprint(STAGE, rows))
     if not snapshot.finished:
@@ -53,8 +51,7 @@ def keep(found: list[KernelTask], root: str, config: object) -> SnapshotRef:
 
 
 def read_tasks(ref: SnapshotRef) -> list[KernelTask]:
-    """The tasks of a snapshot, each once, in their order. What every later stage reads them
-    with."""
+    """A snapshot's tasks, each once, in order."""
     return [
         KernelTask.model_validate(row)
         for row in ref.open().read(unique="task_id").iter_rows(named=True)

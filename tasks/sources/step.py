@@ -1,5 +1,5 @@
-"""Prefect's view of the task source. Not cached: reading is quick, and the snapshot is addressed by
-what was read."""
+"""Prefect's view of the task source, uncached: reading is quick, and content addresses the
+snapshot."""
 
 from __future__ import annotations
 

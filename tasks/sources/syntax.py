@@ -1,4 +1,4 @@
-"""Names in Python's syntax trees. Nothing here runs what it reads."""
+"""Names in Python's syntax trees, which are never run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def names(*nodes: ast.AST, stored: bool | None = None) -> set[str]:
-    """Names in these trees; with `stored`, only those that are assigned (True) or read (False)."""
+    """Names in these trees; with `stored`, only assigned (True) or read (False) ones."""
     return {
         part.id
         for node in nodes
@@ -18,9 +18,9 @@ def names(*nodes: ast.AST, stored: bool | None = None) -> set[str]:
 
 
 def defined_names(body: Sequence[ast.stmt], *kinds: type[ast.stmt]) -> set[str]:
-    """Names that a module defines when it is imported, those under `if` and `try` included.
+    """Names that importing a module defines, also under `if` and `try`.
 
-    `kinds` are ast.FunctionDef, ast.ClassDef and ast.Assign, all where none is given.
+    `kinds` are ast.FunctionDef, ast.ClassDef and ast.Assign (none: all).
     """
     found = set()
     for node in body:

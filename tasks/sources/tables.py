@@ -1,10 +1,8 @@
-"""Tables of the user (Parquet, JSON lines, CSV): which files a location means, and the tasks in
-them by their columns.
+"""The user's tables (Parquet, JSON lines, CSV): their files and tasks.
 
-Guarantees: of a table that cannot be used, one UsageError names the file, the columns it has and
-those that are wanted; tasks come out checked as `tasks.sources.files` checks them. Only the tasks
-that are asked for are checked: a broken row that is not needed is no error. Does not guarantee the
-order of a folder's rows beyond the names of its files.
+Guarantees: one UsageError names an unusable table's file, its columns and the wanted ones; tasks
+are checked as in `tasks.sources.files`, only those asked for. Row order within a folder follows
+file names only.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ SUFFIXES = (".parquet", *files.LINES)
 
 
 def part_files(location: str | Path) -> list[Path]:
-    """The tables of a location: a file, a folder (its Parquet files, else its JSON lines, else its
-    CSV; not searched deeper) or a glob; by name.
+    """The tables of a file, a folder (its Parquet, else JSON lines, else CSV files; not deeper) or
+    a glob; by name.
 
     Raises UsageError where there is none.
     """
@@ -55,13 +53,13 @@ def part_files(location: str | Path) -> list[Path]:
 
 
 def holds_tables(path: Path) -> bool:
-    """Whether a folder holds a file that `part_files` reads."""
+    """Whether `part_files` reads a file of this folder."""
     return any(each.suffix in SUFFIXES for each in path.iterdir())
 
 
 def on_hub(location: str | Path) -> bool:
-    """Whether a location is a data set's id on the hub: `owner/name`, and no folder here is called
-    `owner`: then it is a path, which may be mistyped."""
+    """Whether a location is a hub id: `owner/name` without a local folder `owner`, which would make
+    it a path, perhaps mistyped."""
     path = Path(location).expanduser()
     known = path.suffix in (*SUFFIXES, ".py")
     return is_hub_id(str(location)) and not (known or path.parent.exists())
@@ -70,7 +68,7 @@ def on_hub(location: str | Path) -> bool:
 def unusable(
     path: object, columns: Sequence[str], kind: str, forms: Iterable[Sequence[str]]
 ) -> UsageError:
-    """What is said of a table that has none of the wanted sets of columns."""
+    """The error for a table with none of the wanted sets of columns."""
     wanted = "; or ".join(", ".join(form) for form in forms)
     return UsageError(
         f"{shown(path)} is no table of {kind}: its columns are"
@@ -80,13 +78,12 @@ def unusable(
 
 
 def load(location: str | Path, wanted: Collection[str] | None = None) -> list[KernelTask]:
-    """Tasks of tables, of a .py file, of a folder of .py files, of KernelBench or of definitions
-    (FlashInfer-Bench's, SOL-ExecBench's), or of a data set on the hub (KernelBook's, or one in
-    KernelBench's form); only those whose task_id or name is in `wanted`, where it is given.
+    """Tasks of tables, .py files, KernelBench, definitions (FlashInfer-Bench's, SOL-ExecBench's) or
+    the hub (KernelBook's, or KernelBench's form); only those whose task_id or name is in `wanted`,
+    if given.
 
-    A table has `task_id` and `code` (other columns of KernelTask as well, where they are there),
-    KernelBench's columns, or `name` and `code`. Raises UsageError for what cannot
-    be read, and where one task_id stands for two different programs.
+    A table has `task_id` and `code` (and KernelTask's other columns), KernelBench's columns, or
+    `name` and `code`. Raises UsageError for unreadable input, and a task_id of two programs.
     """
     path = Path(location).expanduser()
     tasks: dict[str, KernelTask] = {}
@@ -102,7 +99,7 @@ def load(location: str | Path, wanted: Collection[str] | None = None) -> list[Ke
 def _found(
     location: str | Path, path: Path, wanted: Collection[str] | None
 ) -> Iterator[tuple[object, KernelTask]]:
-    """Tasks, and where each is."""
+    """Tasks, each with its place."""
     if on_hub(location):
         levels = {number_of(name) for name in wanted or () if name.startswith("kernelbench/L")}
         if str(location) == kernelbook.HUB_ID:
@@ -126,7 +123,7 @@ def _found(
 
 
 def tell_left_out(held: TraceSet) -> None:
-    """Caution about what could not be taken over."""
+    """Caution about what could not be converted."""
     for why, count in held.left_out.most_common(3):
         caution(f"{shown(held.root)}: {count} left out: {shown(why)}")
 

@@ -1,6 +1,6 @@
-"""Snapshots, journals and fingerprints: how every stage keeps its rows.
+"""Snapshots, journals and fingerprints: how stages keep rows.
 
-The names below are what stages and flows use; `journal` and `parts` are details of snapshots.
+Stages and flows use the names below; `journal` and `parts` are details.
 """
 
 from tasks.store.identity import fingerprint

@@ -1,7 +1,7 @@
-"""Identity of snapshots, and the hash of the code that is recorded beside it as advice.
+"""Identity of snapshots, and the advisory hash of the code recorded beside it.
 
 Guarantees: the same stage, configuration, upstreams and version give the same fingerprint in any
-process. No hash of code is in a fingerprint: `tasks.versions` says when the version is raised.
+process. Code is in no fingerprint: `tasks.versions` says when to raise the version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def fingerprint(
 ) -> str:
     """hash(stage name, resolved stage config, upstream fingerprints, version of the stage's logic).
 
-    `version` is one constant of `tasks.versions`, or several. Empty where the configuration is the
+    `version` is one constant of `tasks.versions` or several; empty where the configuration is the
     content itself, as for tasks.
     """
     if isinstance(config, BaseModel):
@@ -38,16 +38,15 @@ def fingerprint(
 
 
 def code_hash(*modules: str) -> str:
-    """Hash of the logic of modules or whole packages: comments, formatting and docstrings do not
-    change it.
+    """Hash of the logic of modules or packages, without comments, formatting and docstrings.
 
-    Raises ModuleNotFoundError for an unknown module.
+    Raises ModuleNotFoundError.
     """
     return stable_hash([logic_digest(path) for name in modules for path in source_files(name)])
 
 
 def source_files(module: str) -> list[Path]:
-    """The source of a module, or of every module of a package. Raises ModuleNotFoundError."""
+    """Sources of a module or of all modules of a package. Raises ModuleNotFoundError."""
     spec = importlib.util.find_spec(module)
     if spec is None:
         raise ModuleNotFoundError(module)
@@ -58,8 +57,8 @@ def source_files(module: str) -> list[Path]:
 
 
 def logic_digest(path: Path) -> str:
-    """Hash of what one source file does. Cached until the file changes: parsing a whole package
-    takes seconds."""
+    """Hash of a source file's logic, cached until the file changes: parsing a package takes
+    seconds."""
     found = path.stat()
     return _digest(path, found.st_mtime_ns, found.st_size)
 

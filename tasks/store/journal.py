@@ -1,8 +1,8 @@
-"""Journals: rows that are on disk at once, until they fill a part of a snapshot.
+"""Journals: rows on disk at once, until they fill a part of a snapshot.
 
-Guarantees: a row that `Journal.add` took survives the death of its process; a journal becomes a
-part exactly once, whoever is killed in between (the part's name is derived from the journal's); a
-living writer's journal is never taken. Local file systems only.
+Guarantees: added rows survive the death of the process; a journal becomes a part exactly once,
+whoever is killed (its name gives the part's); a living writer's journal is never taken. Local file
+systems only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kernels_eval.records import Json, Row, stable_hash
 
 
 class Journal:
-    """Collects rows of the part to come, on disk too where there is a `folder`.
+    """Collects rows of the next part, on disk too where there is a `folder`.
 
-    `write_part` gets the rows of a full part and the end of its name ("" for any). All methods
-    raise OSError.
+    `write_part` gets a full part's rows and the end of its name ("" for any). Methods raise
+    OSError.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Journal:
             self._flush()
 
     def _flush(self) -> None:
-        """Write what was added as a part, and remove the file."""
+        """Write the added rows as a part and remove the file."""
         if self._rows:
             self._write_part(self._rows, part_suffix(Path(self._file.name)) if self._file else "")
         self._rows = []
@@ -61,7 +61,7 @@ class Journal:
             self._file = None
 
     def close(self) -> None:
-        """Write the rest as a part. Where that fails the file stays: the next recovery reads it."""
+        """Write the rest as a part. On failure the file stays for recovery."""
         try:
             self._flush()
         finally:
@@ -71,7 +71,7 @@ class Journal:
 
 
 def _create(folder: Path) -> TextIO:
-    """A journal file, open and locked: the kernel unlocks it when its writer dies."""
+    """Open a locked journal; the kernel unlocks it when its writer dies."""
     while True:
         path = folder / f".journal-{time.time_ns():020d}-{os.getpid()}.jsonl"
         handle = path.open("a", encoding="utf-8", errors="surrogatepass")
@@ -83,15 +83,15 @@ def _create(folder: Path) -> TextIO:
 
 
 def part_suffix(journal: Path) -> str:
-    """The end of the name of the part that a journal becomes, so that it becomes one only once."""
+    """The end of a journal's part name, so that it becomes a part only once."""
     return stable_hash(journal.name)[:8]
 
 
 def abandoned(folder: Path) -> Iterator[Path]:
     """Journals whose writers have died, each locked while the caller has it.
 
-    The writer's process id counts only on file systems without locks: ids are reused, in a
-    container very soon.
+    Process ids count only on file systems without locks, since they are reused, in containers very
+    soon.
     """
     for path in sorted(folder.glob(".journal-*.jsonl")):
         with path.open("a") as handle:
@@ -107,7 +107,7 @@ def abandoned(folder: Path) -> Iterator[Path]:
 
 
 def read_journal(journal: Path) -> list[Json]:
-    """The whole rows of a journal, without the line that its writer was killed in."""
+    """The whole rows of a journal, without a line cut off by a kill."""
     rows = []
     for line in journal.read_text(encoding="utf-8", errors="surrogatepass").split("\n"):
         with suppress(ValueError):
@@ -116,5 +116,5 @@ def read_journal(journal: Path) -> list[Json]:
 
 
 def another_runs(pid: int) -> bool:
-    """Whether a process with this id is alive and not this one."""
+    """Whether another process with this id is alive."""
     return pid != os.getpid() and psutil.pid_exists(pid)

@@ -1,6 +1,6 @@
-"""Snapshots of a root: all of a stage, the newest, one by its name, and rows of any of them.
+"""Snapshots under a root: all of a stage, the newest, one by name, and rows of any.
 
-Guarantees: nothing here writes, but for the journals of killed runs that `known_rows` saves.
+Guarantees: nothing is written here, except that `known_rows` saves journals of killed runs.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def snapshots(root: str, stage: str) -> list[Snapshot]:
 
 
 def newest_first(root: str, stage: str) -> list[Snapshot]:
-    """The finished snapshots of a stage under a root, the newest first."""
+    """The finished snapshots of a stage under a root, newest first."""
     finished = [each for each in snapshots(root, stage) if each.finished]
     age = {each.fingerprint: (each.manifest["created_at"], each.fingerprint) for each in finished}
     return sorted(finished, key=lambda each: age[each.fingerprint], reverse=True)
 
 
 def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
-    """A snapshot by its directory, or under `root` by (the beginning of) its fingerprint. Raises
-    UsageError where there is none, or several begin so."""
+    """A snapshot by its directory or, under `root`, by a prefix of its fingerprint. Raises
+    UsageError where none or several match."""
     if (Path(name) / MANIFEST).is_file():
         path = Path(name).resolve()
         return SnapshotRef(
@@ -63,12 +63,11 @@ def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
 def known_rows(
     root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
 ) -> Iterator[Json]:
-    """Rows of any other snapshot of the stage whose key is asked for, each key once: a nightly
-    refresh pays only for what is new.
+    """Rows of the stage's other snapshots with one of these keys, each key once, so that a refresh
+    pays only for what is new.
 
-    What killed runs left in journals counts too (`schema` is the stage's): a run that is killed and
-    begun again after an update fills another snapshot. Reads the key column of every snapshot, and
-    of the rows only those that were found: a few hundred in memory at a time.
+    Journals of killed runs count too (`schema` is the stage's), since an updated run fills another
+    snapshot. Reads every snapshot's key column, and a few hundred matching rows at a time.
     """
     import polars as pl
 

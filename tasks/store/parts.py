@@ -1,5 +1,4 @@
-"""Parts of one snapshot that were written by several versions: which columns they have, and how
-they fit together."""
+"""Columns of a snapshot's parts that several versions wrote, and how they combine."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ ANOTHER_ROOT = "its parts were not written by one program: run its stage again u
 
 
 def present_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
-    """Those of the columns that a file has, fields of its structs ("timing.speedup") among them.
+    """Those of the columns that a file has, including struct fields ("timing.speedup").
 
-    Raises UsageError where fields are asked for of a column that is no struct and holds something.
+    Raises UsageError for a field of a non-empty column that is no struct.
     """
     import pyarrow as pa
 
@@ -39,11 +38,10 @@ def present_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
 
 
 def combine_parts(tables: Sequence[pl.DataFrame], where: str) -> pl.DataFrame:
-    """The rows of all parts. Columns and fields of structs that a part lacks are null in its rows;
-    numbers may be of several types.
+    """The rows of all parts. Missing columns and struct fields are null; numeric types may differ.
 
-    Raises UsageError for a column that is of two kinds, such as text here and numbers there: polars
-    would make text of both.
+    Raises UsageError for a column of two kinds, such as text and numbers: polars would make both
+    text.
     """
     import polars as pl
 
@@ -66,7 +64,6 @@ def combine_parts(tables: Sequence[pl.DataFrame], where: str) -> pl.DataFrame:
 
 
 def _kind_of(of: pl.DataType) -> str | None:
-    """None where there are no values."""
     import polars as pl
 
     if of == pl.Null:
@@ -79,7 +76,7 @@ def _kind_of(of: pl.DataType) -> str | None:
 
 
 def storable(value: object) -> object:
-    """The same value with characters that UTF-8 cannot hold (lone surrogates) replaced."""
+    """The value with characters that UTF-8 cannot hold (lone surrogates) replaced."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):

@@ -1,14 +1,11 @@
 """Snapshots: immutable, fingerprinted Parquet datasets, one per stage and configuration.
 
-Layout: `<root>/<stage>/<fingerprint>/part-*.parquet`, files a stage adds, and `manifest.json`,
+Layout: `<root>/<stage>/<fingerprint>/part-*.parquet`, a stage's own files, and `manifest.json`,
 written last.
 
-Guarantees: a part or a manifest is there whole or not at all (written under a temporary name, then
-renamed); a snapshot with a manifest never changes; one without is unfinished and is resumed from
-the rows it already has, each of which is there once, whenever its writer was killed; the same
-stage, configuration, version and upstreams give the same fingerprint, so finished work is never
-done again. Does not guarantee that two processes filling the same unfinished snapshot divide the
-work: both may write a row, and readers keep the first per key.
+Guarantees: parts and manifests are whole or absent; a snapshot with a manifest never changes; one
+without is resumed from its rows, each there once after any kill. Two processes that fill one
+snapshot do not divide the work: both may write a row, and readers keep the first per key.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ PART_ROWS = 1000
 BATCH_ROWS = 256
 READ_ROWS = 4096
 STRETCH_ROWS = 4096
-"""Rows that are held while they are brought into another order."""
+"""Rows held while they are reordered."""
 RESTORE = "restore it, or run its stage again under another root"
 WRITE_FIX = (
     "choose another root with --set root=DIR, free some disk, or correct its permissions; what was"
@@ -73,13 +70,13 @@ class SnapshotRef(Record):
 
 @dataclass
 class Snapshot:
-    """One snapshot directory: read it when finished, append to it and publish it when not."""
+    """A snapshot directory, to read when finished, to append to and publish when not."""
 
     root: str
     stage: str
     fingerprint: str
     upstream: Sequence[str] = field(default=(), repr=False, compare=False)
-    """Fingerprints of what it is made from, where `planned` has made it."""
+    """Fingerprints of its upstreams, where `planned` made it."""
 
     _fs: Any = field(default=None, repr=False)
     _opened_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
@@ -97,8 +94,8 @@ class Snapshot:
         above: Iterable[SnapshotRef | None],
         version: int | Sequence[int] | str,
     ) -> Snapshot:
-        """The snapshot that a stage makes of others (None: one that there may be), under the root
-        of the first."""
+        """The snapshot that a stage makes of others (None: an optional one), under the root of the
+        first."""
         refs = [ref for ref in above if ref]
         upstream = [ref.fingerprint for ref in refs]
         name = fingerprint(stage, config, upstream, version)
@@ -114,8 +111,7 @@ class Snapshot:
 
     @property
     def manifest(self) -> Json:
-        """The manifest. Raises UsageError where the snapshot is unfinished, or its manifest is
-        damaged."""
+        """The manifest. Raises UsageError where it is missing or damaged."""
         if not self.finished:
             raise UsageError(
                 f"snapshot {self.path} has no {MANIFEST}",
@@ -131,21 +127,21 @@ class Snapshot:
         return found
 
     def above(self, *stages: str) -> Snapshot | None:
-        """The finished snapshot of one of these stages that this one was made from."""
+        """The finished upstream that one of these stages wrote."""
         names = self.manifest.get("upstream") or ()
         places = (Snapshot(self.root, stage, str(name)) for stage in stages for name in names)
         return next((each for each in places if each.finished), None)
 
     @property
     def is_local(self) -> bool:
-        """Whether files can lie beside the tables, and journals keep each row at once. Elsewhere
-        rows are written part by part."""
+        """Whether files can lie beside the tables and rows be journalled; remote roots get whole
+        parts only."""
         return self._local_path is not None
 
     def local_dir(self, name: str = "") -> Path:
-        """A directory for files beside the tables (an adapter, a report). Local file systems only.
+        """A directory for files beside the tables (an adapter, a report).
 
-        Raises UsageError.
+        Raises UsageError for remote roots.
         """
         local = self._local_path
         if local is None:
@@ -159,8 +155,8 @@ class Snapshot:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """The path of a temporary directory, to be made by the caller; removed when the block ends
-        or, after a kill, by `recover`."""
+        """Path of a temporary directory that the caller makes; removed after the block or, after a
+        kill, by `recover`."""
         home = self._local_path or Path(tempfile.gettempdir())
         directory = home / f".scratch-{uuid.uuid4().hex[:8]}-{os.getpid()}"
         try:
@@ -189,7 +185,7 @@ class Snapshot:
             yield pq.ParquetFile(handle)
 
     def schema(self) -> pa.Schema:
-        """Every column that some part has, in the order of the first part, without metadata."""
+        """Columns of all parts, in the order of the first part, without metadata."""
         import pyarrow as pa
 
         schemas = []
@@ -199,11 +195,11 @@ class Snapshot:
         return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
-        """Each part with some thousand of its rows, in the order of writing; columns that it lacks
+        """Batches of some thousand rows with their part, in the order of writing; missing columns
         are left out.
 
-        "column.field" reads one field of a struct, as a column of the field's name. Raises
-        UsageError where that column is no struct.
+        "column.field" reads a struct's field as a column of the field's name. Raises UsageError
+        where that column is no struct.
         """
         import polars as pl
 
@@ -230,12 +226,12 @@ class Snapshot:
         unique: str | None = None,
         among: pl.DataFrame | None = None,
     ) -> pl.DataFrame:
-        """All rows in the order they were written; with `unique`, the first row per value of that
-        column, with `among` (which has that column) only of the values there.
+        """All rows in the order of writing.
 
-        Columns are those of `frames`; one that some parts lack is null in their rows. Takes memory
-        for what it returns and for one batch. Raises UsageError where a column is of two kinds in
-        two parts, or cannot be a key.
+        `unique` keeps the first row per value of that column; `among`, which has that column, keeps
+        its values only. Columns are those of `frames`, null where a part lacks them. Memory holds
+        the result and one batch. Raises UsageError where a column differs in kind between parts or
+        cannot be a key.
         """
         import polars as pl
 
@@ -255,18 +251,18 @@ class Snapshot:
         return frame
 
     def has_column(self, name: str) -> bool:
-        """Whether there is a part yet, and the first one has this column."""
+        """Whether a first part exists and has this column."""
         for part in self.parts()[:1]:
             with self.open_part(part) as file:
                 return name in file.schema_arrow.names
         return False
 
     def index(self, columns: Sequence[str]) -> pl.DataFrame:
-        """Some columns of every row, in the order of writing, with the place of the row: its
-        `part`, and its number `row` in there.
+        """Some columns of every row with its place (`part`, and its number `row` there), in the
+        order of writing.
 
-        Holds these columns in memory, whatever the others weigh. `rows_of` reads the rows
-        themselves. Raises polars' ColumnNotFoundError where no part has a column.
+        Holds only these columns in memory; `rows_of` reads the rows. Raises polars'
+        ColumnNotFoundError where no part has a column.
         """
         import polars as pl
 
@@ -282,8 +278,8 @@ class Snapshot:
     def batches_at(
         self, part: str, rows: NDArray[Any], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of one part with these numbers (which ascend), a few hundred at a time: a part
-        of any size takes little memory. Columns that the part lacks are left out."""
+        """Rows of one part by ascending numbers, a few hundred at a time to bound memory. Missing
+        columns are left out."""
         import numpy as np
 
         start = 0
@@ -295,8 +291,7 @@ class Snapshot:
                 start += len(batch)
 
     def rows_of(self, places: pl.DataFrame, columns: Sequence[str] | None = None) -> Iterator[Json]:
-        """The rows at these places (some of those that `index` gave, in its order), read part by
-        part."""
+        """Rows at places from `index`, in its order, read part by part."""
         for (part,), found in places.group_by("part", maintain_order=True):
             for batch in self.batches_at(str(part), found["row"].to_numpy(), columns):
                 yield from batch.to_pylist()
@@ -304,10 +299,10 @@ class Snapshot:
     def rows_in_order(
         self, places: pl.DataFrame, columns: Sequence[str] | None = None
     ) -> Iterator[Json]:
-        """The rows at these places, in the order of `places` whatever that is.
+        """Rows at these places, in the order of `places`.
 
-        Holds `STRETCH_ROWS` rows, and reads a part once for each stretch that has rows of it: once
-        or twice where the order is nearly that of writing.
+        Holds `STRETCH_ROWS` rows and reads a part once per stretch that has rows of it: once or
+        twice where the order is nearly that of writing.
         """
         numbered = places.select("part", "row").with_row_index("position")
         for stretch in numbered.iter_slices(STRETCH_ROWS):
@@ -322,8 +317,7 @@ class Snapshot:
         values: Iterable[str] | None = None,
         columns: Sequence[str] | None = None,
     ) -> Iterator[Json]:
-        """The first row of each of these values of a column (None: of all), in the order of
-        writing; read as `rows_of` reads."""
+        """The first row of each of a column's values (None: of all), in the order of writing."""
         import polars as pl
 
         found = self.index([column]).unique(column, keep="first", maintain_order=True)
@@ -332,13 +326,12 @@ class Snapshot:
         return self.rows_of(found, columns)
 
     def keys(self, column: str) -> set[str]:
-        """Values of one column among the rows already there: what a resumed stage need not do
-        again."""
+        """A column's values among the existing rows, which a resumed stage can skip."""
         frame = self.read(columns=[column])
         return set() if frame.is_empty() else set(frame[column].to_list())
 
     def read_table(self, name: str) -> pl.DataFrame:
-        """A table that `write_table` put beside the rows. Raises UsageError where it is missing."""
+        """A table written by `write_table`. Raises UsageError where it is missing."""
         import polars as pl
 
         path = f"{self.path}/{name}.parquet"
@@ -350,17 +343,16 @@ class Snapshot:
     # -- writing -----------------------------------------------------------------------------------
 
     def write_table(self, name: str, table: pl.DataFrame) -> None:
-        """Put a second table beside the rows, whole or not at all. Raises UsageError where the
-        snapshot is finished or the root cannot be written."""
+        """Write a second table beside the rows, atomically. Raises UsageError where the snapshot is
+        finished or the root cannot be written."""
         self._require_unfinished()
         self._write(
             f"{name}.parquet", lambda handle: table.write_parquet(handle, compression="zstd")
         )
 
     def append(self, rows: Iterable[Row], schema: pa.Schema, *, key: str | None = None) -> None:
-        """Write rows as new parts of at most 1,000, each atomically and before more rows are taken
-        from an iterator. With `key`, rows are left out whose value of that column is there
-        already: a killed run wrote them.
+        """Write rows as new atomic parts of at most 1,000, each before more rows are taken. With
+        `key`, skip rows whose value is already there: a killed run wrote them.
 
         Raises UsageError where the snapshot is finished or the root cannot be written.
         """
@@ -370,7 +362,6 @@ class Snapshot:
             self._append_part(schema, part)
 
     def _append_part(self, schema: pa.Schema, rows: list[Row], suffix: str = "") -> None:
-        """`suffix` ends the part's name: see journal.part_suffix."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -388,11 +379,11 @@ class Snapshot:
     def journal(
         self, schema: pa.Schema, *, rows_per_part: int = PART_ROWS
     ) -> Iterator[Callable[[Row], None]]:
-        """Add rows one by one, each on disk before the call returns; full parts are written as they
-        fill and when the block ends.
+        """Add rows one by one, each on disk before the call returns; write parts as they fill and
+        at the end.
 
-        A killed process loses no row it had added: `recover` turns what it left into a part. On a
-        remote root, rows are written part by part only.
+        `recover` saves the rows of a killed process. On a remote root, rows are written part by
+        part only.
         """
         self._require_unfinished()
 
@@ -406,8 +397,8 @@ class Snapshot:
             yield add
 
     def recover(self, schema: pa.Schema) -> int:
-        """Turn journals that killed processes left behind into parts, each once, and remove their
-        other files. Returns the number of rows saved."""
+        """Turn journals of killed processes into parts, each once, and remove their other files.
+        Returns the number of rows saved."""
         local = self._local_path
         if local is None or self.finished:
             return 0
@@ -421,7 +412,7 @@ class Snapshot:
 
     def save_journals(self, schema: pa.Schema) -> int:
         """Turn journals whose writers are gone into parts, each once. Returns the number of rows
-        saved. Touches nothing else, so that a run may do it for another one's snapshot."""
+        saved. Touches nothing else, so it is safe on another run's snapshot."""
         local, saved = self._local_path, 0
         if local is None or self.finished:
             return 0
@@ -443,12 +434,11 @@ class Snapshot:
         rows: int | None = None,
         extra: Row | None = None,
     ) -> Snapshot:
-        """Write the manifest: from here on the snapshot is finished and immutable.
+        """Write the manifest: the snapshot is then finished and immutable.
 
-        Its `code` is the hash of the stage's logic, as advice: where it differs from today's,
-        the code has changed under the same version. Its `seconds` are those of the process that
-        finished the snapshot, since it opened it. `upstream` are by default those it was planned
-        with.
+        Its `code` is the advisory hash of the stage's logic, which shows changes under the same
+        version. Its `seconds` count from when the finishing process opened the snapshot. `upstream`
+        defaults to those it was planned with.
         """
         manifest = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,
@@ -486,8 +476,7 @@ class Snapshot:
 
 
 def tool_versions() -> dict[str, str]:
-    """Versions of the tools that made a snapshot, read from package metadata (nothing heavy is
-    imported)."""
+    """Tool versions from package metadata, without heavy imports."""
     found = {"python": platform.python_version()}
     for name in ("concur", "torch", "ray", "trl", "peft", "transformers", "polars", "pyarrow"):
         try:

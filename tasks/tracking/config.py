@@ -1,4 +1,4 @@
-"""Where results are compared, and the addresses of MLflow's pages."""
+"""Where results are compared, and addresses of MLflow's pages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ class TrackingConfig(Record):
 
 
 def page_of(served: str, experiment: str = "", place: str = "", view: str = "") -> str:
-    """The address of MLflow's list of experiments, or of a page of one.
+    """The address of MLflow's list of experiments, or of an experiment's page.
 
     `place` is `runs`, `runs/ID` or `runs/ID/artifacts/FILE`; `view` is one of
-    `tasks.tracking.connection.VIEWS`, of which `branches` opens on charts. Without `workflowType`
-    MLflow opens the page of GenAI traces, and no setting changes that.
+    `tasks.tracking.connection.VIEWS`. Without `workflowType` MLflow opens the GenAI traces.
     """
     path = "/".join(filter(None, (served.rstrip("/"), "#/experiments", experiment, place)))
     query = {"workflowType": "machine_learning"}

@@ -1,10 +1,8 @@
-"""Connect to MLflow: within about a minute or not at all, silently, with artifacts where they were
-asked for.
+"""Bounded, quiet connections to MLflow.
 
-Guarantees: a tracking server or database that does not answer is an error, never a hang; the
-environment and the loggers are as before when a block ends; an experiment is made once. Does not
-guarantee that a server that answered once answers again: use `retry_mlflow` for what can be written
-twice.
+Guarantees: a server or database that does not answer is an error within about a minute; environment
+and loggers are restored; an experiment is made once. Later calls may still fail: use `retry_mlflow`
+for idempotent writes.
 """
 
 from __future__ import annotations
@@ -29,22 +27,21 @@ HTTP_TIMEOUT_S = 15
 HTTP_RETRIES = 2
 DATABASE_TIMEOUT_S = 10
 BACK_S = DEADLINE_S
-"""Seconds for which a server that died is waited for."""
+"""Seconds to wait for a server that died."""
 
 SCORES = [f"{model}{name}_at_1" for name in ("exec", "fast_1") for model in ("", "base.", "tuned.")]
 VIEWS = {"scores": "", "branches": "tags.`concur.kind` = 'branch'"}
-"""Views of the table of runs, with the filter of each: columns of scores, newest first."""
+"""Filter of each view of the runs; columns are scores, newest first."""
 DESCRIPTION = """\
 Runs of concur. All branches of an ablation have metrics of the same names (`exec_at_1`,
 `fast_1_at_1`, each with `_lower` and `_upper`, its 95 % interval over tasks) and params `strategy`,
 `size` and `seed`: select them and press *Compare*, or open the chart view and group by `strategy`.
 A run of the whole pipeline has `base.` and `tuned.` before the names of its scores."""
-"""What a person reads above the runs of an experiment."""
+"""Text above an experiment's runs."""
 
 
 def experiment_tags() -> dict[str, str]:
-    """Tags of a new experiment: its description, and views that a link names, written as MLflow's
-    own button "share" writes them."""
+    """Tags of a new experiment: description, and views as MLflow's "share" button writes them."""
     columns = [
         "attributes.`Duration`",
         *(f"params.`{name}`" for name in ("strategy", "size", "seed")),
@@ -71,8 +68,7 @@ T = TypeVar("T")
 
 @contextmanager
 def bounded_and_quiet() -> Iterator[None]:
-    """Short time-outs, no progress bars, no chatter; what the user has set in the environment wins,
-    and all of it is put back."""
+    """Set short time-outs and silence output; the user's environment wins, and all is restored."""
     settings = {
         # MLflow's defaults (120 s, 7 retries, whatever pause the server asks for) are many minutes
         # on a server that does not answer
@@ -111,8 +107,8 @@ class Destination(NamedTuple):
     """Where runs are written.
 
     `tracking_uri` is `sqlite:///...`, another database or an http(s) server. `artifact_root` (a
-    directory or URL) is where artifacts go when the experiment does not exist yet; None leaves it
-    to a server and means `mlartifacts` beside a SQLite file.
+    directory or URL) is for new experiments; None leaves it to a server, or means `mlartifacts`
+    beside a SQLite file.
     """
 
     tracking_uri: str
@@ -121,9 +117,8 @@ class Destination(NamedTuple):
 
     @contextmanager
     def connected(self) -> Iterator[Runs]:
-        """The experiment, made where there is none. Raises UsageError for a URI or an experiment
-        that cannot be used, EvalError for a database that does not answer, and what MLflow
-        raises."""
+        """The experiment, made if missing. Raises UsageError for an unusable URI or experiment,
+        EvalError for a silent database, and what MLflow raises."""
         with bounded_and_quiet():
             location = artifact_location(self.tracking_uri, self.artifact_root)
             client = connect(self.tracking_uri)
@@ -131,8 +126,8 @@ class Destination(NamedTuple):
 
 
 def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | None:
-    """URL of the artifacts of a new experiment; None leaves it to a server. Raises UsageError for a
-    database that says nothing of it."""
+    """Artifact URL of a new experiment; None leaves it to a server. Raises UsageError for a
+    database without one."""
     if artifact_root is not None:
         # absolute, because the process that reads the run later has another working directory
         is_url = "://" in artifact_root
@@ -152,8 +147,8 @@ def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | Non
 
 
 def connect(tracking_uri: str) -> MlflowClient:
-    """A client of runs and registry. Raises EvalError for a database that cannot be opened; a
-    server is asked by the first call."""
+    """A client of runs and registry. Raises EvalError for a database that cannot be opened; servers
+    are asked by the first call."""
     from mlflow.tracking import MlflowClient
 
     if _is_database(tracking_uri):
@@ -162,7 +157,7 @@ def connect(tracking_uri: str) -> MlflowClient:
 
 
 def _require_database(uri: str) -> None:
-    """One honest attempt: MLflow itself would try ten times over 100 s and log each failure."""
+    """Try once: MLflow would try ten times over 100 s and log each failure."""
     import sqlalchemy
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -183,8 +178,7 @@ def _require_database(uri: str) -> None:
 
 
 def find_experiment(client: MlflowClient, name: str, location: str | None) -> str:
-    """Id of an experiment by name, made where there is none. Raises UsageError where it was
-    deleted."""
+    """Id of an experiment, made if missing. Raises UsageError where it was deleted."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -210,10 +204,10 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
 def retry_mlflow(
     tracking_uri: str, write: Callable[[], T], log: Callable[[str], None] = lambda line: None
 ) -> T:
-    """Return what `write` returns, called again where a tracking server died and came back.
+    """Return what `write` returns, calling it again while a tracking server is away.
 
-    `write` must leave the same behind however often it is called. Databases are opened once.
-    Raises what the last call of `write` raised; a refusal is never asked for twice.
+    `write` must be idempotent. Databases are opened once. Raises the last error of `write`;
+    refusals are not retried.
     """
     served = tracking_uri.startswith(("http://", "https://"))
     return retry_until_back(
@@ -232,10 +226,10 @@ def try_mlflow(
     log: Callable[[str], None],
     failed: Callable[[str], None],
 ) -> T | None:
-    """`retry_mlflow`, but what it raises is one line for `failed`, and None is returned.
+    """`retry_mlflow`, but an error becomes one line for `failed` and None is returned.
 
-    Whatever a tracking server does, the snapshots are complete: the run continues, and the same
-    command writes the same to MLflow later.
+    The snapshots are complete, so the run continues, and the same command can write to MLflow
+    later.
     """
     try:
         return retry_mlflow(tracking_uri, write, log)
@@ -246,7 +240,7 @@ def try_mlflow(
 
 
 def _is_absent(error: BaseException) -> bool:
-    """Does the error mean that no server answered? Every answer is a RestException."""
+    """Whether no server answered: every answer is a RestException."""
     from mlflow.exceptions import MlflowException, RestException
     from requests import exceptions as requests
 

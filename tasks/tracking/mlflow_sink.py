@@ -1,12 +1,10 @@
-"""Write runs to MLflow, each once: runs of the pipeline with their stages, and an ablation whose
-branches are written as they end.
+"""Write runs to MLflow, each once: pipeline runs with their stages, and ablations with branches as
+they end.
 
-Guarantees: a run is found again by its tags, so a replay from the snapshots changes nothing. What a
-killed or failed attempt left behind never looks finished, and is deleted (as MLflow deletes: it can
-be restored) once the run is whole. Missing paths are found before anything is written. MLflow's own
-globals (active run, tracking URI) and the environment are as before when a call returns. Does not
-guarantee order between two processes that write the same run at the same moment: each takes the
-other's run for one that a killed process left. Does not catch MLflow's errors: `try_mlflow` does.
+Guarantees: tags identify runs, so replays change nothing; remains of killed attempts never look
+finished and are deleted (restorably) once the run is whole; paths are checked first; MLflow's
+globals are restored. Two processes that write one run at once delete each other's. MLflow's errors
+pass through: see `try_mlflow`.
 """
 
 from __future__ import annotations
@@ -24,26 +22,25 @@ TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own: its pages find tables by 
 
 
 def log_run(record: RunRecord, to: Destination) -> str:
-    """Write one run, unless a finished run has the same fingerprint, and return its id.
+    """Write a run unless a finished one has its fingerprint; return its id.
 
-    Raises UsageError for paths that do not exist, and what `Destination.connected` raises.
+    Raises UsageError for missing paths, and what `Destination.connected` raises.
     """
     with to.connected() as runs:
         return _write_once(runs, record, {writing.FINGERPRINT_TAG: record.run_fingerprint})
 
 
 def registered_version(run_id: str, to: Destination) -> str | None:
-    """`NAME/VERSION` of the registered model that a run's adapter became; None where it has none.
-    Raises what MLflow raises."""
+    """`NAME/VERSION` of the registered model of a run's adapter, or None. Raises what MLflow
+    raises."""
     with to.connected() as runs:
         version: str | None = runs.client.get_run(run_id).data.tags.get(writing.VERSION_TAG)
         return version
 
 
 def _write_once(runs: writing.Runs, record: RunRecord, identity: Mapping[str, str]) -> str:
-    """The id of the finished run of these tags and the record's fingerprint, written where there is
-    none. Other runs of the same tags are deleted after that, and the adapter is registered: again
-    in the next call, if this one is killed before."""
+    """Find or write the finished run, then delete other attempts and register its adapter, again
+    after a kill."""
     attempts = {str(run.info.run_id): run for run in runs.tagged(identity)}
     written = next(
         (
@@ -65,15 +62,15 @@ def _write_once(runs: writing.Runs, record: RunRecord, identity: Mapping[str, st
 
 
 class AblationSink:
-    """The parent run of an ablation and its children. Call it from one thread."""
+    """An ablation's parent run and its children, for use from one thread."""
 
     def __init__(self, to: Destination) -> None:
         self._to = to
         self.experiment_id = self.run_id = ""
 
     def open(self, record: RunRecord) -> str:
-        """The parent's id: the one of an earlier call, which runs again, or a new one. Name, tags
-        and params of `record` are written. Raises what MLflow raises."""
+        """The parent's id, new or an earlier call's, which runs again. Writes name, tags and params
+        of `record`. Raises what MLflow raises."""
         with self._to.connected() as runs:
             self.experiment_id = runs.experiment_id
             own = {writing.FINGERPRINT_TAG: record.run_fingerprint}
@@ -90,10 +87,10 @@ class AblationSink:
             return self.run_id
 
     def child(self, branch: str, record: RunRecord) -> str:
-        """Write a branch, once, and return the child's id. A branch with an error ends FAILED, and
-        is replaced when it runs again.
+        """Write a branch once; return the child's id. A branch with an error ends FAILED, and is
+        replaced when it runs again.
 
-        Raises UsageError for files that do not exist, and what MLflow raises.
+        Raises UsageError for missing files, and what MLflow raises.
         """
         tags = record.tags | {writing.KIND_TAG: "branch"}
         if record.error:
@@ -104,8 +101,8 @@ class AblationSink:
             return _write_once(runs, record, identity)
 
     def close(self, record: StageRecord) -> None:
-        """End the parent with its summary. A value that is written already is not written again;
-        files and tables replace those of an earlier call, which knew of fewer branches."""
+        """End the parent with its summary. Written values stay; files and tables are replaced,
+        since earlier calls knew fewer branches."""
         with self._to.connected() as runs:
             known = runs.client.get_run(self.run_id).data.metrics
             changed = {
@@ -128,7 +125,7 @@ class AblationSink:
     def _replace_table(
         self, runs: writing.Runs, name: str, rows: Sequence[dict[str, Cell]]
     ) -> None:
-        """MLflow's own `log_table` adds rows to an existing table. The file is in its form."""
+        """Write the file of MLflow's `log_table`, which itself would append rows."""
         place = f"{writing.TABLES}/{name}.json"
         table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
         runs.client.log_dict(self.run_id, table, place)

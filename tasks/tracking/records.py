@@ -1,8 +1,8 @@
-"""A run of MLflow as plain data, without a need of MLflow.
+"""An MLflow run as plain data, independent of MLflow.
 
-Guarantees: a record is consistent by itself (distinct file names, one meaning per metric, tables
-whose rows have the same columns, a registered model only of an adapter). Does not look at the paths
-that it names: `writing.require_paths` does, before anything is written.
+Guarantees: file names are distinct, metrics have one meaning, rows of a table have the same
+columns, and only adapters have a registered model. Paths are not checked: see
+`writing.require_paths`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kernels_eval.records import Record
 
 
 def flatten(config: object) -> dict[str, str]:
-    """Nested configuration (a mapping or a pydantic model) as flat params: keys joined by dots,
-    strings as they are, the rest as JSON.
+    """Nested configuration as flat params: keys joined by dots, strings as they are, the rest as
+    JSON.
 
     Raises UsageError where two paths give the same key.
     """
@@ -55,7 +55,7 @@ Rows = Annotated[tuple[dict[str, Cell], ...], Field(min_length=1)]
 
 
 class DatasetRef(NamedTuple):
-    """A Parquet file, or a directory of Parquet parts (a snapshot), by path or fsspec URL."""
+    """A Parquet file or a snapshot's directory of parts, by path or fsspec URL."""
 
     name: str
     path: str

@@ -1,7 +1,6 @@
-"""Child runs of the stages, read from their finished snapshots: manifests and columns alone.
+"""Child runs of the stages, from the manifests and columns of finished snapshots.
 
-Guarantees: nothing that a stage measured is left out, and nothing that it did not measure is
-written as 0.
+Guarantees: every measurement is kept, and nothing unmeasured is written as 0.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tasks.tracking.records import Cell, DatasetRef, Metrics, StageRecord
 
 HELD_OUT = "held_out_loss"
 STEPS = ("step", "epoch")
-"""Columns of the training log that say which step it is, and are no measurement."""
+"""Columns of the training log that name the step, and are no measurement."""
 TRAINING_METRICS = ("loss_first", "loss_last", "seconds", "tokens", "steps")
 # of `Telemetry.summary` (kernels_eval.pool.telemetry)
 POOL_METRICS = """candidates wall_s candidates_per_hour devices device_busy_share
@@ -29,14 +28,13 @@ BUILD_METRICS = ("lite_share", "full_share", "cache_hit_share")
 
 
 def times_of(snapshot: Snapshot) -> tuple[int, int]:
-    """When a snapshot was made, from and until, ms since 1970."""
+    """When a snapshot was made, from and until, in ms since 1970."""
     manifest = snapshot.manifest
     ended_s = datetime.fromisoformat(manifest["created_at"]).timestamp()
     return int(1000 * (ended_s - manifest["seconds"])), int(1000 * ended_s)
 
 
 def synthesis_record(config: BaseModel, candidates: SnapshotRef) -> StageRecord:
-    """Candidates and requests."""
     snapshot = candidates.open()
     manifest = snapshot.manifest
     return StageRecord(
@@ -49,8 +47,8 @@ def synthesis_record(config: BaseModel, candidates: SnapshotRef) -> StageRecord:
 
 
 def verification_record(config: BaseModel, verdicts: SnapshotRef) -> StageRecord:
-    """Verdicts by status; what the pool did with its time (in the run that finished the snapshot);
-    seconds by phase (of all verdicts)."""
+    """Verdicts by status, the pool's use of time (finishing run only), and seconds by phase (all
+    verdicts)."""
     snapshot = verdicts.open()
     manifest = snapshot.manifest
     phases = _phases(snapshot)
@@ -85,8 +83,7 @@ def verification_record(config: BaseModel, verdicts: SnapshotRef) -> StageRecord
 
 
 def _phases(verdicts: Snapshot) -> list[Json]:
-    """One row per phase with the device held, and one for all of them (`run`): the candidates that
-    reached it, and their seconds."""
+    """Candidates and seconds by phase with the device held, and of all as `run`."""
     spent = {}
     if verdicts.parts():
         frame = verdicts.read(columns=["candidate_id", "run_s", "phases"], unique="candidate_id")
@@ -109,7 +106,7 @@ def _phases(verdicts: Snapshot) -> list[Json]:
 
 
 def curation_record(config: BaseModel, curated: SnapshotRef) -> StageRecord:
-    """Rows by criterion, samples by flag of their trace, and the figures that the refresh drew."""
+    """Rows by criterion, samples by trace flag, and the refresh's figures."""
     snapshot = curated.open()
     manifest = snapshot.manifest
     metrics = {f"criterion_{name}": count for name, count in manifest["criterion_counts"].items()}
@@ -134,8 +131,7 @@ def curation_record(config: BaseModel, curated: SnapshotRef) -> StageRecord:
 def training_record(
     config: BaseModel, trained: SnapshotRef, curated: DatasetRef | None = None
 ) -> StageRecord:
-    """Every number of the training log by step, whatever it is: the trainer decides what it
-    measures."""
+    """Every number of the training log by step."""
     snapshot = trained.open()
     manifest, frame = snapshot.manifest, snapshot.read(unique="step").sort("step")
     numbers = {name: manifest[name] for name in TRAINING_METRICS if _is_finite(manifest.get(name))}
@@ -164,18 +160,17 @@ def training_record(
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a number is one that every database takes: a loss that diverged has NaN or
-    infinity."""
+    """Whether every database takes the number: diverged losses are NaN or infinite."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def base_model_of(config: Any, trained: SnapshotRef) -> str:
-    """The base model that was trained, which the snapshot knows, else the recipe."""
+    """The base model, from the snapshot or else the recipe."""
     return str(trained.open().manifest.get("base_model") or config.base_model)
 
 
 def held_out_losses(training: Snapshot) -> dict[int, float]:
-    """step -> loss on held-out tasks, in order; empty where none were held out."""
+    """step -> loss on held-out tasks, in order; empty without any."""
     if not training.has_column(HELD_OUT):
         return {}
     frame = training.read(columns=["step", HELD_OUT], unique="step").drop_nulls(HELD_OUT)
@@ -183,8 +178,7 @@ def held_out_losses(training: Snapshot) -> dict[int, float]:
 
 
 def training_headline(trained: SnapshotRef) -> Metrics:
-    """Losses of the first and last epoch, and on held-out tasks before and after, where any were
-    held out."""
+    """Losses of the first and last epoch, and on held-out tasks before and after."""
     snapshot = trained.open()
     headline: Metrics = {
         f"train_{name}": snapshot.manifest[name] for name in ("loss_first", "loss_last")
@@ -199,8 +193,7 @@ def training_headline(trained: SnapshotRef) -> Metrics:
 
 
 def analysis_record(config: BaseModel, analysis: SnapshotRef) -> StageRecord:
-    """The headline numbers with their intervals; the findings, the page and its figures as
-    files."""
+    """Headline numbers with intervals; the findings, the page and its figures as files."""
     snapshot = analysis.open()
     rows: list[dict[str, Cell]] = snapshot.read(unique="name").to_dicts()
     metrics: Json = {}

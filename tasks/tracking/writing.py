@@ -1,10 +1,7 @@
-"""Write runs to MLflow: values in batches that a server takes, files, tables, datasets, the adapter
-and its registration.
+"""Write the parts of MLflow runs: values in batches, files, tables, datasets and adapters.
 
-Guarantees: names and texts become what MLflow and every database accept, and no two names become
-the same; missing paths are found by `require_paths`; a run's adapter becomes one registered
-version, however often that is asked for. Which runs are written, and what is left of earlier
-attempts, is for `mlflow_sink`.
+Guarantees: names become what MLflow and every database accept, without collisions; `require_paths`
+finds missing paths; an adapter is registered once. Which runs to write is for `mlflow_sink`.
 """
 
 from __future__ import annotations
@@ -58,29 +55,28 @@ class Runs(NamedTuple):
     experiment_id: str
 
     def tagged(self, tags: Mapping[str, str]) -> list[Run]:
-        """Undeleted runs with all of these tags, oldest first."""
+        """Undeleted runs with all these tags, oldest first."""
         query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
         order = ["attributes.start_time ASC"]
         return list(self.client.search_runs([self.experiment_id], query, order_by=order))
 
     def start(self, name: str, tags: Mapping[str, str], began_ms: int | None = None) -> str:
-        """The id of a new run, whose work began at `began_ms` (ms since 1970; None: now)."""
+        """The id of a new run that began at `began_ms` (ms since 1970; None: now)."""
         tags = {key: clip(text, TAG_LENGTH) for key, text in tags.items()} | {SOURCE_TAG: "concur"}
         name = clip(name, KEY_LENGTH)
         run = self.client.create_run(self.experiment_id, began_ms, tags=tags, run_name=name)
         return str(run.info.run_id)
 
     def delete(self, run_id: str) -> None:
-        """Delete a run after its children, so that a call that is killed on the way finds the
-        parent again."""
+        """Delete a run after its children, so that a repeat after a kill finds the parent."""
         for child in self.tagged({PARENT_TAG: run_id}):
             self.client.delete_run(child.info.run_id)
         self.client.delete_run(run_id)
 
     def write(self, record: StageRecord, own: Mapping[str, str], status: str = "FINISHED") -> str:
-        """A new run with everything of a record, after runs for its stages; returns its id. `own`
-        are tags that the record may not set. A run that fails here is marked FAILED; an interrupt
-        or a kill leaves it RUNNING."""
+        """Write a record as a new run, after its stages' runs; return its id. `own` are tags that
+        the record may not set. Errors mark the run FAILED; interrupts and kills leave it RUNNING.
+        """
         stages = record.stages if isinstance(record, RunRecord) else ()
         times = [record.times] if record.times else [stage.times for stage in stages]
         known = [each for each in times if each]
@@ -114,7 +110,7 @@ class Runs(NamedTuple):
         series: Mapping[str, Sequence[tuple[int, float]]] = {},
         tags: Mapping[str, str] = {},
     ) -> None:
-        """All of it as of now, in batches; metrics at step 0, without those that are None."""
+        """Write values in batches; metrics are at step 0, None left out."""
         from mlflow.entities import Metric, Param, RunTag
 
         now_ms = time.time_ns() // 1_000_000
@@ -137,23 +133,22 @@ class Runs(NamedTuple):
                 self.client.log_batch(run_id, **batch)
 
     def add_points(self, run_id: str, series: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """Write the points that a run does not have yet."""
+        """Write the points that a run lacks."""
         for name, points in series.items():
             history = self.client.get_metric_history(run_id, name)
             known = {(metric.step, metric.value) for metric in history}
             self.values(run_id, series={name: [each for each in points if each not in known]})
 
     def files(self, run_id: str, paths: Sequence[Path]) -> None:
-        """Figures to figures/, the rest beside the run's root."""
+        """Figures to figures/, the rest to the run's root."""
         for path in paths:
             folder = "figures" if path.suffix.lower() in FIGURES else None
             self.client.log_artifact(run_id, str(path), folder)
 
     def register(self, run_id: str, record: RunRecord) -> None:
-        """Make the run's adapter a version of its registered model, once. Does nothing without one.
+        """Make the run's adapter, if any, a version of its registered model, once.
 
-        Once the run says which version it became, it is left alone: a deleted version does not
-        come back.
+        A deleted version does not come back: the run notes its version.
         """
         from mlflow.exceptions import MlflowException
 
@@ -183,7 +178,7 @@ class Runs(NamedTuple):
 
 
 def require_paths(record: StageRecord) -> None:
-    """Raise UsageError for the first path of a run or of its stages that does not exist."""
+    """Raise UsageError for the first missing path of a run or its stages."""
     for path in record.artifacts:
         if not path.is_file():
             raise UsageError(f"artifact {path} is not a file", "run the stage that writes it again")
@@ -200,8 +195,8 @@ def require_paths(record: StageRecord) -> None:
 
 
 def dataset_input(dataset: DatasetRef) -> DatasetInput:
-    """Name, fingerprint, source, columns and row count, from the Parquet footers alone: a snapshot
-    may be larger than memory."""
+    """Name, fingerprint, source, columns and row count, from the Parquet footers alone to save
+    memory."""
     from mlflow.data.polars_dataset import infer_schema
     from mlflow.entities import Dataset, DatasetInput
 
@@ -231,8 +226,7 @@ def dataset_input(dataset: DatasetRef) -> DatasetInput:
 
 
 def key_of(name: str) -> str:
-    """A name that MLflow accepts (mlflow/utils/validation.py). One that had to change ends in a
-    hash, so that no two become the same."""
+    """A name that MLflow accepts (mlflow/utils/validation.py). A hash keeps changed names apart."""
     allowed = len(name) <= KEY_LENGTH and re.fullmatch(r"[\w. :/-]+", name, flags=re.ASCII)
     # MLflow treats names as paths, which must be relative and normal
     if allowed and posixpath.normpath(name) == name and not name.startswith((".", "/")):
@@ -242,7 +236,6 @@ def key_of(name: str) -> str:
 
 
 def clip(text: str, length: int) -> str:
-    """Text that fits and that every database takes: PostgreSQL refuses NUL. What was cut ends in
-    three dots."""
+    """Text cut to fit, ending in three dots, without NUL, which PostgreSQL refuses."""
     text = text.replace("\x00", "\ufffd")
     return text if len(text) <= length else text[: length - 3] + "..."

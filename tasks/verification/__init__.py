@@ -1,1 +1,1 @@
-"""Verdicts of candidates, chunk by chunk, on a cluster or one machine."""
+"""Verdicts of candidates, in chunks, on a cluster or one machine."""

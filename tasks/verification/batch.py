@@ -1,15 +1,9 @@
-"""`concur verify-batch` without Prefect: a table of candidates in, a table of verdicts and a
-summary out.
+"""`concur verify-batch` without Prefect: candidates in, verdicts and a summary out.
 
-Guarantees: finished verdicts are kept under `OUT/snapshots`, so that the same command resumes after
-an interruption, and afterwards is served from the finished snapshot; `OUT/verdicts.parquet` and
-`OUT/summary.json` are there whole or not at all, and are those of the last command that finished;
-columns, tasks, languages and addresses that cannot be used are refused before anything is written,
-rows before anything is verified. However it ends, workers that were started here are stopped: an
-interruption that comes meanwhile waits for that.
-
-Does not guarantee that two commands on one OUT divide the work, and does not look for verdicts in
-other directories.
+Guarantees: verdicts under `OUT/snapshots` let the same command resume; the `verdicts.parquet` and
+`summary.json` of the last finished command are whole or absent; unusable columns, tasks, languages
+and addresses are refused before writing, rows before verifying; workers started here are stopped.
+Two commands on one OUT do not divide the work.
 """
 
 from __future__ import annotations
@@ -75,13 +69,13 @@ def verify_batch(
     config: VerificationConfig,
     language: Language | None = None,
 ) -> Json:
-    """Verify the candidates of a table. Returns `summary` and what this call did (`this_run`:
-    seconds, verdicts that workers reached, verdicts that were reused or needed none).
+    """Verify a table's candidates. Returns `summary` and `this_run`: seconds, and verdicts that
+    workers reached and that needed none.
 
     `tasks` is what tasks.sources.tables reads; `language` as `CandidateTable.language` takes it.
-    Raises UsageError for input that cannot be used, DeviceError where the language's device is
-    missing, other EvalErrors where the machine fails, KeyboardInterrupt where it is interrupted;
-    after all but the first two the same call resumes.
+    Raises UsageError for unusable input, DeviceError where the language's device is missing, other
+    EvalErrors where the machine fails, KeyboardInterrupt; after the latter two the same call
+    resumes.
     """
     began_s = time.monotonic()
     if (address := address_of(config.ray_address)) != "local":
@@ -118,8 +112,8 @@ def verify_batch(
 
 
 def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, KernelTask]:
-    """The tasks that are asked for by task_id, or by a name that one task has, in that order.
-    Raises UsageError where some are missing."""
+    """Tasks by task_id or unambiguous name, in the order asked. Raises UsageError where some are
+    missing."""
     loaded = load(location, asked)
     names = Counter(task.name for task in loaded)
     there = {task.name: task for task in loaded if names[task.name] == 1}
@@ -137,8 +131,7 @@ def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, 
 
 @contextmanager
 def _workers_stopped() -> Iterator[None]:
-    """Stop workers that were started inside, also where a second interruption comes while the first
-    is being handled."""
+    """Stop workers started inside, even if a second interruption comes meanwhile."""
     there = _ray_runs()
     try:
         yield
@@ -166,8 +159,8 @@ def _ray_runs() -> bool:
 def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory: Path) -> Json:
     """The numbers of a finished verdicts snapshot, as plain data.
 
-    Counts; shares in [0, 1]; speedups of correct candidates (reference time / candidate time);
-    seconds. `telemetry` is of the run that finished the snapshot.
+    Counts, shares in [0, 1], speedups of correct candidates (reference time / candidate time),
+    seconds. `telemetry` is of the finishing run.
     """
     snapshot = verdicts.open()
     manifest = snapshot.manifest
@@ -215,7 +208,7 @@ def _speedups(frame: pl.DataFrame) -> Json:
 
 
 def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Of each phase: how many candidates came to it, the seconds of all of them, and their mean."""
+    """Candidates, total seconds and mean seconds of each phase."""
     columns = {"build_s": frame["build_s"], "run_s": frame["run_s"]}
     columns |= {name: frame["phases"].struct.field(name) for name in Phases.model_fields}
     found = {}
@@ -228,11 +221,8 @@ def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> None:
-    """One row per verdict, as tasks.tables.VERDICTS: with the table's own candidate_id if it
-    has one, its generator, row and sample_index.
-
-    A few hundred rows at a time: a table of any length takes the memory of its ids.
-    """
+    """tasks.tables.VERDICTS with the table's own candidate_id, generator, row and sample_index,
+    written in batches to bound memory."""
     columns = ["candidate_id", "given_id", "generator", "sample_index", "row"]
     added = [("generator", pa.string()), ("sample_index", pa.int64()), ("row", pa.int64())]
     schema = pa.schema([*VERDICTS, *added])

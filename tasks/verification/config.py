@@ -1,4 +1,4 @@
-"""How candidates are verified."""
+"""Settings of verification."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Verdicts of several machines as one table.
 
-Guarantees: one row per candidate and GPU; rows that say the same are one; two verdicts on a
-candidate from one GPU are refused, and so is an id that stands for two candidates. A verdict that
-never reached a device (one that did not compile, say) is of the GPU of its set. Does not guarantee
-that the sets are of one protocol: `verdict_key` and their manifests say so.
+Guarantees: one row per candidate and GPU; conflicting verdicts and ids of two candidates are
+refused. A verdict that never reached a device is of its set's GPU. Equality of protocols is not
+checked: see `verdict_key` and the manifests.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from tasks.sources.files import shown
 
 KEY = ("candidate_id", "device")
 CANDIDATE = ("task_id", "code", "generator")
-"""What an id stands for."""
+"""Columns that an id stands for."""
 SAID = ("status", "reason", "verdict_key", "speedup")
 """Rows that agree in these are one."""
 
 
 def merged(sets: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    """The rows of all sets, by their names, in order. Raises UsageError for a set without ids or
-    statuses, or of no known GPU, and for conflicts."""
+    """The rows of all named sets, in order. Raises UsageError for conflicts, and for sets without
+    ids, statuses or a known GPU."""
     frame = pl.concat(
         [_of_one_set(name, rows) for name, rows in sets.items()], how="diagonal_relaxed"
     )
@@ -67,7 +66,7 @@ def _of_one_set(name: str, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _refuse_two(frame: pl.DataFrame, key: list[str], told: list[str], what: str, fix: str) -> None:
-    """Raises UsageError where rows with one key differ in `told`."""
+    """Raise UsageError where rows with one key differ in `told`."""
     if not told:
         return
     grouped = frame.select(*key, "_set", _said=pl.struct(told)).group_by(key, maintain_order=True)

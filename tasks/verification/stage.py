@@ -1,11 +1,9 @@
-"""Candidates in, verdicts out, row by row; a verdict that was reached once is never reached again.
+"""Candidates in, verdicts out, each verdict reached once.
 
-Guarantees: one verdict per candidate in the finished snapshot; a verdict reached under the same
-protocol, parsed code and conditions (device, driver, CUDA, torch), in this snapshot or any earlier
-one, is reused; a killed run loses at most the candidates in flight; candidates are read when their
-turn comes, by task, so that memory holds ids, keys and what is in flight. A chunk is the next
-`chunk_size` verdicts of one stream, of whichever candidates: no chunk waits for its slowest
-candidate.
+Guarantees: one verdict per candidate; verdicts under the same protocol, parsed code and conditions
+(device, driver, CUDA, torch) are reused from any snapshot; a kill loses only the candidates in
+flight; memory holds ids, keys and those. A chunk is the next `chunk_size` verdicts of a stream, so
+none waits for its slowest candidate.
 """
 
 from __future__ import annotations
@@ -51,19 +49,18 @@ STAGE = "verification"
 ORDER = ("task_id", "sample_index", "candidate_id")
 PLANNED = ("candidate_id", "task_id", "sample_index", "parse_reason")
 KEYED = ("candidate_id", "task_id", "code", "parse_reason")
-"""What is read of a candidate for its verdict's key."""
+"""Columns of a candidate that its verdict's key reads."""
 READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
-"""What verification reads of a candidate. Its texts (response, reasoning, answer) weigh ten times
-as much and stay on disk."""
+"""Columns that verification reads of a candidate; its texts weigh ten times as much."""
 HEAD_BACK_S = 180.0
-"""How long a Ray head may be away: whatever keeps it running starts it again within a minute."""
+"""A Ray head is restarted within a minute."""
 LOST_FIX = "`concur status` says whether its head runs again; rerun to resume from what is kept"
 logger = logging.getLogger(__name__)
 
 
 def wait_for_head(address: str | None, log: Callable[[str], None] = logger.warning) -> None:
-    """Wait until a Ray cluster answers at the address, where one is named. Raises ClusterError
-    where none does within `HEAD_BACK_S` seconds."""
+    """Wait for a Ray cluster at the address, if any. Raises ClusterError after `HEAD_BACK_S`
+    seconds."""
     where = address_of(address)
     if where == "local":
         return
@@ -81,7 +78,7 @@ def wait_for_head(address: str | None, log: Callable[[str], None] = logger.warni
 
 
 def pool_of(language: Language, config: VerificationConfig) -> Pool:
-    """The workers that a configuration asks for, not started."""
+    """The configured workers, not started."""
     return Pool(
         language,
         config.eval,
@@ -93,8 +90,8 @@ def pool_of(language: Language, config: VerificationConfig) -> Pool:
 
 
 def conditions_of(language: Language, config: VerificationConfig) -> Conditions:
-    """What verdicts will depend on: on this machine, or on one with GPUs of the type that is asked
-    for. Raises as `conditions` and `start_ray` do."""
+    """Conditions of verdicts: this machine, or one with the configured GPUs. Raises as `conditions`
+    and `start_ray` do."""
     if config.gpu_type is None or not language.needs_gpu:
         return conditions(language)
     start_ray(config.ray_address)
@@ -102,10 +99,9 @@ def conditions_of(language: Language, config: VerificationConfig) -> Conditions:
 
 
 class Verification:
-    """The verification of one candidates snapshot: plan it, take its verdicts chunk by chunk,
-    publish. Use as a context manager.
+    """The verification of one candidates snapshot: plan, take chunks, publish. A context manager.
 
-    The pool starts with the first chunk: where nothing is left to run, no worker is started.
+    Workers start with the first chunk that needs any.
     """
 
     def __init__(
@@ -143,7 +139,7 @@ class Verification:
         self._resources.close()
 
     def pool(self) -> Pool:
-        """The workers that are asked for verdicts. What a benchmark or a test replaces."""
+        """The workers; benchmarks and tests replace this."""
         return pool_of(self.language, self.config)
 
     def verdict_key(self, candidate: Row) -> str:
@@ -165,11 +161,10 @@ class Verification:
     # -- what there is to do -----------------------------------------------------------------------
 
     def plan(self) -> int:
-        """Reuse known verdicts and settle what needs no worker. Returns `chunks`: how many are
-        left.
+        """Reuse known verdicts and settle what needs no worker. Returns the number of chunks left.
 
-        Sets also `total` (all candidates) and `planned` (those that workers must be asked about).
-        May be called again where candidates were added meanwhile.
+        Also sets `total` (all candidates) and `planned` (those for workers). Call it again after
+        adding candidates.
         """
         self._end_stream()
         self.snapshot.recover(VERDICTS)
@@ -185,8 +180,8 @@ class Verification:
         return self.chunks
 
     def _known(self) -> Generator[Json, None, None]:
-        """Verdicts that other snapshots hold, and with `once_per_code` this one too. Reads the code
-        of every candidate for its key, a few hundred at a time."""
+        """Verdicts of other snapshots, and with `once_per_code` of this one; keys need every code,
+        read in batches."""
         left = self._keyed(self._without_verdict())
         of_key = left.group_by("key").agg("candidate_id")
         ids = dict(of_key.iter_rows())
@@ -198,14 +193,14 @@ class Verification:
                 yield row | {"candidate_id": candidate_id}
 
     def _keyed(self, left: pl.DataFrame) -> pl.DataFrame:
-        """With the verdict's `key` of each candidate, in the order of the parts."""
+        """Add each candidate's verdict `key`, in the order of the parts."""
         left = left.sort("part", "row")
         keys = [self.verdict_key(row) for row in self._candidates.rows_of(left, KEYED)]
         return left.with_columns(key=pl.Series(keys, dtype=pl.String))
 
     def _to_judge(self, left: pl.DataFrame) -> pl.DataFrame:
-        """The candidates that workers are asked about: with `once_per_code`, the first of those
-        with equal code. The others are noted for `_rows`."""
+        """Candidates for workers: with `once_per_code`, the first of equal code; `_rows` gets the
+        others."""
         if not self.config.once_per_code:
             return left
         keyed = self._keyed(left).sort(ORDER)
@@ -214,7 +209,7 @@ class Verification:
         return keyed.unique("key", keep="first", maintain_order=True).drop("key")
 
     def _without_verdict(self) -> pl.DataFrame:
-        """Ids and places of the candidates that have no verdict yet, by task."""
+        """Ids and places of candidates without a verdict, by task."""
         wanted = self._candidates.index(PLANNED).unique(
             "candidate_id", keep="first", maintain_order=True
         )
@@ -223,8 +218,7 @@ class Verification:
         return wanted.join(done, on="candidate_id", how="anti").sort(ORDER)
 
     def _pairs(self, left: pl.DataFrame) -> Generator[tuple[KernelTask, Candidate], None, None]:
-        """Tasks and candidates in the order of `left`. Raises UsageError where a candidate's task
-        is not there."""
+        """Tasks and candidates in the order of `left`. Raises UsageError for a missing task."""
         asked = left.select("task_id").unique(maintain_order=True)
         known = self._tasks.index(["task_id"]).unique("task_id", keep="first")
         places = asked.join(known, on="task_id", how="left", maintain_order="left")
@@ -245,12 +239,10 @@ class Verification:
     # -- doing it ----------------------------------------------------------------------------------
 
     def verify_chunk(self, number: int) -> dict[str, int]:
-        """Take and keep verdicts until chunks 1 to `number` are full. Returns how many there are of
-        each status.
+        """Keep verdicts until chunks 1 to `number` are full. Returns counts by status.
 
-        Resumable: after an error, the same call continues with the candidates that have no verdict
-        yet; where the Ray cluster was lost (ClusterError), on the one that answers at its address
-        then.
+        After an error the same call resumes; after ClusterError, on the cluster then at its
+        address.
         """
         counts: Counter[str] = Counter()
         wanted = min(number * self.config.chunk_size, self.planned) - self.reached
@@ -285,7 +277,7 @@ class Verification:
         return dict(counts)
 
     def _verdicts(self) -> Generator[Verdict, None, None]:
-        """Verdicts as they are reached, each on disk before it is handed on."""
+        """Verdicts as they are reached, each on disk before it is yielded."""
         left, self._left = self._left, None
         if left is None:  # an earlier stream broke
             left = self._to_judge(self._without_verdict())
@@ -306,14 +298,14 @@ class Verification:
                 yield verdict
 
     def _end_stream(self) -> None:
-        """Close the stream. The next one is made of the candidates that have no verdict by then."""
+        """Close the stream; the next takes the candidates without a verdict."""
         if self._stream:
             self._stream.close()
         self._stream = None
         self._keys.clear()
 
     def _leave(self) -> None:
-        """Forget the workers of a cluster that is gone; their verdicts are kept."""
+        """Forget the workers of a lost cluster; keep their verdicts."""
         with suppress(Exception):  # no worker may be left to stop
             self._resources.close()
         self._resources, self._pool, self._logged = ExitStack(), None, 0
@@ -321,7 +313,7 @@ class Verification:
         self._joined = ""
 
     def _rows(self, verdict: Verdict) -> Iterator[Json]:
-        """The row of a verdict, and those of the candidates that share it."""
+        """Rows of a verdict and of the candidates that share it."""
         key = self._keys.pop(verdict.candidate_id)
         row = verdict.model_dump(mode="json") | {"verdict_key": key}
         for candidate_id in (verdict.candidate_id, *self._same_code.get(key, ())):
@@ -329,17 +321,16 @@ class Verification:
 
     @property
     def telemetry(self) -> Json | None:
-        """What the workers of this run did with their time (kernels_eval.pool.telemetry); None
-        where none was started."""
+        """The workers' use of time (kernels_eval.pool.telemetry), or None."""
         return self._pool.telemetry.summary() if self._pool else None
 
     @property
     def quarantined(self) -> list[str]:
-        """One line for each worker whose device was given up."""
+        """One line per worker whose device was given up."""
         return self._pool.quarantined if self._pool else []
 
     def run(self, verify_chunk: Callable[[Any, int], Any] | None = None) -> SnapshotRef:
-        """Plan, take every chunk by `verify_chunk`, and publish; nothing of a finished snapshot."""
+        """Plan, take chunks by `verify_chunk` and publish, unless finished."""
         if not self.snapshot.finished:
             for number in range(1, self.plan() + 1):
                 (verify_chunk or Verification.verify_chunk)(self, number)
@@ -347,7 +338,7 @@ class Verification:
         return self.snapshot.ref
 
     def publish(self) -> SnapshotRef:
-        """Finish the snapshot. Raises EvalError where a candidate has no verdict."""
+        """Finish the snapshot. Raises EvalError where a verdict is missing."""
         self._end_stream()  # the last rows are still in its journal
         verdicts = self.snapshot.read(columns=["candidate_id", "status"], unique="candidate_id")
         if len(verdicts) < self.total:
@@ -377,10 +368,10 @@ def run(
     verification: type[Verification] = Verification,
     verify_chunk: Callable[[Any, int], Any] = Verification.verify_chunk,
 ) -> SnapshotRef:
-    """The whole stage as a plain call: returns a finished snapshot of tasks.tables.VERDICTS.
+    """The whole stage: returns a finished snapshot of tasks.tables.VERDICTS.
 
-    `verify_chunk` is how a chunk is called (Prefect makes a task run of it); `verification` may
-    replace the workers or measure.
+    `verify_chunk` calls a chunk (Prefect makes it a task run); `verification` may replace the
+    workers or measure.
     """
     with verification(candidates, tasks, config, language) as work:
         return work.run(verify_chunk)

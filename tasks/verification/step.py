@@ -1,4 +1,4 @@
-"""Prefect's view of verification: one task run per chunk of verdicts, never one per candidate."""
+"""Prefect's view of verification: a task run per chunk."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ def _verify_a_chunk(work: Verification, number: int) -> str:
     **RETRIED,
 )
 def verify_chunk(work: Any, number: int) -> dict[str, int]:
-    """Return how many verdicts of each status there are. A retry verifies only candidates that have
-    no verdict yet.
+    """Return the chunk's verdicts by status. A retry takes only missing verdicts.
 
-    Prefect gets the chunk's number and an opaque handle: the candidates never pass through it.
+    Prefect gets the number and an opaque handle, never candidates.
     """
     counts = Counter[str](work.verify_chunk(number))
     each = ", ".join(f"{status} {count:,}" for status, count in counts.most_common())
@@ -52,7 +51,7 @@ def verify(
     language: Language,
     verification: type[Verification] = Verification,
 ) -> SnapshotRef:
-    """The verification stage inside a flow: its chunks are task runs, its snapshot the cache."""
+    """Verification inside a flow: chunks are task runs, the snapshot is the cache."""
     return stage.run(
         candidates, tasks, config, language, verification=verification, verify_chunk=verify_chunk
     )

@@ -1,2 +1,1 @@
-"""What a task's reference computes and moves: operators, families, floating-point operations,
-bytes."""
+"""Work of a task's reference: operators, families, floating-point operations, bytes."""

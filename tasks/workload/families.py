@@ -1,8 +1,8 @@
-"""Which family an operator belongs to, by the name of its torch function.
+"""Operator families, by the name of the torch function.
 
 Guarantees: in-place, reflected and overloaded spellings (`add_`, `__radd__`, `torch.Tensor.add`)
-belong where their plain name does; a name that no family lists is "other". `families.toml` covers
-what KernelBench's levels 1 to 3 and the bundled tasks call.
+share a family; unlisted names are "other". `families.toml` covers KernelBench's levels 1 to 3 and
+the bundled tasks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _DUNDER = re.compile(r"__(?P<name>\w+)__")
 
 
 def family_of(operator: str) -> str:
-    """The family of one operator, such as "torch.nn.functional.conv2d" or
-    "torch.Tensor.__rsub__"."""
+    """The family of an operator ("torch.nn.functional.conv2d", "torch.Tensor.__rsub__")."""
     name = operator.rsplit(".", 1)[-1]
     found = _DUNDER.fullmatch(name)
     plain = found["name"] if found else name.strip("_")
@@ -30,6 +29,6 @@ def family_of(operator: str) -> str:
 
 
 def families_of(operators: Sequence[str]) -> tuple[str, ...]:
-    """The families of a task's operators, each once, in the order of FAMILIES."""
+    """Distinct families of a task's operators, in the order of FAMILIES."""
     found = {family_of(operator) for operator in operators}
     return tuple(family for family in FAMILIES if family in found)

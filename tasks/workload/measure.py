@@ -1,9 +1,8 @@
-"""Workloads of tasks, each counted in a confined process of its own.
+"""Workloads of tasks, counted in confined processes.
 
-Guarantees: the task's code runs only in a sandboxed child with a deadline, a limit on memory and no
-storage where it can do without; a task that hangs, exits, crashes or takes too much is one
-`problem`, and the others are counted as if it were not there. Does not guarantee that a task which
-means to lie about itself tells the truth: it runs in the process that counts.
+Guarantees: task code runs only in a sandboxed child with limits of time and memory, without storage
+where possible; a task that hangs, exits, crashes or takes too much is one `problem` and affects no
+other. A task can lie: it runs in the process that counts.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ Answer = TypeVar("Answer", bound=Record)
 
 
 class ReferenceProcess:
-    """Asks a confined child about one task at a time; keeps the process that has imported torch.
-    Use as a context manager.
+    """Asks a confined child about tasks, reusing a process with torch imported. A context manager.
 
     Raises SandboxError where no fork server can be started.
     """
@@ -61,8 +59,8 @@ class ReferenceProcess:
         self._closed = False
 
     def ask(self, question: type[AboutTask[Any]], task: KernelTask, **arguments: Any) -> Json:
-        """What a fresh child answers about a task; a task that breaks it is an answer with "error"
-        and "detail". Raises SandboxError only where the sandbox itself fails again and again."""
+        """A fresh child's answer; a task that breaks it gives "error" and "detail". Raises
+        SandboxError where the sandbox fails repeatedly."""
         for _ in range(SERVER_TRIES - 1):
             try:
                 return self._ask(question, task, arguments)
@@ -92,7 +90,7 @@ class ReferenceProcess:
                 return {"error": Reason.CRASHED, "detail": str(error)}
 
     def close(self) -> None:
-        """End the process, and a measurement that is under way."""
+        """End the process and any running measurement."""
         self._closed = True
         if self._server is not None:
             self._server.close()
@@ -105,8 +103,8 @@ class ReferenceProcess:
 
 
 def record_of(kind: type[Answer], task: KernelTask, answer: Row) -> Answer:
-    """The answer about a task as a record (with `task_id` and `problem`); an error, or an answer of
-    another form, is a `problem`."""
+    """The answer as a record with `task_id` and `problem`, which holds errors and unreadable
+    answers."""
     problem = f"{answer.get('error')}: {answer.get('detail')}"
     if "error" not in answer:
         try:
@@ -118,8 +116,8 @@ def record_of(kind: type[Answer], task: KernelTask, answer: Row) -> Answer:
 
 
 class Measured(NamedTuple):
-    """A workload, and what it took to count: wall seconds, and the peak resident bytes of the
-    process (torch's own included)."""
+    """A workload with its cost: wall seconds, and the process's peak resident bytes (torch's own
+    included)."""
 
     workload: Workload
     seconds: float
@@ -127,7 +125,7 @@ class Measured(NamedTuple):
 
 
 class Measurer(ReferenceProcess):
-    """Counts the workload of one task at a time."""
+    """Counts workloads, one task at a time."""
 
     role = "workload"
 
@@ -135,7 +133,7 @@ class Measurer(ReferenceProcess):
         super().__init__(timeout_s, memory_gb, partial(ForkServer, readable=(), warm="workload"))
 
     def measure(self, task: KernelTask) -> Measured:
-        """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
+        """Count one task; its failures are a `problem`. Raises SandboxError as `ask` does."""
         started = time.monotonic()
         answer = self.ask(MeasureWorkload, task, declared_max_bytes=DECLARED_MAX_BYTES)
         peak = answer.pop("peak_rss_bytes", None)
@@ -149,8 +147,7 @@ class Measurer(ReferenceProcess):
 
 
 class Profiler(ReferenceProcess):
-    """Profiles one task at a time on one device ("cpu", "cuda:0"), with as many CPU threads as in
-    verification."""
+    """Profiles tasks one by one on a device ("cpu", "cuda:0"), with verification's CPU threads."""
 
     role = "profile"
 
@@ -160,7 +157,7 @@ class Profiler(ReferenceProcess):
         super().__init__(timeout_s, PROFILING_GB, start)
 
     def profile(self, task: KernelTask) -> Profile:
-        """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
+        """Profile one task; its failures are a `problem`. Raises SandboxError as `ask` does."""
         how = {"device": self.device, "threads": self.threads, "budget_s": PROFILING_BUDGET_S}
         answer = self.ask(TimeOperators, task, **how)
         answer.pop("kernels", None)  # a reference has none of its own
@@ -168,8 +165,8 @@ class Profiler(ReferenceProcess):
 
 
 def workload_of(task: KernelTask) -> Workload:
-    """The workload of one task. Starting the sandbox takes seconds: for many tasks use `measured`
-    or `annotate`."""
+    """One task's workload. The sandbox takes seconds to start: use `measured` or `annotate` for
+    many."""
     with Measurer() as measurer:
         return measurer.measure(task).workload
 
@@ -177,8 +174,8 @@ def workload_of(task: KernelTask) -> Workload:
 def measured(
     tasks: Iterable[KernelTask], jobs: int | None = None
 ) -> Iterator[tuple[KernelTask, Measured]]:
-    """Each task with its measurement, as they are done, `jobs` at a time (default: as many as pay
-    off on this machine). Raises SandboxError as `Measurer.measure` does."""
+    """Tasks with measurements as they are done, `jobs` at a time (default: as many as pay off
+    here). Raises SandboxError as `Measurer.measure` does."""
     wanted = list(tasks)
     worthwhile = 1 + len(wanted) // TASKS_A_JOB
     jobs = jobs or min(MAX_JOBS, len(os.sched_getaffinity(0)), worthwhile)
@@ -206,8 +203,8 @@ def measured(
 
 
 def tasks_of(tasks: SnapshotRef | pl.DataFrame) -> list[KernelTask]:
-    """Tasks from rows of tasks.tables.TASKS; other columns are left aside. Raises pydantic's
-    ValidationError for a row that is none."""
+    """Tasks of tasks.tables.TASKS rows; other columns are ignored. Raises pydantic's
+    ValidationError for an invalid row."""
     frame = tasks.open().read(unique="task_id") if isinstance(tasks, SnapshotRef) else tasks
     columns = [name for name in KernelTask.model_fields if name in frame.columns]
     return [KernelTask.model_validate(row) for row in frame.select(columns).to_dicts()]

@@ -1,11 +1,8 @@
-"""Operator times of the references of tasks: one row per task, each program profiled once per
-device.
+"""Operator times of task references, each program profiled once per device.
 
-Guarantees: a task's code runs in a confined child with a deadline and a limit on memory, one at a
-time, so that no other task disturbs the clock; a task that cannot be profiled has a row that says
-why, and never ends the stage; a killed run resumes, and a later one pays only for
-programs that are new. Does not guarantee quiet: other programs on the machine blur the shares of
-small operators.
+Guarantees: code runs in a confined child with limits of time and memory, one at a time to keep the
+clock undisturbed; failures are rows with a reason; runs resume and profile only new programs. Other
+programs on the machine blur small operators' shares.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ STAGE = "profiles"
 
 
 def planned(tasks: SnapshotRef, threads: int, device: str, device_name: str) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
+    """The snapshot that `run` fills."""
     conditions = _conditions(threads, device, device_name)
     return Snapshot.planned(STAGE, conditions, [tasks], PROFILE_VERSION)
 
@@ -33,10 +30,9 @@ def _conditions(threads: int, device: str, device_name: str) -> list[object]:
 
 
 def run(tasks: SnapshotRef, threads: int, device: str, device_name: str) -> SnapshotRef:
-    """A finished snapshot of PROFILES, one row per task. `threads` are those of the CPU, `device`
-    is where they run ("cpu", "cuda:0"), `device_name` what verdicts are keyed by. Raises
-    SandboxError where no sandbox can be started.
-    """
+    """A finished snapshot of PROFILES, one row per task. `threads` are the CPU's, `device` is where
+    they run ("cpu", "cuda:0"), `device_name` keys verdicts. Raises SandboxError where no sandbox
+    starts."""
     snapshot = planned(tasks, threads, device, device_name)
     if snapshot.finished:
         return snapshot.ref

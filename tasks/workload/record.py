@@ -1,4 +1,4 @@
-"""The records of one task's workload and of its profile, their columns, and the roofline bound."""
+"""Records and columns of workloads and profiles, and the roofline bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Graph(Record):
-    """Digests of the ATen graph of one forward call (`kernels_eval.reference.graph.Graph`)."""
+    """Digests of a forward call's ATen graph (`kernels_eval.reference.graph.Graph`)."""
 
     normalised: Digest
     """operators, shapes and numbers"""
@@ -28,15 +28,13 @@ class Graph(Record):
 
 
 class Workload(Record):
-    """What one forward call of a task's reference computes and moves at the declared shapes.
+    """What a forward call of a task's reference computes and moves at the declared shapes.
 
-    `operators` are the outermost torch calls in order, as in a verdict's `reference_operators` (the
-    first 256). `flops` are floating-point operations of matrix products, convolutions and
-    attention by torch's formulas, a multiply-add counting 2; other operators count none.
-    `bytes_min` are bytes: inputs, parameters, buffers and constants that are read, outputs and
-    whatever is changed in place, each once. Where the reference could not be run, `problem`
-    says why and the numbers are None.
-    `graph` is None where it could not be traced.
+    `operators` are the first 256 outermost torch calls, as in a verdict's `reference_operators`.
+    `flops` are those of matrix products, convolutions and attention by torch's formulas, 2 per
+    multiply-add, and 0 of others. `bytes_min` counts once each input, parameter, buffer and
+    constant that is read, and what is output or changed in place. A reference that could not be run
+    has a `problem` and no numbers; one that could not be traced has no `graph`.
     """
 
     task_id: str
@@ -50,33 +48,31 @@ class Workload(Record):
 
     @property
     def operator_kind(self) -> OperatorKind | None:
-        """single_operator or fusion; None where the reference could not be run."""
+        """single_operator or fusion; None where the reference did not run."""
         return None if self.executed is None else operator_kind(self.operators)
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families of its operators, each once."""
+        """Distinct families of its operators."""
         return families_of(self.operators)
 
     def row(self) -> Json:
-        """A row of WORKLOADS, without its key."""
+        """A row of WORKLOADS without key."""
         derived = {"operator_kind": self.operator_kind, "families": self.families}
         return self.model_dump(mode="json") | derived
 
 
 def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> float:
-    """Milliseconds below which one forward call cannot be on a machine that moves
-    `peak_bytes_per_s` and computes `peak_flops` a second.
+    """Least milliseconds of a forward call on a machine with `peak_bytes_per_s` and `peak_flops`
+    per second.
 
-    The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual
-    performance model for multicore architectures", Communications of the ACM 52(4), 2009): memory
-    and arithmetic overlap at best, so the slower of the two bounds. `peak_flops` must be that of
-    the fastest unit a kernel may use, and `peak_bytes_per_s` that of the nearest memory that holds
-    all of it between two calls. The arithmetic bound is the reference's own algorithm's: another
-    one may need fewer operations (Winograd's convolution, a reference that computes what it throws
-    away), so a time below it is a reason to look, no proof.
+    The roofline model (Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009):
+    memory and arithmetic overlap at best, so the slower bounds. Take the fastest usable unit's
+    `peak_flops`, and `peak_bytes_per_s` of the nearest memory that holds the data between calls.
+    Another algorithm may need fewer operations (Winograd's, or a reference with unused results), so
+    a time below the bound is a reason to look, no proof.
 
-    Raises ValueError for a workload that could not be counted and for peaks that are not positive.
+    Raises ValueError for an uncounted workload and non-positive peaks.
     """
     if workload.flops is None or workload.bytes_min is None:
         raise ValueError(f"{workload.task_id} has no counted workload: {workload.problem}")
@@ -86,12 +82,11 @@ def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> 
 
 
 class Profile(Record):
-    """Where one forward call of a task's reference spends its time at the declared shapes, the
-    slowest operator first.
+    """Operator times of a forward call at the declared shapes, slowest first.
 
-    `total_us` are microseconds of all operators together, those beyond the first 64 included.
-    `clock` is "device" where kernels on a GPU were timed and "cpu" where it is the processor's self
-    time. Where the reference could not be profiled, `problem` says why.
+    `total_us` are microseconds of all operators, also beyond the first 64. `clock` is "device" for
+    timed GPU kernels, "cpu" for processor self time. `problem` says why a reference could not be
+    profiled.
     """
 
     task_id: str
@@ -103,6 +98,6 @@ class Profile(Record):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the time by operator, in [0, 1]; empty where there is none."""
+        """Operators' shares of time, in [0, 1]; may be empty."""
         total = self.total_us
         return {each.name: each.us / total for each in self.operators} if total else {}

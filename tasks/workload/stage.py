@@ -1,8 +1,7 @@
-"""Tasks in, what each computes and moves out, once for each snapshot of tasks.
+"""Tasks in, their workloads out, once per tasks snapshot.
 
-Guarantees: one row per task; tasks with the same program are counted once; a killed run resumes,
-and a later run over other tasks pays only for the programs that are new. A task that cannot
-be counted has a row that says why, and never ends the stage.
+Guarantees: one row per task; equal programs are counted once; runs resume and count only new
+programs. Failures are rows with a reason.
 """
 
 from __future__ import annotations
@@ -27,22 +26,19 @@ Programs = Mapping[str, KernelTask]
 
 
 def workload_key(task: KernelTask) -> str:
-    """Identity of a measurement: the program and the version of the code that counts (not the
-    task's name)."""
+    """A measurement's identity: the program and the counting version, not the task's name."""
     return stable_hash([task.code, task.entry_point, task.init_form, WORKLOAD_VERSION])
 
 
 def planned(tasks: SnapshotRef) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
+    """The snapshot that `run` fills."""
     return Snapshot.planned(STAGE, {}, [tasks], WORKLOAD_VERSION)
 
 
 def run(tasks: SnapshotRef) -> SnapshotRef:
-    """A finished snapshot of WORKLOADS, one row per task. Its manifest counts the tasks by kind and
-    by family.
+    """A finished snapshot of WORKLOADS, one row per task; its manifest counts kinds and families.
 
-    Raises SandboxError where no sandbox can be started, UsageError where the root cannot be
-    written.
+    Raises SandboxError where no sandbox starts, UsageError where the root cannot be written.
     """
     snapshot = planned(tasks)
     if snapshot.finished:
@@ -60,10 +56,10 @@ def run(tasks: SnapshotRef) -> SnapshotRef:
 
 
 def annotate(tasks: pl.DataFrame | SnapshotRef, root: str | None = None) -> pl.DataFrame:
-    """The tasks (rows of tasks.tables.TASKS) with the columns COLUMNS beside them.
+    """The tasks (tasks.tables.TASKS rows) with COLUMNS beside them.
 
-    For a snapshot, what `run` keeps. With `root`, results of a table are kept there as a snapshot
-    of the stage "workloads" too. Raises as `run` does.
+    A snapshot's are kept as by `run`; a table's too, in the stage "workloads", with `root`. Raises
+    as `run` does.
     """
     if isinstance(tasks, SnapshotRef):
         key, named = TASK, tasks.open().read(unique=TASK)
@@ -98,10 +94,10 @@ def fill(
     wanted: Sequence[tuple[str, KernelTask]],
     measure: Callable[[Programs], Iterator[Json]],
 ) -> None:
-    """A row for each of these tasks (with the keys of their programs) that has none yet.
+    """Add rows of tasks, paired with program keys, that have none yet.
 
-    The first column of `schema` is the key. Only programs that no snapshot of the root knows go to
-    `measure`, which gives a row for each.
+    The key is `schema`'s first column. `measure` gives rows of the programs no snapshot of the root
+    knows.
     """
     key = schema.names[0]
     snapshot.recover(schema)
@@ -109,7 +105,7 @@ def fill(
     left = grouped((name, task) for name, task in wanted if task.task_id not in done)
 
     def rows() -> Iterator[Json]:
-        """From this snapshot, then from others, then measured: what is left when asked."""
+        """From this snapshot, others, then measurement."""
         yield from snapshot.read(unique=key).to_dicts()
         own = snapshot.fingerprint
         yield from known_rows(snapshot.root, snapshot.stage, key, list(left), schema, exclude=own)

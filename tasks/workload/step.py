@@ -1,4 +1,4 @@
-"""Prefect's view of counting what references compute and of profiling them."""
+"""Prefect's view of counting and profiling references."""
 
 from __future__ import annotations
 

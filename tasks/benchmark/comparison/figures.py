@@ -1,7 +1,7 @@
-"""The figure of a comparison as SVG: scores of the strategies with their intervals and seeds.
+"""A comparison's SVG figure: scores of strategies with intervals and seeds.
 
-Guarantees: readable on light and dark; names are drawn as they are, never obeyed; without data
-there is no figure. The curve over sizes is a chart of MLflow (`exec_at_1_over_size`).
+Guarantees: readable on light and dark; names are drawn literally; no data, no figure. MLflow charts
+the curve over sizes (`exec_at_1_over_size`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def figures(found: Compared) -> dict[str, str]:
 
 
 def _plot_metric(axes: Axes, found: Compared, rows: Sequence[Json], metric: str) -> None:
-    """A row for each model, best first; the dashed line is the best of the baseline."""
+    """A row per model, best first; dashed: the baseline's best."""
     points = []
     for row in rows:
         values = [row[f"{metric}_at_1{end}"] for end in ("", "_lower", "_upper")]
@@ -80,7 +80,7 @@ def _plot_metric(axes: Axes, found: Compared, rows: Sequence[Json], metric: str)
 
 
 def _seeds(found: Compared, name: str, metric: str) -> list[float]:
-    """Single seeds in percent, where there are several."""
+    """Single seeds in percent, if several."""
     values = [
         100 * row["value"]
         for row in found.scores_by_seed

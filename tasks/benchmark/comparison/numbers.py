@@ -1,11 +1,9 @@
-"""Branches in, the numbers of a comparison out: scores by strategy with intervals, what seeds say,
-and paired differences.
+"""Numbers of a comparison: scores with intervals, spread of seeds, and paired differences.
 
-Guarantees: seeds of a strategy are pooled as samples within tasks, so a task counts once, whatever
-the number of seeds; the baseline is the same for all, at the same size where it has one; corrected
-p values are over all comparisons of one question together. Does not guarantee that a difference is
-the strategy's: a training run varies with its seed, and no interval here holds that.
-`scores_by_seed` says how much, and `p_seeds` whether that alone could make the difference.
+Guarantees: seeds are pooled within tasks, so a task counts once; the baseline is the same for all,
+at the same size where possible; p values of one question are corrected together. No interval holds
+the variation between training runs: `scores_by_seed` shows it, and `p_seeds` whether it could make
+the difference.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ TRAINED = ("rows", "loss_last", "held_out_loss_last")
 
 
 class Arm(NamedTuple):
-    """A strategy at one size: the branches that finished, one per seed. `name` is the model of its
+    """A strategy at one size, with its finished branches, one per seed. `name` is its model name in
     scores and differences."""
 
     name: str
@@ -46,11 +44,11 @@ class Arm(NamedTuple):
 class Compared:
     """Every number of a comparison.
 
-    `strategies` is the one table of it, best Exec@1 first (`_table`); `references` the same of
-    other models. `baseline` is a strategy, `untuned_model` the name of a reference. `scores` are
-    those of `tasks.scores.scores`; `scores_by_seed` has a row per branch, track and metric at
-    pass@1; the differences are those of `paired_differences` with `spread`, `p_seeds` and
-    `p_seeds_holm` of `with_seed_tests`. `samples_per_task_and_seed` are the least and the most.
+    `strategies` is its one table, best Exec@1 first (`_table`); `references` that of other models.
+    `baseline` is a strategy, `untuned_model` a reference's name. `scores` are those of
+    `tasks.scores.scores`; `scores_by_seed` has a row per branch, track and metric at pass@1;
+    differences are `paired_differences` with `spread`, `p_seeds` and `p_seeds_holm` of
+    `with_seed_tests`. `samples_per_task_and_seed` are the least and the most.
     """
 
     ablation: Ablation
@@ -69,11 +67,10 @@ class Compared:
 
 
 def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
-    """The numbers of an ablation, from the verdicts of its branches. Without a branch that finished
-    there are none.
+    """An ablation's numbers, from its branches' verdicts; none without a finished branch.
 
-    Raises UsageError for verdicts that are not there or that scoring refuses (two devices, say),
-    and a baseline that is no strategy of the ablation.
+    Raises UsageError for missing verdicts, ones that scoring refuses (two devices, say), and a
+    baseline that is no strategy of the ablation.
     """
     known = {branch.strategy for branch in ablation.branches}
     if ablation.baseline is not None and ablation.baseline not in known:
@@ -125,9 +122,8 @@ def _table(
     seeds: pl.DataFrame,
     differences: pl.DataFrame,
 ) -> tuple[tuple[Json, ...], tuple[Json, ...]]:
-    """A row for each strategy at one size, and for each reference: what it was trained on, its
-    scores with their bounds, Exec by seed in percent, and the difference of Exec to
-    the baseline. The page, Prefect, MLflow and the command show it."""
+    """A row per strategy and size, and per reference: training data, scores with bounds, Exec by
+    seed in percent, and its difference to the baseline. All displays use it."""
     headline = rows.filter(pl.col("metric").is_in(HEADLINE_METRICS), track=OWN_TRACK)
     scored = headline.partition_by("model", as_dict=True)
     own = {"metric": EXEC, "track": OWN_TRACK}
@@ -160,20 +156,19 @@ def _table(
 
 
 def _mean(arm: Arm | None, column: str) -> float | None:
-    """The mean over the seeds that have a value."""
+    """The mean over seeds with a value."""
     values = [getattr(branch, column) for branch in arm.branches] if arm else []
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def with_seed_tests(rows: pl.DataFrame, seeds: pl.DataFrame) -> pl.DataFrame:
-    """Differences with a test against the spread of seeds, which all strategies share: two or three
-    seeds of one say too little of it.
+    """Differences with a test against the seeds' spread, pooled because one strategy has few seeds.
 
-    `spread` is the standard deviation of a share over the seeds of one strategy, estimated from all
-    strategies together; `p_seeds` is of a two-sided t test with it, `p_seeds_holm` corrected for
-    all strategies. Null where it cannot be estimated. Strategies with all or none right in every
-    seed are left out of the spread: they cannot vary.
+    `spread` is the standard deviation of a share over a strategy's seeds, estimated from all
+    strategies; `p_seeds` is of a two-sided t test, `p_seeds_holm` corrected over strategies. Null
+    where not estimable. Strategies with all or none right in every seed cannot vary and are left
+    out.
     """
     tests = [_seed_test(row, seeds) for row in rows.iter_rows(named=True)]
     schema = {"spread": pl.Float64, "freedom": pl.Int64, "p_seeds": pl.Float64}
@@ -200,8 +195,7 @@ def _seed_test(row: Row, seeds: pl.DataFrame) -> tuple[float | None, int, float 
 
 
 def _arms(ablation: Ablation) -> list[Arm]:
-    """Strategies at one size, in the order of the ablation. The size is in the name where there are
-    several."""
+    """Strategies by size, in ablation order; names have the size where several exist."""
     done = [branch for branch in ablation.branches if branch.state == "done"]
     found = grouped(((branch.strategy, branch.size), branch) for branch in done)
     several = len({size for _, size in found}) > 1
@@ -215,7 +209,7 @@ def _arms(ablation: Ablation) -> list[Arm]:
 
 
 def _distinct(name: str, taken: set[str]) -> str:
-    """The name, or where another has it, the name with a number. Adds it to `taken`."""
+    """An unused name, numbered if needed, and added to `taken`."""
     free, number = name, 2
     while free in taken:
         free, number = f"{name} ({number})", number + 1
@@ -224,8 +218,8 @@ def _distinct(name: str, taken: set[str]) -> str:
 
 
 def _frame(arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
-    """One row per verdict: its `model` (arm or reference), and for arms `arm` and `branch`.
-    References keep tasks that some arm answered."""
+    """One row per verdict: `model` (arm or reference), and for arms `arm` and `branch`. References
+    keep tasks some arm answered."""
     parts = []
     for arm in arms:
         for branch in arm.branches:
@@ -242,8 +236,7 @@ def _frame(arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
 
 
 def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFrame:
-    """Verdicts of one branch. Two seeds may give the same answer, which is two samples: the branch
-    becomes part of a candidate's id."""
+    """A branch's verdicts, with it in candidate ids: equal answers of two seeds are two samples."""
     snapshot = answers.verdicts.open()
     frame = snapshot.read(columns=READ, unique="candidate_id") if snapshot.finished else None
     if frame is None or frame.is_empty():
@@ -258,7 +251,7 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
 
 
 def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> pl.DataFrame:
-    """Exec and fast_1 of every branch by itself: branch, arm, seed, track, metric, value."""
+    """Exec and fast_1 of every branch: branch, arm, seed, track, metric, value."""
     members = [(branch.name, arm.name, branch.seed) for arm in arms for branch in arm.branches]
     # with the references: the same tasks are left out as in the scores of all
     named = frame.with_columns(branch=pl.coalesce("branch", "model"))
@@ -270,8 +263,8 @@ def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> pl.DataFrame:
 
 
 def _baseline(ablation: Ablation, arms: Sequence[Arm]) -> list[Arm]:
-    """The arms of the baseline's strategy, smallest first: the ablation's, "random", or the first
-    that finished."""
+    """Arms of the baseline's strategy, smallest first: the ablation's, "random", or the first
+    finished."""
     strategies = [arm.strategy for arm in arms]
     wanted = ablation.baseline or "random"
     strategy = wanted if wanted in strategies else strategies[0]

@@ -1,10 +1,8 @@
-"""An ablation in one page: which strategy won, by how much, and how sure that is.
+"""An ablation in one page: the best strategy, its lead and its certainty.
 
-Guarantees: `comparison.html` loads nothing and runs no script; `comparison.md` and
-`comparison.json` hold the same numbers; whatever a task, a candidate or a branch is called, it is
-text; the same ablation gives the same bytes; a file is there whole or not at all; no strategy is
-called better where a corrected test does not say so. Reads the verdicts of the branches and nothing
-else.
+Guarantees: `comparison.html` is self-contained without scripts; `.md` and `.json` have the same
+numbers; names are text; output is atomic and deterministic; "better" needs a corrected test. Reads
+only the branches' verdicts.
 """
 
 from __future__ import annotations
@@ -43,9 +41,8 @@ ERROR_CHARS = 600
 
 
 def write_comparison(found: Compared, out: Path) -> list[Path]:
-    """Write `comparison.html`, `.md` and `.json` into the directory `out`, which is made where it
-    is not there, and return their paths. Raises UsageError for a directory that cannot be
-    written."""
+    """Write `comparison.html`, `.md` and `.json` to `out`, made if missing, and return their paths.
+    Raises UsageError where it cannot be written."""
     page: Json = {
         "title": f"Comparison: {found.ablation.name}",
         "facts": (found.ablation.base_model, *found.devices, found.ablation.created_at),
@@ -63,7 +60,7 @@ def write_comparison(found: Compared, out: Path) -> list[Path]:
 
 
 def as_data(found: Compared) -> Json:
-    """Return the comparison for a machine: shares in [0, 1], speedup ratios, times in seconds."""
+    """The comparison as data: shares in [0, 1], speedup ratios, seconds."""
     ablation = found.ablation.model_dump(
         mode="json", exclude={"references": True, "branches": {"__all__": {"answers"}}}
     )
@@ -82,10 +79,10 @@ def as_data(found: Compared) -> Json:
 
 
 def verdict_of(found: Compared) -> str:
-    """How sure the first place is, in one word: `nothing`, `no_correct_kernel`, `one_strategy`, or
-    a key of READS.
+    """Certainty of the first place: `nothing`, `no_correct_kernel`, `one_strategy`, or a key of
+    READS.
 
-    It is of the best against the baseline, or of the baseline against the next best.
+    Compares the best with the baseline, or the baseline with the next best.
     """
     if not found.strategies:
         return "nothing"
@@ -96,7 +93,7 @@ def verdict_of(found: Compared) -> str:
 
 
 def headline(found: Compared) -> str:
-    """What won, by how much, and whether that can be told from chance, in one sentence."""
+    """One sentence: what won, by how much, and whether it can be told from chance."""
     return clean(_headline(found), one_line=True)
 
 
@@ -124,8 +121,7 @@ def _headline(found: Compared) -> str:
 
 
 def _decisive(found: Compared) -> Row | None:
-    """The row of the best strategy, whose difference is to its baseline; where the best is the
-    baseline, the best of the others, seen from the other side."""
+    """The best strategy's row, or where that is the baseline, the next best's, turned round."""
     best, *others = found.strategies
     if best["difference"] is not None:
         return best
@@ -133,7 +129,7 @@ def _decisive(found: Compared) -> Row | None:
 
 
 def turned(row: Row) -> Row:
-    """The same difference seen from the other side."""
+    """The difference with its two sides swapped."""
     change: Json = {"baseline": row["name"], "difference": -row["difference"]}
     if row["difference_lower"] is not None:
         change["difference_lower"] = -row["difference_upper"]
@@ -243,7 +239,7 @@ STRATEGY_COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
 
 
 def sections(found: Compared) -> list[Section]:
-    """What the page says."""
+    """The page's sections."""
     ablation = found.ablation
     head: tuple[Part, ...] = (
         Links(_links(ablation, "The ablation in MLflow", "its run in Prefect")),
@@ -341,6 +337,6 @@ def _branches(found: Compared) -> tuple[Part, ...]:
 
 
 def _links(of: Ablation | Branch, *names: str) -> tuple[Link | None, ...]:
-    """A link to the run in MLflow and one in Prefect, where it has a page there."""
+    """Links to the run's pages in MLflow and Prefect, if any."""
     urls = (of.mlflow_url, of.prefect_url)
     return tuple(Link(name, url) if url else None for name, url in zip(names, urls, strict=True))

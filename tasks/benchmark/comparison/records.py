@@ -1,10 +1,8 @@
-"""What a comparison is told of an ablation: its branches, the models beside them, and where it can
-be looked at.
+"""A comparison's inputs: branches, reference models and links of an ablation.
 
-Guarantees: frozen and validated; passwords inside URLs are masked, and links that are no http(s)
-address dropped, on the way in; a branch that is done has its answers, one that is not says why;
-branches of an ablation have different names. Does not guarantee that what a reference points to is
-there: reading it says so.
+Guarantees: records are frozen and validated; passwords in URLs are masked, and links without an
+http(s) address dropped; branches have answers or an error, and distinct names. Referenced snapshots
+may be missing: reading shows it.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ Url = Annotated[str | None, AfterValidator(lambda url: url and address(url))]
 
 
 class Branch(Record):
-    """One strategy at one size with one seed: curated, trained, benchmarked. `size` is None where
-    all that the strategy takes was used.
+    """One strategy at one size (None: all samples it takes) and seed: curated, trained,
+    benchmarked.
 
-    `rows` are those trained on; `curated`, `trained` and `scores` are fingerprints of snapshots, as
-    far as the branch came. Losses are mean cross entropy per token (nats). Raises ValueError for a
-    branch that is done without answers, and one that is not without `error`.
+    `rows` are those trained on; `curated`, `trained` and `scores` are fingerprints of the snapshots
+    reached. Losses are mean cross entropy per token (nats). Raises ValueError for a done branch
+    without answers, and an unfinished one without `error`.
     """
 
     name: str = Field(min_length=1)
@@ -66,12 +64,12 @@ class Branch(Record):
 
 
 class Ablation(Record):
-    """An ablation as far as it came. `references` are other models on the same tasks (the base
-    model, recorded answers), by their own names.
+    """An ablation so far. `references` are other models on the same tasks (the base model, recorded
+    answers), by name.
 
-    `baseline` is the strategy that the others are compared with; None takes "random" where it is
-    there, else the first. `fingerprint` names the ablation's configuration. Raises ValueError where
-    two branches, or two references, have one name.
+    `baseline` is the strategy to compare with; None takes "random" if present, else the first.
+    `fingerprint` names the configuration. Raises ValueError for a repeated name of branches or
+    references.
     """
 
     name: str = Field(min_length=1)

@@ -1,1 +1,1 @@
-"""The report of a run: its records, content, figures and files."""
+"""A run's report: records, content, figures, files."""

@@ -1,8 +1,7 @@
-"""What a report says, from its context: what the run found, whether it may be trusted, what comes
-next, and the details.
+"""A report's content: findings, trust, next steps and details.
 
-Guarantees: every number follows from the context alone. Strings are raw, but for the headline and
-the summary, which a terminal prints and which therefore hold no control characters.
+Guarantees: numbers follow from the context alone. Strings are raw; headline and summary, which
+terminals print, hold no control characters.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ MOST_GROUPS = 16
 
 
 def eager(context: ReportContext) -> list[Row]:
-    """The scores of the answers as they are, against eager PyTorch."""
+    """Scores of the unlimited answers against eager PyTorch."""
     return [
         row for row in context.scores if row["baseline"] == "eager" and row["token_limit"] is None
     ]
@@ -64,7 +63,7 @@ def own_scores(context: ReportContext) -> list[Row]:
 
 
 def headline_scores(context: ReportContext) -> list[Row]:
-    """Exec and fast_1 at the smallest k, and the speedup, of custom kernels."""
+    """Custom kernels' Exec and fast_1 at the smallest k, and speedup."""
     rows = [row for row in own_scores(context) if row["metric"] in HEADLINE_METRICS]
     smallest = min((row["k"] for row in rows if row["k"] is not None), default=None)
     return [row for row in rows if row["k"] in (smallest, None)]
@@ -74,7 +73,7 @@ def headline_scores(context: ReportContext) -> list[Row]:
 
 
 def headline(context: ReportContext) -> str:
-    """Return the run in one sentence, from its data alone."""
+    """The run in one sentence, from its data."""
     parts = [
         f"Of {plural(context.candidates, 'candidate')} on {plural(context.tasks, 'task')},"
         f" {context.correct:,} proved correct",
@@ -93,7 +92,7 @@ def headline(context: ReportContext) -> str:
 
 
 def found(context: ReportContext) -> list[str]:
-    """What the run found beside its scores, a sentence each."""
+    """Findings beside the scores, a sentence each."""
     sentences = []
     smallest = min((row["k"] for row in context.comparisons), default=None)
     for row in context.comparisons:
@@ -112,8 +111,7 @@ def found(context: ReportContext) -> list[str]:
 
 
 def next_steps(context: ReportContext) -> list[str]:
-    """What to look at first: signs of a model that went wrong, the commonest failure, and whether
-    more data would tell more."""
+    """What to check first: model faults, the commonest failure, and the use of more data."""
     steps = [sign.sentence for sign in context.signs]
     if context.errors:
         most = context.errors[0]
@@ -131,7 +129,7 @@ def next_steps(context: ReportContext) -> list[str]:
 
 
 def summary_table(context: ReportContext) -> list[tuple[str, str]]:
-    """Return the rows (what, value) that a terminal prints when the run ends, cleaned."""
+    """Cleaned rows (what, value) for the terminal at the end of a run."""
     losses, steps = context.losses, plural(len(context.history), "step")
     rows = [("tasks", f"{context.tasks:,}"), ("candidates", f"{context.candidates:,}")]
     rows += [
@@ -158,7 +156,7 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
 
 
 def cautions(context: ReportContext) -> list[Caution]:
-    """What a careful reader would ask, answered from the data of the run."""
+    """Limits of the results, from the run's data."""
     execs = [row for row in own_scores(context) if row["metric"] == EXEC]
     fewest = min((row["tasks"] for row in execs), default=0)
     rates = grouped((row["model"], row["value"]) for row in execs if row["value"] is not None)
@@ -201,7 +199,7 @@ def cautions(context: ReportContext) -> list[Caution]:
 
 
 def sections(context: ReportContext) -> list[Section | Columns]:
-    """What the page says."""
+    """The page's sections."""
     return [
         Section("What this run found", _found(context)),
         Columns((_trust(context), _next(context))),
@@ -288,7 +286,7 @@ def _differences(context: ReportContext) -> Iterator[Part]:
 
 
 def _groups(context: ReportContext) -> Iterator[Part]:
-    """A table for each way of grouping: of each model Exec and fast_1 at the smallest k."""
+    """A table per grouping: models' Exec and fast_1 at the smallest k."""
     known = [row for row in context.groups if row["metric"] in (EXEC, FAST)]
     smallest = min((row["k"] for row in known), default=None)
     by_group = grouped((row["by"], row) for row in known if row["k"] == smallest)
@@ -323,7 +321,7 @@ def _signs_and_errors(context: ReportContext) -> tuple[Part, ...]:
 
 
 def _verdicts(context: ReportContext) -> Table:
-    """Reasons by status, both in the order of their counts."""
+    """Reasons by status, both by count."""
     place = {status: n for n, (status, _) in enumerate(by_count(context.status_counts))}
     statuses = {reason.value: status.value for reason, status in STATUS_OF.items()}
     rows = [

@@ -1,7 +1,7 @@
-"""What a report is made of, as plain data, and how verdicts become it.
+"""A report's context as plain data, and its derivation from verdicts.
 
-Guarantees: a context can be written as JSON and read back; passwords inside URLs of the
-configuration are masked on the way in; its size does not grow with the number of candidates.
+Guarantees: JSON can be written and read back; passwords in configured URLs are masked; size does
+not grow with the candidates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TIMES = ("speedup", "speedup_lower")
 
 
 class TrainingStep(Record):
-    """One row of the training log. `epoch` is how many are done after the step."""
+    """A training log row. `epoch` counts those done after the step."""
 
     step: int
     epoch: float | None = None
@@ -33,14 +33,13 @@ class TrainingStep(Record):
 class ReportContext(Record):
     """Everything a report says, as plain data.
 
-    `status_counts` and `reason_counts` are over the candidates of the run (not of the benchmark).
-    `trace_flags` maps a flag to the correct samples with it, and how many of these became training
-    data. `scores` are rows of `benchmark.stage.all_scores`, `comparisons` of `paired_differences`,
-    `groups` of `scores` with `by` (what was grouped by) and `group`; `arl_of` is the model by whose
-    reasoning length the thirds of the tasks are, which is not scored by them. `findings` are the
-    observations of reasoning length in sentences, `finding_rows` the numbers behind them,
-    `findings_bounded_by` what bounds them. `timed` candidates have a speedup, `faster` ones are
-    faster than PyTorch with 95 % confidence. `limits` has a row per limit of profiled candidates.
+    `status_counts` and `reason_counts` are over the run's candidates, not the benchmark's.
+    `trace_flags` maps a flag to its correct samples, and those that became training data. `scores`
+    are rows of `benchmark.stage.all_scores`, `comparisons` of `paired_differences`, `groups` of
+    `scores` with `by` and `group`; `arl_of` is the model whose reasoning lengths make the thirds,
+    which do not score it. `findings` are observations of reasoning length, `finding_rows` their
+    numbers, `findings_bounded_by` their bounds. `timed` candidates have a speedup; `faster` ones
+    beat PyTorch with 95 % confidence. `limits` has a row per limit of profiled candidates.
     `fingerprints` maps a stage to its snapshot.
     """
 
@@ -84,9 +83,8 @@ class ReportContext(Record):
 
     @property
     def losses(self) -> tuple[float, float] | None:
-        """Mean loss over the steps of the first and of the last epoch: the same rows, so the two
-        compare. Without epochs in the log, the loss of the first and of the last step. None without
-        a log."""
+        """Mean loss of the first and last epoch, over the same rows; without epochs, of the first
+        and last step. None without a log."""
         logged = [(step.loss, step.epoch) for step in self.history if step.loss is not None]
         if not logged:
             return None
@@ -100,7 +98,7 @@ class ReportContext(Record):
 
 
 def speedups_of(frame: pl.DataFrame) -> dict[str, int]:
-    """`timed` and `faster` of a context from verdicts. What is no finite number is no speedup."""
+    """A context's `timed` and `faster`; non-finite speedups do not count."""
     times = [nested(frame, "timing", name).cast(pl.Float64) for name in TIMES]
     known = [
         pl.when(value.is_finite()).then(value).alias(name)
@@ -111,8 +109,7 @@ def speedups_of(frame: pl.DataFrame) -> dict[str, int]:
 
 
 def limits_of(profiles: pl.DataFrame) -> tuple[Json, ...]:
-    """What limits profiled candidates, from rows of tasks.tables.KERNEL_PROFILES: limit,
-    candidates, median speedup and median SOL score."""
+    """limit, candidates, median speedup and median SOL score, from tasks.tables.KERNEL_PROFILES."""
     rows = profiles.drop_nulls(["limit", "reference_ms", "candidate_ms"])
     found = rows.group_by("limit").agg(
         candidates=pl.len(),

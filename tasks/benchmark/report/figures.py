@@ -1,8 +1,7 @@
-"""The figures of a report, as SVG text.
+"""A report's figures as SVG text.
 
-Guarantees: readable on light and dark; the same context gives the same bytes; no formula, link or
-script of a label is obeyed; a figure without data is left out. Takes no part in pyplot's global
-state.
+Guarantees: readable on light and dark; deterministic; labels are literal, never formulas, links or
+scripts; figures without data are left out; pyplot's global state is unused.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MARKERS = "os^Dv"
 
 @style()
 def figures(context: ReportContext) -> dict[str, str]:
-    """Return name -> standalone SVG. A figure without data is left out."""
+    """Return name -> standalone SVG, if it has data."""
     drawn = {}
     if any(row["value"] is not None for row in headline_scores(context)):
         drawn["scores"] = _scores(context)
@@ -50,7 +49,7 @@ def figures(context: ReportContext) -> dict[str, str]:
 
 
 def _scores(context: ReportContext) -> Figure:
-    """Exec of each model at each k, and fast_p over p at the smallest k."""
+    """Models' Exec by k, and fast_p by p at the smallest k."""
     rows = [row for row in own_scores(context) if row["value"] is not None]
     figure, (left, right) = new_figure(WIDTH, 2.6, 1, 2)
     execs = [row for row in rows if row["metric"] == EXEC]
@@ -69,7 +68,7 @@ def _scores(context: ReportContext) -> Figure:
 
 
 def _fast(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line for each model, with its intervals set apart."""
+    """A line per model, intervals set apart."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     for number, (model, look) in enumerate(zip(models, cycle(LOOKS), strict=False)):
         own = [row for row in rows if row["model"] == model]

@@ -1,9 +1,7 @@
-"""The report of a run as files: HTML, Markdown, JSON, and the summary that a terminal prints.
+"""A run's report as HTML, Markdown, JSON and terminal summary.
 
-Guarantees: a file is there whole or not at all, and none is written twice from the same inputs; one
-HTML file that loads nothing (inline CSS, figures as data URIs) and runs no script; everything that
-came from a task or a candidate is escaped in every format; the size is bounded (what is cut says
-so); the same context gives the same bytes.
+Guarantees: files are atomic, bounded (cuts are marked), deterministic, and written once per inputs;
+HTML is self-contained and runs no script; text of tasks and candidates is escaped in every format.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ MADE_OF = "made_of.txt"
 
 
 class Report(Record):
-    """Where a report lies and what it says in short."""
+    """A report's place and summary."""
 
     directory: str
     files: tuple[str, ...]
@@ -43,8 +41,8 @@ def write_once(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Report:
-    """Write the report that `fill` describes, unless one that was `made_of` the same is there;
-    return it."""
+    """Write the report that `fill` describes, unless the existing one is `made_of` the same; return
+    it."""
     marker = directory / MADE_OF  # written last: then the others are whole
     if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
         context = fill(*args, **kwargs)
@@ -65,23 +63,23 @@ def write_once(
 
 
 def read_summary(directory: str) -> list[tuple[str, str]]:
-    """Return the summary of a report that was written."""
+    """The summary of a written report."""
     data = json.loads((Path(directory) / FILES[2]).read_text(encoding="utf-8"))
     return [(row["what"], row["value"]) for row in data["summary"]]
 
 
 def build_report(context: ReportContext) -> str:
-    """Return the report as one self-contained HTML page."""
+    """The report as a self-contained HTML page."""
     return _page(context, "html", figures(context))
 
 
 def to_markdown(context: ReportContext) -> str:
-    """Return the same content as Markdown; figures are named, not drawn."""
+    """The report as Markdown; figures are only named."""
     return _page(context, "md", {})
 
 
 def to_json(context: ReportContext) -> str:
-    """Return the same content as one JSON object (ASCII; a number that is not finite is null)."""
+    """The report as one JSON object (ASCII; non-finite numbers are null)."""
     data = {
         "headline": headline(context),
         "summary": [{"what": name, "value": value} for name, value in summary_table(context)],

@@ -1,8 +1,7 @@
-"""What a report needs beside the scores, read from snapshots: scores of groups of tasks, how
-outputs and training traces read, what the training set holds.
+"""A report's inputs beside scores: task groups, output and training traces, and training data.
 
-Guarantees: thirds by reasoning length are never of the model that is scored by them; texts are read
-a batch at a time; what a snapshot does not hold is left out.
+Guarantees: length thirds are never of the model they score; texts are read in batches; what a
+snapshot lacks is left out.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ def grouped_scores(
     *,
     ks: Sequence[int],
 ) -> tuple[pl.DataFrame, str]:
-    """Scores of custom kernels by group of tasks (columns `by`, `group`), and whose reasoning
-    lengths made the thirds.
+    """Custom kernels' scores by task group (`by`, `group`), and whose reasoning lengths make the
+    thirds.
 
-    Groups are levels (where there are several), kinds and families of operators, and thirds by
-    reasoning length. `frame` holds the verdicts of `answers`.
+    Groups are levels (if several), operator kinds and families, and length thirds. `frame` holds
+    the verdicts of `answers`.
     """
     tasks = suite.open().read(columns=["task_id", "level"], unique="task_id")
     members = {}
@@ -65,9 +64,9 @@ def grouped_scores(
 
 
 def thirds_of(answers: Sequence[Answers]) -> tuple[str, pl.DataFrame]:
-    """The model whose reasoning is measured, and the thirds of the tasks by it (task_id, group).
+    """The model whose reasoning is measured, and its thirds of the tasks (task_id, group).
 
-    Empty where no such model has lengths of enough tasks.
+    Empty without a model with enough lengths.
     """
     schema = {"candidate_id": pl.String, "task_id": pl.String, "reasoning_tokens": pl.Int64}
     candidates = {each.model: each.candidates for each in answers}
@@ -81,9 +80,9 @@ def thirds_of(answers: Sequence[Answers]) -> tuple[str, pl.DataFrame]:
 
 
 def traces_of(candidates: SnapshotRef, flagged: Flagger) -> Traces:
-    """How a model's outputs read: flags of its reasoning, and the median length in tokens.
+    """A model's reasoning flags and median length in tokens.
 
-    Where a candidate shows no reasoning, the whole response counts.
+    Without reasoning, the whole response counts.
     """
     snapshot = candidates.open()
     places = snapshot.index(["candidate_id"]).unique(
@@ -106,7 +105,7 @@ def traces_of(candidates: SnapshotRef, flagged: Flagger) -> Traces:
 
 
 def training_traces(curated: Snapshot) -> Traces | None:
-    """How the training set's own traces read, by the counts that curation left, or None."""
+    """The training set's trace flags, as curation counted them, or None."""
     counts: Row | None = curated.manifest.get("trace_flags")
     if not counts:
         return None
@@ -124,13 +123,13 @@ def _traces(samples: int, flags: Counter[str], lengths: list[int]) -> Traces:
 
 
 def trace_flags(curated: Snapshot) -> dict[str, tuple[int, int]]:
-    """flag -> correct samples with it, and how many of these became training data."""
+    """flag -> correct samples with it, and those that became training data."""
     counts = curated.manifest.get("trace_flags") or {"correct": {}}
     return {name: (count, counts["taken"][name]) for name, count in counts["correct"].items()}
 
 
 def single_operators(curated: Snapshot) -> tuple[int, int] | None:
-    """The training set's samples on single operators, and all whose kind is known."""
+    """The training set's samples on single operators, and all of known kind."""
     if not curated.has_column("operator_kind"):
         return None
     columns = ["candidate_id", "operator_kind"]
@@ -139,7 +138,7 @@ def single_operators(curated: Snapshot) -> tuple[int, int] | None:
 
 
 def training_steps(training: Snapshot) -> tuple[TrainingStep, ...]:
-    """The log's optimiser steps in order; what was measured before the first is none."""
+    """The log's optimiser steps in order, without measurements before the first."""
     rows = training.read(unique="step").sort("step").iter_rows(named=True)
     return tuple(
         TrainingStep.model_validate({name: row.get(name) for name in TrainingStep.model_fields})

@@ -1,9 +1,7 @@
-"""The tasks and recorded responses that ship with concur: what the demo and the tests run on, with
-no network and no model.
+"""Bundled tasks and recorded responses, for demo and tests without network or model.
 
-Guarantees: fixed content and order, `task_id` = `bundled/{name}`; the held-out tasks never enter
-training data (`load("train")` leaves them out). The recorded responses are of mixed quality on
-purpose: correct, slow, wrong and broken ones, as a generator writes them.
+Guarantees: fixed content and order, `task_id` = `bundled/{name}`; held-out tasks never enter
+training data (`load("train")`). Responses are deliberately mixed: correct, slow, wrong and broken.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ def from_config(config: TasksConfig) -> list[KernelTask]:
 
 
 def load(split: Literal["all", "train", "heldout", "gradients"] = "all") -> list[KernelTask]:
-    """The bundled tasks of a split, by name. Those that ask for gradients are a split of their own,
-    and in no other. Raises UsageError for a split that is not there."""
+    """A split's bundled tasks, by name. "gradients" holds the tasks that ask for them, and no other
+    split does. Raises UsageError for an unknown split."""
     if split not in SPLITS:
         raise UsageError(
             f"the bundled tasks have no split {split!r}", f"choose one of {', '.join(SPLITS)}"
@@ -46,8 +44,7 @@ def load(split: Literal["all", "train", "heldout", "gradients"] = "all") -> list
 
 
 def responses(task_name: str, language: str) -> list[str]:
-    """Recorded responses to a bundled task, in the order of their number; empty where none is
-    recorded in that language.
+    """Recorded responses to a bundled task in a language, by number; may be empty.
 
     `language` is a `Language` or its value. Raises UsageError for a task that is not bundled.
     """
@@ -59,8 +56,7 @@ def responses(task_name: str, language: str) -> list[str]:
 
 
 def texts() -> list[str]:
-    """Everything that the small model reads in the demo: task sources and recorded responses, in a
-    fixed order."""
+    """All task sources and responses that the demo's small model reads, in a fixed order."""
     recorded = [
         text
         for task in _tasks()

@@ -1,7 +1,5 @@
-"""The trust boundary: runs untrusted kernels and verifies them.
-
-`kernels_eval.evaluate(task, candidate)` gives the Verdict of one candidate, `kernels_eval.Pool`
-those of many.
+"""The trust boundary: runs untrusted kernels and verifies them. `evaluate(task, candidate)` gives
+the Verdict of one candidate, `Pool` those of many.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from kernels_eval.records import (
 )
 
 QUICK = EvalConfig(timing=TimingConfig(max_s=5, min_pairs=10, min_side_s=0.02, interval_width=0.2))
-"""What `--quick` measures with: fewer samples, so a wider interval. All checks are made."""
+"""What `--quick` measures with: fewer samples, so a wider interval, and all checks."""
 STAGES = {
     "reference_s": "run the reference",
     "load_s": "load the candidate",
@@ -41,10 +41,10 @@ NATIVE = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h")
 
 
 def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Language:
-    """What a candidate is judged as: what is asked for, else what its source is written in, else
-    C++, and `say` is told so.
+    """What a candidate is judged as: the language asked for, else its source's, else C++, which
+    `say` is told.
 
-    Raises UsageError where the two contradict each other, and where the source has several.
+    Raises UsageError where the two contradict each other, or the source has several.
     """
     found = languages_of(source)
     names = " and ".join(language.value for language in found)
@@ -64,8 +64,7 @@ def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Lang
 def read_pair(
     task_path: str, candidate_path: str, language: str | None = None, say: Say = print
 ) -> tuple[KernelTask, Candidate]:
-    """Task and candidate records of two source files; see `read_candidate`. Raises UsageError
-    naming the file, the cause and the fix."""
+    """Task and candidate of two source files; see `read_candidate`. Raises UsageError."""
     require_module(candidate_path)
     task = read_task(task_path)
     return task, read_candidate(task, candidate_path, language, say)
@@ -92,7 +91,8 @@ def read_candidate(
     task: KernelTask, path: str, language: str | None = None, say: Say = print
 ) -> Candidate:
     """The candidate of a file; its language as in `chosen_language`. One that never names ModelNew
-    has no code. Raises UsageError where it cannot be read."""
+    has no code. Raises UsageError where it cannot be read.
+    """
     source = _read(path)
     missing = _missing_model(source)
     return Candidate(
@@ -202,7 +202,6 @@ def render(verdict: Verdict) -> str:
 
 
 def _built(verdict: Verdict) -> str:
-    """How long the build took, or that there was none."""
     if verdict.build_cached:
         return f"cached ({verdict.build_tier})"
     return f"{verdict.build_s:.1f} s ({verdict.build_tier or 'nothing built'})"
@@ -228,7 +227,8 @@ def run(
     progress: bool = False,
 ) -> int:
     """Verify and print. Exit status 0 whenever a verdict was reached, 2 for unusable input, 1 where
-    the machine fails. The stages are on stderr with `progress`, and on a terminal."""
+    the machine fails. Shows stages on stderr with `progress` or on a terminal.
+    """
     began_s = time.monotonic()
 
     def note(text: str) -> None:
@@ -258,8 +258,9 @@ def verify(
     config: EvalConfig | None = None,
     say: Say = lambda _: None,
 ) -> Verdict:
-    """The verdict of the candidate of a file; `say` is told each stage. Raises EvalError where the
-    machine fails, DeviceError where it lacks the language's device."""
+    """The verdict of a file's candidate; `say` is told each stage. Raises EvalError where the
+    machine fails, DeviceError where it lacks the language's device.
+    """
     require_device(candidate.language, of=f"{path}: ")
     if candidate.code is None:
         return _no_code(task, candidate, path)

@@ -111,8 +111,7 @@ class TimingConfig(Sparing):
     @field_validator("baselines")
     @classmethod
     def _with_eager(cls, value: tuple[Baseline, ...]) -> tuple[Baseline, ...]:
-        """The verdict's own speedup is against eager PyTorch, so that baseline is always there; the
-        order means nothing."""
+        """Always include the eager baseline, which the verdict's speedup is against."""
         if "eager" not in value:
             raise ValueError(
                 "'eager' must be among the baselines: ('eager',) or ('eager', 'compile')"

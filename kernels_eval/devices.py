@@ -20,9 +20,8 @@ SLOWING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
 
 class Conditions(Record):
-    """What a verdict's times depend on besides the candidate and the protocol: part of its key.
-
-    A speedup over another torch, or with another driver, is another number.
+    """What a verdict's times depend on besides the candidate and the protocol (torch, driver,
+    device): part of its key.
     """
 
     device: str
@@ -39,7 +38,7 @@ def visible_gpus() -> list[str]:
 
 
 def _query_gpus(fields: str) -> list[str]:
-    """One line per GPU, the fields separated by commas. Empty where there is none."""
+    """One line per GPU, fields separated by commas; empty where there is none."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     program = shutil.which("nvidia-smi")
     if program is None or (chosen is not None and chosen.strip() in ("", "-1")):
@@ -55,9 +54,9 @@ def _query_gpus(fields: str) -> list[str]:
 
 
 def _chosen(gpus: list[list[str]], chosen: str | None) -> list[str]:
-    """What is said of the GPUs that CUDA_VISIBLE_DEVICES names, which nvidia-smi does not heed: by
-    index or by the beginning of a UUID, up to the first that is not there, as CUDA has it. A MIG
-    instance counts as a GPU of the first one's kind."""
+    """GPUs that CUDA_VISIBLE_DEVICES names (nvidia-smi ignores it): by index or UUID prefix, up to
+    the first missing one, as CUDA does. A MIG instance counts as a GPU of the first one's kind.
+    """
     if chosen is None:
         return [said for _, _, said in gpus]
     found: list[str] = []
@@ -77,7 +76,8 @@ def _begins(uuid: str, name: str) -> bool:
 
 def conditions(language: Language) -> Conditions:
     """The conditions on this machine. Raises DeviceError where the language's device is missing,
-    ToolchainError where torch is."""
+    ToolchainError where torch is.
+    """
     torch, cuda = torch_versions()
     if not language.needs_gpu:
         return Conditions(device=_processor(), torch=torch)
@@ -95,14 +95,15 @@ def _processor() -> str:
 
 
 def gpu_arch() -> str | None:
-    """Compute capability of the first GPU, such as '9.0'; None where there is none."""
+    """Compute capability of the first GPU, such as '9.0', or None."""
     gpus = visible_gpus()
     return gpus[0].rsplit(",", 1)[1].strip() if gpus and "," in gpus[0] else None
 
 
 def require_device(language: Language, *, of: str = "") -> None:
-    """Raise DeviceError, before any work starts, where the language's device is missing. `of` names
-    what asks for it, at the head of the message."""
+    """Raise DeviceError, before any work starts, where the language's device is missing. `of`
+    begins the message.
+    """
     if language.needs_gpu and not visible_gpus():
         raise DeviceError(
             f"{of}{language.value} kernels need an NVIDIA GPU, and none is visible here",
@@ -117,8 +118,9 @@ def device_for(language: Language) -> str:
 
 
 def throttled() -> bool | None:
-    """Whether the first visible GPU lowers its clocks now, for another reason than being idle. None
-    where NVML cannot say."""
+    """Whether the first visible GPU lowers its clocks now for a reason besides idling. None where
+    NVML cannot say.
+    """
     try:
         import pynvml
 

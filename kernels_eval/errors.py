@@ -1,7 +1,5 @@
-"""Infrastructure faults. A kernel that fails is a verdict; a machine that fails is one of these,
-and only these are retried.
-
-Every error has a `hint`: one line that says how to fix it.
+"""Infrastructure faults: a failing kernel is a verdict, a failing machine one of these. Only these
+are retried. Every error has a `hint`: one line that says how to fix it.
 """
 
 from __future__ import annotations
@@ -13,13 +11,12 @@ if TYPE_CHECKING:
 
 
 def cause_of(error: BaseException) -> str:
-    """The first line of what an error says, the name of its class where it says nothing."""
+    """The first line of an error's text, or its class's name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """The key with dots between its parts, empty for the whole, and the message of what a
-    validation found first."""
+    """The dotted key (empty for the whole) and message of a validation's first problem."""
     first = error.errors()[0]
     return ".".join(map(str, first["loc"])), first["msg"]
 
@@ -68,8 +65,9 @@ class SandboxError(EvalError):
 
 
 class KilledError(SandboxError):
-    """A child or a compiler was killed by SIGKILL, possibly through no fault of its own. `role` is
-    what it was started for."""
+    """A child or a compiler died of SIGKILL, possibly through no fault of its own. `role` is what
+    it was started for.
+    """
 
     def __init__(self, message: str, hint: str = "", role: str = "") -> None:
         super().__init__(message, hint)
@@ -80,4 +78,4 @@ class KilledError(SandboxError):
 
 
 class UsageError(EvalError):
-    """The input cannot be used. The error names the input, the cause and the fix. Never retried."""
+    """The input cannot be used; the error names input, cause and fix. Never retried."""

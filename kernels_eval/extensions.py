@@ -1,9 +1,8 @@
-"""What installed packages add to concur, found by entry points: task sources, samplers, search
-operators, languages, strategies and build transforms.
+"""What installed packages add to concur by entry points: task sources, samplers, search operators,
+languages, strategies and build transforms (docs/how-to/extend.md).
 
-Guarantees: an extension is loaded when it is first asked for by name; a name that nobody provides
-is a UsageError that lists the known ones. Does not guarantee that an extension works: its errors
-are its own. docs/how-to/extend.md has an example of each group.
+Guarantees: an extension is loaded on first use; an unknown name is a UsageError that lists the
+known ones. Does not guarantee that an extension works.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ GROUPS = {
 
 
 def extension_names(group: str) -> list[str]:
-    """The names that installed packages register in a group, sorted."""
+    """Names that installed packages register in a group, sorted."""
     return sorted({entry.name for entry in entry_points(group=group)})
 
 
 def known_names(group: str, built_in: Iterable[str]) -> list[str]:
-    """The built-in names of a group in their order, then those of installed packages."""
+    """A group's built-in names in their order, then those of installed packages."""
     return list(dict.fromkeys([*built_in, *extension_names(group)]))
 
 
 def require_known(group: str, name: str, built_in: Iterable[str]) -> str:
-    """The name, if it is built in or an installed package registers it. Raises UsageError."""
+    """The name, if built in or registered by an installed package. Raises UsageError."""
     built_in = tuple(built_in)
     if name in built_in or name in extension_names(group):
         return name
@@ -53,8 +52,8 @@ def require_known(group: str, name: str, built_in: Iterable[str]) -> str:
 def load_extension(group: str, name: str, expected: type[T], built_in: Iterable[str] = ()) -> T:
     """The object that an installed package registers under a name.
 
-    Raises UsageError for a name that nobody registers, and where the object cannot be imported or
-    is not of the `expected` type.
+    Raises UsageError where the name is unknown, or the object cannot be imported or is not of the
+    `expected` type.
     """
     require_known(group, name, built_in)
     entry = next(iter(entry_points(group=group, name=name)))

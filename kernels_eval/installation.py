@@ -11,10 +11,10 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that installs these extras from where this package came from.
+    """The command that installs these extras from where this package came from.
 
-    A package of this name on an index may be a stranger's, so a clone names its own folder and an
-    installed copy the address that it was installed from.
+    A package of this name on an index may be a stranger's: a clone names its folder, an installed
+    copy its address.
     """
     names = f"[{','.join(extras)}]" if extras else ""
     if (CHECKOUT / "pyproject.toml").is_file():
@@ -26,12 +26,12 @@ def install_command(*extras: str) -> str:
 
 
 def pip_install(*requirements: str) -> str:
-    """Return the command that installs packages for the interpreter that runs."""
+    """The command that installs packages for the running interpreter."""
     return shlex.join([sys.executable, "-m", "pip", "install", *requirements])
 
 
 def _origin() -> str:
-    """Return ` @ URL` of an installed copy; empty where it came from an index."""
+    """` @ URL` of an installed copy; empty where it came from an index."""
     from importlib import metadata
 
     try:

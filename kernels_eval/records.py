@@ -182,7 +182,7 @@ class Sparing(Record):
     before there was that field."""
 
     def _says(self, name: str, value: object) -> bool:
-        """Whether a field with this value means anything here."""
+        """Whether this value means anything here."""
         return True
 
     @model_serializer(mode="wrap")
@@ -240,8 +240,7 @@ class SamplingParams(Sparing):
     """above 1 makes tokens of the prompt and the response so far less likely; null: not sent"""
 
     def _says(self, name: str, value: object) -> bool:
-        """A None that somebody set outlives a round trip through JSON, where it says that no
-        default of a known model is wanted."""
+        """Keep an explicit None, which says that no default of a known model is wanted."""
         return value is not None or name in self.model_fields_set
 
     @property
@@ -318,7 +317,8 @@ def candidate_id(
     parent: str | None = None,
 ) -> str:
     """Identity of a candidate: hash(task code, generator, sampling parameters, sample index,
-    response), and after the first turn also of the turn and the parent."""
+    response), after the first turn also of turn and parent.
+    """
     later = [] if turn == 1 else [turn, parent]
     return stable_hash([task.code, generator, sampling.identity, sample_index, response, *later])
 
@@ -461,7 +461,7 @@ class Verdict(Record):
 
     @property
     def correct_any(self) -> bool:
-        """First track: the outputs are right, whether or not a custom kernel made them."""
+        """First track: the outputs are right, with or without a custom kernel."""
         return self.status is Status.CORRECT or (
             self.reason is Reason.NO_CUSTOM_KERNEL and bool(self.outputs_match)
         )

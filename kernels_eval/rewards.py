@@ -1,14 +1,13 @@
 """Rewards for reinforcement learning: pure functions from a verdict to a number.
 
-Guarantees: the same verdict and recipe give the same reward; a verdict about the candidate always
-has one, a finite number; a fault of the machine (no verdict, or a speedup that is not finite) or of
-the task (`task_error`) has None and never 0, so that a trainer drops the sample. Does not guarantee
-that a published recipe resists cheating: its formula is as published, and what our verifier rejects
-gets what its authors give a cheat.
+Guarantees: the same verdict and recipe give the same finite reward; a fault of the machine (no
+verdict, or a speedup that is not finite) or of the task (`task_error`) gives None, never 0, so that
+a trainer drops the sample. Does not guarantee that a published recipe resists cheating: what our
+verifier rejects gets what its authors give a cheat.
 
-Speedups are those of `Timing`: median reference time / median candidate time against eager PyTorch.
-A correct candidate that was not timed has a speedup of 0. Where a paper could only be read in part,
-the docstring of its recipe says what rests on other people's accounts of it.
+Speedups are those of `Timing`: median reference time / median candidate time against eager PyTorch;
+0 for a correct candidate that was not timed. Where a paper could only be read in part, its recipe
+says what rests on other accounts.
 """
 
 from __future__ import annotations
@@ -45,8 +44,9 @@ class RewardRecipe(Record, allow_inf_nan=False):
         return hash(type(self))
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
-        """The terms of the reward, by name; their sum is the reward. `roofline`: share of it that
-        was reached, from 0 (or not known) to 1."""
+        """The terms of the reward, by name; the reward is their sum. `roofline`: share of it
+        reached, from 0 (or unknown) to 1.
+        """
         raise NotImplementedError
 
 
@@ -54,10 +54,10 @@ class Kevin(RewardRecipe):
     """0.3 * correct + speedup * correct; a turn adds 0.4 of the next one's return.
 
     Source: Baronio et al., "Kevin: Multi-Turn RL for Generating CUDA Kernels", arXiv:2507.11948,
-    section on rewards; https://cognition.ai/blog/kevin-32b. Read: the abstract, and the formula as
-    kernelbench-tinker's `training/reward.py` quotes it; the sum with 0.4 as the best of those
-    compared is Figure 2's caption. Not verified: the paper's own equation, and whether it bounds
-    the speedup (one reimplementation caps the reward at 1.8, which is not applied here).
+    section on rewards; https://cognition.ai/blog/kevin-32b. Read: the abstract, the formula as
+    quoted in kernelbench-tinker's `training/reward.py`, and Figure 2's caption (the sum with 0.4
+    was best). Not verified: the paper's own equation, and any bound on the speedup (one
+    reimplementation caps the reward at 1.8; not applied here).
     """
 
     name: Literal["kevin"] = "kevin"
@@ -70,16 +70,15 @@ class Kevin(RewardRecipe):
 
 
 class DrKernel(RewardRecipe):
-    """0.5 * correct + 0.5 * min(speedup, 3) + 0.5 * (share of kernel time in custom kernels);
-    0 where not correct.
+    """0.5 * correct + 0.5 * min(speedup, 3) + 0.5 * (share of kernel time in custom kernels); 0
+    where not correct.
 
     Source: Liu et al., "Dr. Kernel", arXiv:2602.05885; github.com/hkust-nlp/KernelGYM at 3a84417,
     `calculate_reward_speedup` in `drkernel/kernel/rewards/reward_client.py`, with the numbers of
-    `drkernel/kernel/scripts/rl/14b_trloo_mrs_pr_prs.sh` (the default of `kernel_trainer.yaml` gives
-    coverage 0.25 and leaves it off). Read in full. A decoy kernel gets `penalty_score`, 0 there.
-    Their coverage is over CUDA time under a profiler; ours is `custom_kernel_time_share`, and an
-    unknown one counts as 0, as there. Left out: their rejection of turns by coverage, which is a
-    rule of sampling, no reward.
+    `drkernel/kernel/scripts/rl/14b_trloo_mrs_pr_prs.sh` (`kernel_trainer.yaml` defaults to coverage
+    0.25, off). Read in full. A decoy kernel gets `penalty_score`, 0 there. Their coverage is over
+    CUDA time under a profiler; ours is `custom_kernel_time_share`; unknown counts as 0 in both.
+    Left out: their rejection of turns by coverage, a rule of sampling.
     """
 
     name: Literal["dr_kernel"] = "dr_kernel"
@@ -103,10 +102,10 @@ class KernelGymSteps(RewardRecipe):
     than the reference; 0.2, 0.4, 0.6, 0.8, 1 from a speedup of 1, 1.2, 1.5, 2, 3.
 
     Source: github.com/hkust-nlp/KernelGYM at 3a84417, `calculate_reward_like_kernel` in
-    `drkernel/kernel/rewards/reward_client.py`. Read in full. A runtime error is compiled and
-    incorrect there, a timeout a task that did not complete. A response without a module never
-    reaches that function: their client gives it `penalty_score`, 0 in their default configuration,
-    which is more than for code that does not compile; here it did not complete.
+    `drkernel/kernel/rewards/reward_client.py`. Read in full. There a runtime error is compiled and
+    incorrect, a timeout did not complete. A response without a module gets their client's
+    `penalty_score`, 0 by default and so more than code that does not compile; here it did not
+    complete.
     """
 
     name: Literal["kernelgym_steps"] = "kernelgym_steps"
@@ -141,11 +140,11 @@ class CudaAgent(RewardRecipe):
 
     Source: Dai et al., "CUDA Agent: Large-Scale Agentic RL for High-Performance CUDA Kernel
     Generation", arXiv:2602.24286, its robust reward schedule; its project page
-    (cuda-agent.github.io) says that rewards are discrete and names 5 % over torch.compile. The
-    four values, and that the 5 % holds for both baselines, rest on three independent
-    reimplementations. Not verified: the paper's own equation, and whether 5 % is of the speedup
-    (taken here: above 1.05) or of the baseline's time (above 1.053). Training code is not public.
-    3 needs the second baseline: `timing.baselines: [eager, compile]`.
+    (cuda-agent.github.io) names discrete rewards and 5 % over torch.compile. The four values, and 5
+    % for both baselines, rest on three independent reimplementations. Not verified: the paper's own
+    equation, and whether 5 % is of the speedup (taken here: above 1.05) or of the baseline's time
+    (above 1.053). Training code is not public. 3 needs the second baseline: `timing.baselines:
+    [eager, compile]`.
     """
 
     name: Literal["cuda_agent"] = "cuda_agent"
@@ -164,11 +163,10 @@ class KernelBenchTinker(RewardRecipe):
     """0.3 * correct + min(speedup, 10) where correct; a turn adds 0.4 of the next one's return.
 
     Source: kernelbench-tinker, `src/kernelbench_tinker/training/reward.py`, the default
-    `RewardConfig`, `compute_reward` and `compute_discounted_returns`, in the newest version that
-    was found (the repository of a contributor; the project's own could not be read). An earlier
-    version gave speedup - 1 instead (`speed_baseline: 1`), for which set `baseline: 1`; its
-    weights for format, compilation and length are 0 by default and left out. What its static
-    checker finds gets 0, as what is rejected here.
+    `RewardConfig`, `compute_reward` and `compute_discounted_returns`, in the newest version found
+    (a contributor's repository). An earlier version gave speedup - 1 (`speed_baseline: 1`): set
+    `baseline: 1` for it. Its weights for format, compilation and length are 0 by default and left
+    out. What its static checker finds gets 0, as what is rejected here.
     """
 
     name: Literal["kernelbench_tinker"] = "kernelbench_tinker"
@@ -191,11 +189,10 @@ class CudaL1(RewardRecipe):
     two decimals, and 0 where not correct.
 
     Source: Li et al., "CUDA-L1: Improving CUDA Optimization via Contrastive Reinforcement
-    Learning", arXiv:2507.14111, sections 2.4.4 (the score, equation 2, and its rounding: 1.118 to
-    1.11, 0.992 to 1.00) and 3.2 (normalised and clipped, equation 6). Read in summaries by others;
-    the training code is not public. Not verified: the bound of 1.5, and over which samples mean
-    and standard deviation are taken. Give your trainer's; those of the default put a kernel as
-    fast as the reference at 0 and a failure at -1.
+    Learning", arXiv:2507.14111, sections 2.4.4 (equation 2, rounding: 1.118 to 1.11, 0.992 to 1.00)
+    and 3.2 (equation 6). Read in summaries by others; the training code is not public. Not
+    verified: the bound of 1.5, and the samples that mean and standard deviation are over. Give your
+    trainer's; the default puts a kernel as fast as the reference at 0 and a failure at -1.
     """
 
     name: Literal["cuda_l1"] = "cuda_l1"
@@ -213,16 +210,15 @@ class CudaL1(RewardRecipe):
 
 
 class Concur(RewardRecipe):
-    """Where correct: 1 + 0.5 * log2(lower bound of the speedup, kept within 0.5 and 16)
-    + 0.5 * share of the roofline reached + 0.5 * share of kernel time in custom kernels.
-    Where rejected: -1, or what `penalties` says of the reason. Otherwise 0.
+    """Where correct: 1 + 0.5 * log2(lower bound of the speedup, kept within 0.5 and 16) + 0.5 *
+    share of the roofline reached + 0.5 * share of kernel time in custom kernels. Where rejected:
+    -1, or what `penalties` says of the reason. Otherwise 0.
 
-    Our own. Correctness is a gate: no wrong kernel earns anything, and every correct one is above
-    every other. The logarithm makes 2x to 4x worth as much as 1x to 2x, so that one outlier does
-    not rule a group; the lower bound of the 95 % interval pays for what was measured, not for
-    noise. The share of the roofline is `least_ms` / candidate's median, at most 1; 0 where
-    `least_ms` is not known, and so is the share of kernel time: both are then the same for all
-    candidates of a task. A candidate that cheats is never above one that is merely wrong.
+    Our own. Every correct kernel is above every other, and a candidate that cheats never above one
+    that is merely wrong. The logarithm keeps one outlier from ruling a group; the lower bound of
+    the 95 % interval pays for what was measured, not for noise. The share of the roofline is
+    `least_ms` / candidate's median, at most 1. An unknown share is 0: the same for all candidates
+    of a task.
     """
 
     name: Literal["concur"] = "concur"
@@ -271,15 +267,16 @@ class Concur(RewardRecipe):
 
 _Known = Kevin | DrKernel | KernelGymSteps | CudaAgent | KernelBenchTinker | CudaL1 | Concur
 Recipe = Annotated[_Known, Field(discriminator="name")]
-"""A field of this type in a configuration takes any of them, told apart by `name`."""
+"""A configuration field of this type takes any recipe, told apart by `name`."""
 _adapter: TypeAdapter[RewardRecipe] = TypeAdapter(Recipe)
 RECIPES: Mapping[str, RewardRecipe] = {kind().name: kind() for kind in get_args(_Known)}
 """Every recipe with the numbers of its source, by name."""
 
 
 def recipe_of(given: str | Path | Mapping[str, object] | RewardRecipe) -> RewardRecipe:
-    """The recipe that a name, a mapping with `name` and other numbers, or a YAML file of such a
-    mapping stands for. Raises UsageError."""
+    """The recipe that a name, a mapping with `name` and numbers, or a YAML file of such a mapping
+    stands for. Raises UsageError.
+    """
     if isinstance(given, RewardRecipe):
         return given
     if isinstance(given, str) and given in RECIPES:
@@ -293,7 +290,6 @@ def recipe_of(given: str | Path | Mapping[str, object] | RewardRecipe) -> Reward
 
 
 def _first(error: Exception) -> str:
-    """What an error says first: of a validation, the field as well."""
     if not isinstance(error, ValidationError):
         return str(error)
     key, said = first_problem(error)
@@ -321,17 +317,17 @@ def reward(
 ) -> float | None:
     """What a candidate earns under a recipe; None where the machine or the task failed.
 
-    `verdict` is None where no verdict was reached. `least_ms`, used by `concur` alone, is the
-    shortest time that the machine allows for a call of this task, in milliseconds. Raises
-    ValueError where that is no time.
+    `verdict` is None where none was reached. `least_ms`, used by `concur` alone, is the shortest
+    time the machine allows for a call of this task, in milliseconds. Raises ValueError where that
+    is no time.
     """
     parts = reward_parts(verdict, recipe, least_ms=least_ms)
     return None if parts is None else float(sum(parts.values()))
 
 
 def discounted(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
-    """The return of each turn: its reward plus gamma times the return of the next turn (Kevin,
-    arXiv:2507.11948). None for every turn whose sum includes a turn without a reward.
+    """The return of each turn: its reward plus gamma times the next return (Kevin,
+    arXiv:2507.11948). None where the sum includes a turn without a reward.
 
     Raises ValueError for a gamma outside [0, 1].
     """

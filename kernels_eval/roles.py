@@ -1,8 +1,7 @@
-"""The entry of a forked process: serves the commands of one role until its channel closes.
+"""The entry of a forked process: serves one role's commands until its channel closes.
 
-The fork server starts roles by name. `capture` reads build requests out of a candidate's module,
-`candidate` runs the kernel. The other roles run the task alone, in processes that no candidate
-enters: they are imported only where they are served, so a candidate's process does not hold their
+`capture` reads build requests from a candidate's module, `candidate` runs the kernel. Other roles
+run the task alone and are imported only where served, so a candidate's process does not hold their
 code.
 """
 
@@ -35,8 +34,9 @@ OTHER_ROLES = {
 
 
 def warm_up(kind: str) -> None:
-    """What the fork server does once for all of its children: `kind` is "workload" for those that
-    measure workloads, which costs seconds and memory that no other role needs."""
+    """Work that the fork server does once for all children. `kind` "workload" measures workloads,
+    at a cost in seconds and memory that no other role needs.
+    """
     assert measurement  # imported for every child, which then need not
     for part in (CandidateRole, ModelRunner, CaptureRole, health):
         routes_of(part)
@@ -67,7 +67,6 @@ def serve(role: str, channel: Channel) -> None:
 
 
 def role_of(name: str, channel: Channel) -> object:
-    """What serves a role."""
     if name == "candidate":
         return CandidateRole(channel)
     if name == "capture":

@@ -21,10 +21,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> EvalConfig:
-    """The verification protocol (`base`, else the default) with `key.path=value` overrides, such as
-    `timing.max_s=1.0`; a profile's `verification.eval.` before a key is left out.
+    """The verification protocol (`base`, else the default) with overrides such as
+    `timing.max_s=1.0`; a key may begin with a profile's `verification.eval.`.
 
-    Raises UsageError for an override that cannot be read, an unknown key or an illegal value.
+    Raises UsageError for an unreadable override, an unknown key or an illegal value.
     """
     keys = [re.sub(r"^(verification\.)?eval\.", "", each) for each in overrides]
     data = base.model_dump(mode="json") if base else {}
@@ -32,8 +32,9 @@ def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> E
 
 
 def overridden(model: type[Model], data: Json, overrides: Iterable[str], where: str) -> Model:
-    """The model of some data with `key.path=value` overrides, whose values are YAML; `data` is
-    changed. Raises UsageError as `load_protocol` does, with `where` the data is from."""
+    """The model of `data` (changed) with `key.path=value` overrides in YAML. Raises UsageError as
+    `load_protocol`, with `where` the data is from.
+    """
     import yaml
 
     for override in overrides:
@@ -63,8 +64,9 @@ def put(data: Json, key: str, value: Any) -> None:
 
 
 def validated(model: type[Model], data: Any, where: str) -> Model:
-    """The model of some data. Raises UsageError for its first problem: `where` it is, which key,
-    what is wrong, what would be right."""
+    """The model of some data. Raises UsageError for its first problem: where, which key, what is
+    wrong, what would be right.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -81,7 +83,7 @@ def validated(model: type[Model], data: Any, where: str) -> Model:
 
 
 def nearest(word: str, known: list[str], what: str, parents: Sequence[str] = ()) -> str:
-    """A hint for a word that is not known: the nearest that is, else all of them."""
+    """A hint for an unknown word: the nearest known one, else all."""
     close = difflib.get_close_matches(word, known, n=1)
     if close:
         return f"did you mean {'.'.join([*parents, *close])}?"

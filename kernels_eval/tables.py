@@ -8,6 +8,6 @@ from typing import Any
 
 
 def table_beside(module: str, name: str = "") -> dict[str, Any]:
-    """NAME.toml beside a module NAME.py, which gives its `__file__`, or the file of this name."""
+    """NAME.toml beside a module NAME.py, given its `__file__`, or the file of this name."""
     path = Path(module).parent / name if name else Path(module).with_suffix(".toml")
     return tomllib.loads(path.read_text(encoding="utf-8"))

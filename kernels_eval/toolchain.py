@@ -25,8 +25,7 @@ HEADERS = Path(__file__).parent / "compile" / "headers"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers and torch installation that builds use, found once. Nothing here imports
-    torch."""
+    """The compilers and torch installation that builds use, found once without importing torch."""
 
     cache: Path
     cuda_arch: str = "9.0"
@@ -103,7 +102,8 @@ class Toolchain:
     @property
     def includes(self) -> list[str]:
         """Options for torch's own headers. Host sources of a CUDA extension include cuda_runtime.h
-        too."""
+        too.
+        """
         python, *cuda = self.plain_includes
         paths = [*self.torch_includes, python]
         if not (paths[0] / "c10/cuda/impl/cuda_cmake_macros.h").exists():
@@ -124,15 +124,17 @@ class Toolchain:
     @property
     def plain_includes(self) -> list[Path]:
         """What a source may include beside torch's headers: Python's, and CUDA's where there is a
-        toolkit."""
+        toolkit.
+        """
         python = python_include()
         cuda = self.cuda_home / "include" if self.cuda_home else None
         return [python, cuda] if cuda and (cuda / "cuda_runtime.h").exists() else [python]
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of compilers: of the user's only the search path, a home that does not
-        exist, and messages in English."""
+        """The compilers' environment: only the user's search path, no real home, messages in
+        English.
+        """
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "LC_ALL": "C",
@@ -151,7 +153,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def torch_directory() -> Path:
-    """Where torch is installed. Raises ToolchainError where it is not."""
+    """Where torch is installed. Raises ToolchainError."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ToolchainError("torch is not installed", pip_install("torch>=2.11,<2.14"))
@@ -159,8 +161,9 @@ def torch_directory() -> Path:
 
 
 def torch_versions() -> tuple[str, str]:
-    """torch's version and that of the CUDA it was built with (empty without CUDA), read from its
-    files: importing torch takes seconds."""
+    """Versions of torch and its CUDA (or empty), read from its files: importing torch takes
+    seconds.
+    """
     text = (torch_directory() / "version.py").read_text()
     version = re.search(r"__version__ = '([^']+)'", text)
     cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.MULTILINE)
@@ -175,7 +178,8 @@ def default_cache() -> Path:
 
 
 def places_of(cache: Path) -> list[Path]:
-    """The real folders of a cache: it, and the targets of links in it (another disk, say), since
-    Landlock's rights to a folder do not extend to what its links lead to."""
+    """The real folders of a cache: it and the targets of links in it, to which Landlock's rights do
+    not extend.
+    """
     links = (path for path in cache.iterdir() if path.is_symlink()) if cache.is_dir() else ()
     return [cache.resolve(), *(path.resolve() for path in links)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL_VERSION = 14
-"""Raise this number in the commit that can change any verdict: its status, its reason, what is
-compared, how it is timed, or a threshold. Candidates are then verified anew. Leave it for edits of
-docstrings, messages, logging, structure or speed, which change no verdict."""
+"""Raise this in a commit that can change a verdict: status, reason, what is compared, timing, a
+threshold; candidates are then verified anew. Leave it for docstrings, messages, logging,
+structure or speed.
+"""

@@ -1,15 +1,12 @@
-"""Finished builds on a disk that any number of workers share: folders that are written once.
+"""Finished builds on a disk that workers share: folders written once.
 
-Guarantees: a build's folder is written under another name and renamed, so it appears whole or not
-at all, also where a process is killed at any moment; it is never changed, and goes as a whole.
-Where the cache is above its limit, a process that first stores something removes what was used
-longest ago; a path that was handed out stays for 30 minutes after its last use. A full disk is
-`DiskFullError`, never a candidate's fault.
+Guarantees: a build's folder appears whole or not at all (atomic rename), is never changed, and is
+removed whole. Above the limit, the least recently used go when a process first stores; a path
+handed out stays for 30 minutes after its last use. A full disk is `DiskFullError`, never a
+candidate's fault.
 
-Needs of the filesystem: a rename that is atomic. Does not guarantee that something is built once
-only (two may build it at the same time: the first to finish is kept), nor the limit while a process
-goes on, nor a library that a power cut has shortened. Headers and shims (`prepared`) are not part
-of it.
+Does not guarantee that something is built once only, the limit while a process goes on, or
+libraries after a power cut. Headers and shims (`prepared`) are elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ class Usage(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A kept build: when it was last used (Unix seconds), its size on the disk, and its folder."""
+    """A kept build: last use (Unix seconds), bytes on the disk, folder."""
 
     used_s: float
     bytes: int
@@ -58,10 +55,9 @@ class Entry(NamedTuple):
 
 
 def limit_from_environment() -> int:
-    """`$CONCUR_CACHE_BYTES`, else 20 GiB; 0 is no limit. Raises UsageError for anything else.
+    """`$CONCUR_CACHE_BYTES`, else 20 GiB; 0 is no limit. Raises UsageError.
 
-    Not a field of BuildConfig: that is part of every verdict's key, and disk space changes no
-    verdict.
+    Not in BuildConfig, which is part of every verdict's key: disk space changes no verdict.
     """
     given = os.environ.get("CONCUR_CACHE_BYTES", str(LIMIT_BYTES))
     if not re.fullmatch(r"[0-9]+", given) or 0 < int(given) < LEAST_LIMIT_BYTES:
@@ -73,10 +69,10 @@ def limit_from_environment() -> int:
 
 
 class BuildCache:
-    """`<cache>/extensions/`: one folder a build, `KEY[:2]/KEY/`, which holds `build.json` and,
-    where it succeeded, the library.
+    """`<cache>/extensions/`: one folder per build, `KEY[:2]/KEY/`, with `build.json` and, where it
+    succeeded, the library.
 
-    `limit_bytes`: 0 is no limit; by default that of the environment, read when it is first needed.
+    `limit_bytes`: 0 is no limit; by default the environment's.
     """
 
     def __init__(self, cache: Path, limit_bytes: int | None = None) -> None:
@@ -91,8 +87,9 @@ class BuildCache:
         return limit_from_environment() if given is None else given
 
     def find(self, key: str) -> Build | None:
-        """The build kept under this key, from now on the last one used; None where there is none
-        that this version of the code can read. Its `path` is absolute."""
+        """The build kept under this key, marked as used; None where this version can read none. Its
+        `path` is absolute.
+        """
         entry = self._entry(key)
         try:
             _mark_used(entry)
@@ -102,8 +99,9 @@ class BuildCache:
         return _absolute(entry, build.model_copy(update={"cached": True}))
 
     def store(self, key: str, build: Build) -> Build:
-        """Keep a build, with a copy of the library at its `path`. Returns it as it is kept, which
-        is another's where that came first. Raises DiskFullError where there is no room."""
+        """Keep a build, with a copy of the library at its `path`. Returns the kept one: another's
+        where that came first. Raises DiskFullError.
+        """
         with blaming_the_disk(self.cache):
             self._staging.mkdir(parents=True, exist_ok=True)
             if not self._trimmed:
@@ -117,7 +115,7 @@ class BuildCache:
                 shutil.rmtree(staging, ignore_errors=True)
 
     def renew(self, libraries: Iterable[str]) -> None:
-        """Count these paths as used now. One that is gone is ignored: its user builds it again."""
+        """Mark these paths as used now, ignoring those that are gone."""
         for path in libraries:
             with suppress(OSError):
                 _mark_used(Path(path).parent)
@@ -128,8 +126,9 @@ class BuildCache:
         return Usage(len(sizes), sum(sizes))
 
     def trim(self) -> int:
-        """Remove what killed processes have left, and where the cache is above its limit what was
-        used longest ago. Returns how many entries went."""
+        """Remove what killed processes left and, above the limit, the least recently used. Returns
+        how many entries went.
+        """
         for left in self._staging.iterdir():
             with suppress(OSError):
                 if left.stat().st_mtime < time.time() - STALE_S:
@@ -156,7 +155,7 @@ class BuildCache:
         return self._staging / uuid.uuid4().hex
 
     def _written(self, staging: Path, build: Build) -> Build:
-        """The record of a build, which stands in the new folder `staging` with its library."""
+        """The record of a build, stored in `staging` with its library."""
         staging.mkdir()
         if build.path:
             library = staging / Path(build.path).name
@@ -167,7 +166,7 @@ class BuildCache:
         return build
 
     def _in_place(self, staging: Path, entry: Path, build: Build) -> Build:
-        """Rename a folder to where it is found. Returns what is found there then."""
+        """Rename a folder to its final place; returns the build found there then."""
         entry.parent.mkdir(exist_ok=True)
         while True:
             try:
@@ -181,7 +180,6 @@ class BuildCache:
             self._remove(entry)  # of another version of this code
 
     def _remove(self, entry: Path) -> None:
-        """Remove as a whole: by another name, under which nobody finds half of it."""
         away = self._new_name()
         with suppress(FileNotFoundError):  # another process was faster
             os.rename(entry, away)
@@ -198,7 +196,7 @@ def _absolute(entry: Path, build: Build) -> Build:
 
 
 def _mark_used(entry: Path) -> None:
-    """Note a use by the time of last change: that of last access is not kept everywhere."""
+    """Note a use by the modification time: access times are not kept everywhere."""
     try:
         os.utime(entry)
     except OSError as error:
@@ -207,7 +205,7 @@ def _mark_used(entry: Path) -> None:
 
 
 def _bytes_of(entry: Path) -> int:
-    """What a folder of files takes on a disk: whole blocks, and one for the folder."""
+    """Bytes on disk, in whole blocks, the folder's own included."""
     return BLOCK_BYTES + sum(
         -(-file.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES for file in entry.iterdir()
     )

@@ -1,7 +1,7 @@
-"""What the kernels of a built library take of a multiprocessor, by cuobjdump: no GPU is needed.
+"""Per-kernel resources of a built library, by cuobjdump: no GPU is needed.
 
-Guarantees: nothing of the library runs. Does not guarantee to tell a spilled register from an array
-that the source keeps in local memory: the hardware does not either.
+Guarantees: nothing of the library runs. Cannot tell a spilled register from an array in local
+memory: the hardware does not either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LOCAL = ("STL", "LDL")
 
 class Resources(NamedTuple):
     """Of one kernel: registers a thread, bytes of stack a thread, bytes of static shared memory a
-    block, and the share of its instructions that access local memory."""
+    block, and the share of instructions that access local memory.
+    """
 
     registers: int
     stack_bytes: int
@@ -32,23 +33,21 @@ class Resources(NamedTuple):
 
 
 def tool_path(name: str, *folders: str | Path) -> str | None:
-    """Where a tool of CUDA's is: on PATH, in the toolkit (compute-sanitizer has a folder of its
-    own there), in these folders; None where nowhere."""
+    """Path of a CUDA tool: on PATH, in the toolkit or in these folders; None where nowhere."""
     home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
     places = (os.environ.get("PATH", ""), f"{home}/bin", f"{home}/{name}", *map(str, folders))
     return shutil.which(name, path=os.pathsep.join(places))
 
 
 def cuobjdump() -> str | None:
-    """The path of cuobjdump; Triton brings one."""
+    """Path of cuobjdump; Triton brings one."""
     triton = importlib.util.find_spec("triton")
     folder = Path(triton.origin).parent / "backends/nvidia/bin" if triton and triton.origin else ""
     return tool_path(PROGRAM, folder)
 
 
 def resources_of(library: str) -> dict[str, Resources]:
-    """The resources of each kernel, by its mangled name; empty where there is no cuobjdump, or no
-    kernel."""
+    """Resources by mangled kernel name; empty without cuobjdump or kernels."""
     program = cuobjdump()
     if program is None:
         return {}
@@ -58,7 +57,7 @@ def resources_of(library: str) -> dict[str, Resources]:
 
 
 def resources_in(said: str) -> dict[str, Resources]:
-    """The same, from what cuobjdump prints."""
+    """The resources in output of cuobjdump."""
     codes = dict(re.findall(r"Function : (\S+)\n(.*?)(?=\n\s*Function : |\Z)", said, re.DOTALL))
     found = {}
     for name, *numbers in USAGE.findall(said):
@@ -70,11 +69,11 @@ def resources_in(said: str) -> dict[str, Resources]:
 
 
 def plain_name(kernel: str) -> str:
-    """The last word of a kernel's name, without namespaces, templates and arguments."""
+    """A kernel's name without namespaces, templates and arguments."""
     words = re.findall(r"\w+", re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""))[0])
     return words[-1] if words else kernel
 
 
 def named(kernel: str, mangled: str) -> bool:
-    """Whether this is the mangled name of a kernel with this plain one."""
+    """Whether a mangled name is that of a kernel with this plain name."""
     return mangled == kernel or f"{len(kernel)}{kernel}" in mangled

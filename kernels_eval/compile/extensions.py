@@ -1,15 +1,12 @@
-"""Builds the C++ and CUDA extensions that candidates ask for, outside the candidate's process, into
-a content-addressed cache.
+"""Builds candidates' C++ and CUDA extensions outside their process, into a content-addressed cache.
 
-Guarantees: a library is built once per (sources, flags, toolchain), as long as it is kept
-(`cache`); a compiler that hangs is killed with its children; a build that fails with the lite
-headers is tried again with torch's own, unless one of its errors is certain to be torch's headers',
-too, so the outcome does not depend on the tier; a build that a full disk may have made fail has no
-outcome. Does not guarantee that the compiler itself is safe against hostile input beyond a
-deadline, a file-size limit, a list of flags that load or write things, and whatever `confine` adds.
+Guarantees: a library is built once per (sources, flags, toolchain) while kept; a hanging compiler
+is killed with its children; a build that fails with lite headers is retried with torch's, unless an
+error is certain there too, so the outcome does not depend on the tier; a build that a full disk may
+have failed has no outcome.
 
-One build of an extension with one header tier: its translation units, composed as
-torch.utils.cpp_extension does, and the commands that compile and link them.
+Does not guarantee that the compiler is safe against hostile input beyond a deadline, a file-size
+limit, a list of refused flags, and `confine`.
 """
 
 from __future__ import annotations
@@ -87,12 +84,12 @@ ENDED = {
 """What a log does not say by itself."""
 
 OWN_HEADERS = "own_headers"
-"""The folder of a build for headers that the candidate has written."""
+"""A build's folder for headers that the candidate has written."""
 Tier = Literal["lite", "full"]
 
 
 class ToolFailedError(Exception):
-    """A tool that a transform ran did not succeed."""
+    """A transform's tool failed."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
@@ -101,8 +98,11 @@ class ToolFailedError(Exception):
 
 @dataclass
 class Attempt:
-    """`work` is an empty folder of its own; `confine` is called in every compiler process before
-    it starts."""
+    """One build of an extension with one header tier, composed as torch.utils.cpp_extension does.
+
+    `work` is an empty folder of its own; `confine` is called in every compiler process before it
+    starts.
+    """
 
     spec: ExtensionSpec
     tier: Tier
@@ -111,12 +111,13 @@ class Attempt:
     timeout_s: float
     confine: Callable[[], None] | None = None
     cuda_first: bool = False
-    """whether main.cpp is known to compile: CUDA sources, where errors cost less, come first"""
+    """whether main.cpp is known to compile: CUDA sources, cheaper to fail, then come first"""
     transforms: Sequence[BuildTransform] = ()
 
     def build(self) -> Build:
         """The outcome, with a library in `work`. Raises DiskFullError where a full disk may be why
-        it failed."""
+        it failed.
+        """
         self.work.mkdir()
         if self.tier == "full":
             self.prepared.precompiled()  # made once, for all: not on this candidate's time
@@ -147,7 +148,7 @@ class Attempt:
         return blank(self.spec.text)
 
     def _compile_and_link(self) -> Outcome:
-        """Up to the first step that does not succeed."""
+        """Stops at the first step that fails."""
         if self.tier == "lite":
             self.prepared.operators.write(self._text, self.work / "operators")
         units = self._write_units()
@@ -179,7 +180,7 @@ class Attempt:
         return "ok"
 
     def _printed(self, command: Sequence[str]) -> str:
-        """What a tool prints. Only a confined process reads the library by a tool."""
+        """A tool's output. Only a confined process reads the library by a tool."""
         printed = self.work / "printed"
         outcome = self._run(["/bin/sh", "-c", f'exec "$0" "$@" > {printed.name}', *command])
         if outcome != "ok":
@@ -187,7 +188,7 @@ class Attempt:
         return printed.read_text(errors="replace")
 
     def _write_units(self) -> list[str]:
-        """The names of all translation units, which are in `work` now."""
+        """Write all translation units into `work`; returns their names."""
         headers = [(f"{OWN_HEADERS}/{name}", text) for name, text in self.spec.headers]
         if headers:
             (self.work / OWN_HEADERS).mkdir(exist_ok=True)
@@ -196,7 +197,6 @@ class Attempt:
         return [name for name, _ in units]
 
     def units(self) -> list[tuple[str, str]]:
-        """File name and text of every translation unit."""
         spec = self.spec
         if spec.kind == "files":
             named = [(Path(name).name, text) for name, text in spec.files]
@@ -218,7 +218,7 @@ class Attempt:
     # -- commands ----------------------------------------------------------------------------------
 
     def command(self, name: str) -> list[str]:
-        """The compiler of a translation unit with all flags, and without the unit itself."""
+        """The compiler of a translation unit with all flags, without the unit."""
         spec, tools = self.spec, self.prepared.tools
         headers = "bindings" if name == "main.cpp" and self._only_declares() else self.tier
         switches = [f"-DTORCH_EXTENSION_NAME={spec.name}"]
@@ -235,8 +235,7 @@ class Attempt:
         return flags + self._includes(headers)
 
     def _only_declares(self) -> bool:
-        """Whether main.cpp holds only prototypes over lite's plainest types: then it needs no
-        operator of torch."""
+        """Whether main.cpp holds only prototypes of lite's plainest types: no operator needed."""
         text = blank("\n".join(self.spec.cpp_sources))
         return self.tier == "lite" and bool(self.spec.cuda_sources) and only_declares(text)
 
@@ -277,11 +276,9 @@ class Attempt:
         return command + list(self.spec.extra_ldflags)
 
     def _parsed(self) -> Outcome | None:
-        """What comes of parsing main.cpp with torch's precompiled header, its functions named but
-        not bound: what fails there will not compile.
+        """The failure of parsing main.cpp with torch's precompiled header, if it fails.
 
-        Sound only where the candidate's flags cannot change what is parsed; elsewhere, or without
-        precompiled headers, None.
+        Sound only where the candidate's flags cannot change what is parsed; elsewhere None.
         """
         spec, made, source = self.spec, self.prepared, self.work / "main.cpp"
         plain = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags)
@@ -300,14 +297,13 @@ class Attempt:
         return run(command, self.work, self.deadline, tools.environment, self._confine)
 
     def _confine(self) -> None:
-        """In a compiler's process, before it starts."""
         limit_compiler(CANDIDATE_FILE_BYTES)
         if self.confine is not None:
             self.confine()
 
 
 def _refusal(spec: ExtensionSpec) -> Build | None:
-    """The outcome of a spec that is not given to a compiler at all."""
+    """The outcome of a spec that no compiler is given."""
     said, reason = spec.unusable_reason, Reason.BUILD_FAILED
     flags = () if said else (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags)
     refused = [bad for bad in map(refused_flag, flags) if bad is not None]
@@ -318,11 +314,10 @@ def _refusal(spec: ExtensionSpec) -> Build | None:
 
 
 class Builder:
-    """Turns specs into libraries. One instance a process; any number of processes may share a cache
-    directory.
+    """Turns specs into libraries. One instance per process; processes may share a cache directory.
 
-    `confine` is called in every compiler process before it starts, to shut it in; it may use only
-    what a preexec_fn may.
+    `confine` is called in every compiler process before it starts; it may use only what a
+    preexec_fn may.
     """
 
     def __init__(
@@ -334,7 +329,7 @@ class Builder:
         confine: Callable[[], None] | None = None,
         transforms: Mapping[str, BuildTransform] | None = None,
     ) -> None:
-        """`transforms`: by their names, those to apply; by default those that `config` names."""
+        """`transforms`: those to apply, by name; default: those that `config` names."""
         self.config = config
         self.transforms = load_transforms(config.transforms) if transforms is None else transforms
         self.tools = Toolchain(cache or default_cache(), config.cuda_arch or cuda_arch or "9.0")
@@ -344,8 +339,9 @@ class Builder:
 
     @property
     def work_root(self) -> Path:
-        """The one folder under the cache that this process's compilers write to; it goes with the
-        process."""
+        """The folder under the cache that this process's compilers write to; removed with the
+        process.
+        """
         return self._work.path
 
     @cached_property
@@ -356,14 +352,12 @@ class Builder:
         return self.cache.find(self.key_for(spec))
 
     def key_for(self, spec: ExtensionSpec) -> str:
-        """Identity of a build: its sources and flags, the toolchain, and what changes libraries."""
+        """Identity of a build: sources, flags, toolchain, and what changes libraries."""
         key = self.tools.key_for(spec)
         applied = [[name, each.version] for name, each in self.transforms.items()]
         return stable_hash([key, applied]) if applied else key
 
     def build(self, spec: ExtensionSpec) -> Build:
-        """Build one extension, or take it from the cache. Never raises for a candidate's fault;
-        ToolchainError for the machine's, DiskFullError among them."""
         started = time.monotonic()
         if known := _refusal(spec) or self.cached(spec):
             return known
@@ -381,8 +375,6 @@ class Builder:
             return self.cache.store(self.key_for(spec), build) if build.lasting else build
 
     def _compiled(self, spec: ExtensionSpec, folder: Path) -> Build:
-        """The outcome, with a library below this folder. Raises OSError or DiskFullError for a full
-        disk."""
         spent_s = 0.0
         if self.config.lite_headers and self.lite_can(spec):
             build = self.attempt(spec, "lite", folder).build()
@@ -407,8 +399,7 @@ class Builder:
         )
 
     def lite_can(self, spec: ExtensionSpec) -> bool:
-        """Whether to try lite: not for sources that bind themselves, or name what only torch's
-        whole header has."""
+        """Whether to try lite: not for self-binding sources or those that need all of torch."""
         text = blank(spec.text)
         return (
             spec.kind == "inline"
@@ -419,14 +410,14 @@ class Builder:
         )
 
     def is_certain(self, build: Build, spec: ExtensionSpec) -> bool:
-        """Whether torch's own headers would certainly reject this source as well."""
+        """Whether torch's own headers would certainly reject this source too."""
         undefined = self.tools.nvcc and re.match(r"cuda\.cu\(\d+\): error: identifier ", build.log)
         names = self.prepared.torch_names_of_nvcc if undefined else self.prepared.torch_names
         return certain_error(build.log, spec.text, names)
 
     def warm(self, share: int = 0, shares: int = 1) -> None:
-        """Make what most builds need, so that no candidate waits for it. Builders divide the work:
-        each takes its share. Raises ToolchainError.
+        """Make this builder's share of what most builds need, so that no candidate waits for it.
+        Raises ToolchainError.
         """
         made = self.prepared
         jobs: list[tuple[int, Callable[[], object]]] = [  # with seconds, as measured on one core

@@ -1,9 +1,8 @@
-"""Library work that a built extension asks for, read from the symbols of its ELF file (System V
-ABI, chapter 4). No torch here: the parent reads the file, and no process of the candidate's has a
-say in it.
+"""Library work that a built extension asks for, from the symbols of its ELF file (System V ABI,
+chapter 4).
 
-Does not see functions of a static library, nor what is reached through pointers: a flag says where
-a library looks functions up by name.
+The parent reads the file, without torch: no process of the candidate's can interfere. Does not see
+functions of a static library or reached through pointers; a flag marks lookups by name.
 """
 
 from __future__ import annotations
@@ -36,15 +35,16 @@ LIBRARY = re.compile(
     r"|(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nccl|npp|Dfti|vm[sd]|v[sd])[A-Z]\w*"
     r"|(?:vm?[sd][a-z0-9]+|VM?[SD][A-Z0-9]+)(?:_64)?_"
 )
-"""Functions of BLAS, LAPACK, MKL, oneDNN and of NVIDIA's libraries, whole names, in C or Fortran.
-The names of C++ functions are mangled and begin with _Z."""
+"""Whole names of functions of BLAS, LAPACK, MKL, oneDNN and NVIDIA's libraries, in C or Fortran.
+Mangled C++ names begin with _Z.
+"""
 SHIM = re.compile(r"aoti_torch_(?:cpu|cuda)?_(\w+?)(?:_out)?")
-"""Operators of torch in C, for code that inductor writes: they pass the dispatcher by."""
+"""C operators of torch for inductor's code: they bypass the dispatcher."""
 FOREIGN_NAMESPACES = ("dnnl", "oneapi", "fbgemm")
 STUB = re.compile(r"NS0_\d+(\w+?)(?:_DECLARE_DISPATCH_type)?EE\d")
-"""The operator of a table of kernels, at the end of the arguments of its template."""
+"""The operator of a kernel table, last among its template arguments."""
 TENSOR_EXPRESSIONS = "nnc_"
-"""How operators of torch begin that code of torch::jit::tensorexpr calls."""
+"""Prefixes of torch operators that torch::jit::tensorexpr code calls."""
 DEVICES = (
     "cpu",
     "cuda",
@@ -71,21 +71,22 @@ UNTRACED = (
     *("torch::profiler::impl::removeExecutionTraceObserver",),
     *("torch::profiler::impl::addExecutionTraceObserver",),
 )
-"""A library that uses one of these can keep calls of the dispatcher from being recorded, make them
-inside of other calls, or tell when they are recorded."""
+"""With one of these a library can keep dispatcher calls from being recorded, make them inside other
+calls, or tell when they are recorded.
+"""
 RESOLVES_NAMES = (
     *("dlopen", "dlsym", "dlvsym", "dlmopen", "dlinfo", "dl_iterate_phdr", "_dl_find_object"),
     *("_r_debug", "at::DynamicLibrary"),
 )
-"""What finds functions by name, or the tables of loaded libraries that have these names."""
+"""What finds functions by name, or tables of loaded libraries with these names."""
 FINDS_OPERATORS = (
     *("c10::Dispatcher::findSchema", "c10::Dispatcher::findSchemaOrThrow"),
     *("c10::Dispatcher::findOp", "c10::Dispatcher::getAllOpNames"),
 )
-"""What finds an operator by its name; it may then be called without a record."""
+"""What finds an operator by name: it may then be called unrecorded."""
 OPERATOR_NAME = re.compile(rb"\baten::([a-zA-Z]\w{0,80})")
 MOST_SYMBOLS, MOST_LETTERS = 1 << 17, 1024
-"""Undefined symbols of an honest library are some hundreds. Of longer names, the beginning."""
+"""Bounds on undefined symbols and on letters read of each; honest libraries have some hundreds."""
 
 
 class Unreadable(ValueError):
@@ -95,8 +96,8 @@ class Unreadable(ValueError):
 def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
     """What these libraries ask others to compute, and flags for what hides such work.
 
-    Operators of torch that are called through the dispatcher are left out, for the run records
-    them, unless a library switches that off or calls `redispatch`.
+    Omits operators called through the dispatcher, which the run records, unless a library switches
+    that off or calls `redispatch`.
     """
     work: set[str] = set()
     flags: set[str] = set()
@@ -118,7 +119,7 @@ def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
 
 
 def _named(symbol: str, untraced: bool) -> Iterator[str]:
-    """The name for `Verdict.library_calls` of a symbol that stands for library work."""
+    """Names for `Verdict.library_calls` where a symbol stands for library work."""
     parts = symbol.split("::")
     if len(parts) == 1:
         shim = SHIM.fullmatch(symbol)
@@ -139,8 +140,9 @@ def _named(symbol: str, untraced: bool) -> Iterator[str]:
 
 
 def _demangled(symbol: str) -> str:
-    """The qualified name of a C++ function without its arguments (Itanium C++ ABI, 5.1.2); other
-    names as they are."""
+    """A C++ function's qualified name without arguments (Itanium C++ ABI, 5.1.2); other names
+    unchanged.
+    """
     match = re.match(r"_ZN?(?:[rVKRO]*)(?=\d)", symbol)
     if match is None:
         return symbol
@@ -157,7 +159,7 @@ def _demangled(symbol: str) -> str:
 
 
 def _undefined(data: bytes) -> list[str]:
-    """Names that a 64-bit little-endian ELF file leaves to others to define. Raises Unreadable."""
+    """Undefined symbols of a 64-bit little-endian ELF file. Raises Unreadable."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise Unreadable("not a 64-bit little-endian ELF file")
     try:

@@ -1,11 +1,9 @@
-"""Writes, for one candidate, the operator declarations that the `lite` headers include: from
-torch's own headers, only what is named.
+"""Writes the operator declarations that a candidate's `lite` headers include, from torch's own
+headers.
 
-Guarantees: an operator that the source names comes with every overload torch has of that name, in
-torch's own words, so that overload resolution is torch's; an overload whose types lite does not
-have is there and deleted. Everything is keyed by the source's identifiers: a name that does not
-occur in the text is not declared. Does not guarantee that an operator can be expressed: then the
-source does not compile with `lite`, and `full` says what it is worth.
+Guarantees: a named operator comes with all of torch's overloads, so overload resolution is torch's;
+overloads with types lite lacks are declared deleted; names absent from the source are not declared.
+Does not guarantee that lite can express an operator: then `full` decides.
 """
 
 from __future__ import annotations
@@ -96,8 +94,9 @@ SPECIAL = re.compile(
     r"\b(assoc_(laguerre|legendre)|beta|(comp_)?ellint_[123]|cyl_(bessel_[ijk]|neumann)|expint|hermite|laguerre|legendre|riemann_zeta"
     r"|sph_(bessel|legendre|neumann)|(conf_)?hyperg)[fl]?\b|__gnu_cxx|__STDCPP|_GLIBCXX"
 )
-"""C++17's special functions, at file scope with some libraries: a source that names one gets them,
-were it only to clash with them."""
+"""C++17's special functions, at file scope in some libraries: a source that names one gets them,
+clashes included.
+"""
 STRING = re.compile(r"\b(string\w*|\w*stream|to_string|cout|cerr|what|name)\b|std::str|::Device\b")
 
 # Factories that are compiled once, in a library beside the shims; candidates' sources get
@@ -148,8 +147,7 @@ _PARAMETERS = re.compile(r"\([^()]*\)")
 
 
 def only_declares(text: str) -> bool:
-    """Is there nothing but prototypes in this plain text, of types that concur_bind.h brings
-    along?"""
+    """Whether plain text holds only prototypes, of types that concur_bind.h brings."""
     bare = _INCLUDE_OF_TORCH.sub("", text)
     switches = set(definitions(bare)) - {
         "-DCONCUR_SPECIAL"
@@ -231,22 +229,21 @@ Names = frozenset[str]
 
 
 class TorchNames(NamedTuple):
-    """Names in torch's headers and everything those include."""
+    """Names in torch's headers and their includes."""
 
     macros: Names
     """Macros that torch's own headers define."""
     words: Names
-    """Every identifier."""
     file_scope: Names
-    """Every identifier outside of namespaces, classes and functions."""
+    """Identifiers outside of namespaces, classes and functions."""
     methods: Names = Names()
-    """Every identifier in the headers that declare Tensor."""
+    """Identifiers in the headers that declare Tensor."""
     not_brought: Names = Names()
-    """Names of CUDA streams that torch/extension.h does not bring, under any condition."""
+    """CUDA stream names that torch/extension.h never brings."""
     dispatch_takes_types: bool = False
     """Whether AT_DISPATCH_* may be given x.type(), as before torch 2.0."""
     nvcc_words: Names = Names()
-    """Every identifier under nvcc, in any branch; empty where they were not read."""
+    """Identifiers under nvcc, in any branch; empty where they were not read."""
     nvcc_files: Names = Names()
     """The files that those are from."""
 
@@ -265,8 +262,9 @@ _OPENS_FILE_SCOPE = re.compile(
 
 
 def file_scope(preprocessed: str) -> set[str]:
-    """Identifiers that occur at file scope, the enumerators of unscoped enums included: more than
-    are declared there, never fewer."""
+    """Identifiers at file scope, enumerators of unscoped enums included: a superset of those
+    declared there.
+    """
     names: set[str] = set()
     open_braces: list[bool] = []  # does what is inside count as file scope?
     last = ""
@@ -287,8 +285,9 @@ def file_scope(preprocessed: str) -> set[str]:
 
 
 def certain_error(log: str, source: str, known: TorchNames) -> bool:
-    """Whether the first error in `log`, or one that no other brings about, is one that torch's own
-    headers give too."""
+    """Whether an error in `log`, the first or one that no other causes, is one of torch's own
+    headers too.
+    """
     if _OLD_STANDARD.search(log) or _FLAG.match(log.lstrip()):
         return True
     if _SHARED_MEMORY.match(log):
@@ -334,10 +333,8 @@ def _certain_first(error: re.Match[str], source: str, known: TorchNames) -> bool
 
 
 def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool:
-    """The same of an error of nvcc.
-
-    `known.words` was read by the C++ compiler: under nvcc torch's headers bring more along
-    (cuda_fp16.h, for one).
+    """Whether an error of nvcc is certain. Torch's headers bring more under nvcc than
+    `known.words`.
     """
     if (undefined := _NVCC_UNDEFINED.search(message)) and known.nvcc_words:
         # Nothing may be from a header whose words are not known.
@@ -350,7 +347,7 @@ def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool:
 
 
 class Operators:
-    """torch's operators, read from the headers of one installation as they are asked for."""
+    """torch's operators, read on demand from one installation's headers."""
 
     def __init__(self, include: Path) -> None:
         self.include = include
@@ -358,13 +355,12 @@ class Operators:
 
     @cached_property
     def _headers(self) -> Names:
-        """Files of torch's operators. A source's identifier may be too long for a file's name."""
+        """Files of torch's operators. An identifier may be too long for a file name."""
         return Names(os.listdir(self.include / "ATen/ops"))
 
     @cached_property
     def _methods(self) -> dict[str, list[tuple[str, str]]]:
-        """name -> (head, with the defaults of its parameters, and body) of each overload of a
-        Tensor method."""
+        """Name -> (head with default arguments, body) of each overload of a Tensor method."""
         text = (self.include / "ATen/core/TensorBody.h").read_text()
         inside, _, outside = text.partition("\n};\n")
         heads = {
@@ -454,8 +450,7 @@ class Operators:
         ]
 
     def _structs_of(self, name: str) -> dict[str, str]:
-        """struct name -> declaration of `call`, for the file that holds an operator and its
-        in-place and out forms."""
+        """Struct name -> declaration of `call`, for an operator and its in-place and out forms."""
         base = re.sub(r"_(out|outf)$", "", name)
         for candidate in (base, base.rstrip("_")):
             file = f"{candidate}_ops.h"
@@ -481,5 +476,5 @@ def _is_missing(head: str) -> bool:
 
 
 def _bare(parameters: str) -> str:
-    """Parameters without default values and blanks, to match a declaration with its definition."""
+    """Parameters without defaults and blanks, to match a declaration with its definition."""
     return re.sub(r"\s", "", re.sub(r"=(\{[^}]*\}|[^,]*)(?=,|$)", "", parameters))

@@ -1,12 +1,9 @@
-"""Things made once per (torch, Python, compiler) and shared by every build: shims, header folders,
+"""Things made once per (torch, Python, compiler) and shared by builds: shims, header folders,
 torch's precompiled header.
 
-Guarantees: each is made under a lock, in the work root of whichever builder needs it first, and
-renamed into place whole. `warm` of a
-builder makes what `lite` builds need; torch's precompiled header (45 core-seconds, 790 MB) is made
-once more than a few sources needed torch's own header, and goes when another is made after 30 days
-without use. Nothing else here is ever removed (70 MB, most of it the precompiled form of lite's own
-header): kept libraries link to the shims.
+Guarantees: each is made under a lock and renamed into place whole. Torch's precompiled header (45
+core-seconds, 790 MB) is made once several sources needed it, and goes when another is made after 30
+days unused. Nothing else (70 MB) is ever removed: kept libraries link to the shims.
 """
 
 from __future__ import annotations
@@ -59,8 +56,6 @@ INCLUDED = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 class Prepared:
-    """Things made once, in the cache of one toolchain."""
-
     def __init__(self, tools: Toolchain, work: WorkRoot) -> None:
         self.tools, self._work = tools, work
         self.operators = Operators(tools.torch_dir / "include")
@@ -72,7 +67,7 @@ class Prepared:
         return root
 
     def once(self, target: Path, make: Callable[[Path], None]) -> Path:
-        """The target, which `make(staging)` has made first where it was not there."""
+        """The target, made by `make(staging)` where it was missing."""
         if not target.exists():
             with locked(target.with_name(f".{target.name}.lock")):
                 if not target.exists():
@@ -82,8 +77,9 @@ class Prepared:
         return target
 
     def compile(self, what: str, command: Sequence[str], target: Path) -> None:
-        """Run a compiler that writes `target`. Raises ToolchainError where it fails, DiskFullError
-        where a full disk may be why."""
+        """Run a compiler that writes `target`. Raises ToolchainError, or DiskFullError where a full
+        disk may be why.
+        """
         with tempfile.TemporaryDirectory(prefix="prepare-", dir=self._work.path) as folder:
             work, deadline = Path(folder), Deadline(DEADLINE_S)
             command = [*command, "-o", str(target)]
@@ -94,7 +90,6 @@ class Prepared:
             raise ToolchainError(f"{what} does not compile with {said}", "concur doctor")
 
     def _link_library(self, name: str, options: Iterable[str], staging: Path) -> None:
-        """Make `lib{name}.so` of the source of that name."""
         command = [self.tools.cxx, *SHARED_LIBRARY, str(HEADERS / f"support/{name}.cpp"), *options]
         self.compile(f"the library {name}", [*command, f"-Wl,-soname,lib{name}.so"], staging)
 
@@ -105,8 +100,9 @@ class Prepared:
     # -- the lite tier -----------------------------------------------------------------------------
 
     def lite_headers(self) -> Path:
-        """Our headers, and beside them torch's header-only ones: nothing else of torch can be
-        included from there."""
+        """Our headers and torch's header-only ones: nothing else of torch can be included from
+        there.
+        """
 
         def make(staging: Path) -> None:
             shutil.copytree(HEADERS / "lite", staging)
@@ -116,7 +112,7 @@ class Prepared:
         return self.once(self.root / "lite", make)
 
     def shim(self, name: str) -> Path:
-        """One of `SHIMS`: a library that stands between candidates' libraries and torch's."""
+        """One of `SHIMS`, a library between candidates' libraries and torch's."""
         options = [*self.tools.includes, self._torch_library, "-lc10", "-ltorch_cpu", "-O2"]
         options += ["-ltorch_python"] if name == "concur_python" else []
         make = partial(self._link_library, name, options)
@@ -137,9 +133,8 @@ class Prepared:
         return self.once(self.root / "libconcur_common.so", make)
 
     def bindings(self) -> Path:
-        """A folder whose <torch/extension.h> is lite's with the bindings and without operators, and
-        with GCC in precompiled form: for sources that only declare functions. GCC takes the form
-        that a build's flags allow, and else reads the header.
+        """A folder whose <torch/extension.h> is lite's with bindings and no operators, precompiled
+        for GCC, which falls back to the header where a build's flags differ.
         """
 
         def make(staging: Path) -> None:
@@ -162,7 +157,7 @@ class Prepared:
         return folder
 
     def lite_includes(self, folder: Path) -> list[str]:
-        """Options for lite's headers with what was written for one source in `folder`."""
+        """Options for lite's headers and those written for one source in `folder`."""
         folders = [folder, self.lite_headers(), HEADERS / "support", *self.tools.plain_includes]
         return [f"-I{path}" for path in folders]
 
@@ -175,8 +170,7 @@ class Prepared:
         return [f"-DCONCUR_LEAST_CPLUSPLUS={self.least_cplusplus}"] if self.least_cplusplus else []
 
     def launches(self) -> Path:
-        """The library that counts candidates' kernel launches; made with the CUDA toolkit that
-        builds them."""
+        """The library that counts candidates' kernel launches, made with their CUDA toolkit."""
         options = [f"-I{path}" for path in self.tools.plain_includes]
         options += [*(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart", "-O1"]
         folder = self.root / f"cuda-{self.tools.cuda_key}"
@@ -187,7 +181,7 @@ class Prepared:
     # -- names in torch's headers ------------------------------------------------------------------
 
     def _preprocessed(self, heads: Iterable[str], suffix: str, command: Sequence[str]) -> str:
-        """What a compiler makes of a source that includes `heads`."""
+        """A source that includes `heads`, preprocessed."""
         probe = self._work.path / f"{uuid.uuid4().hex}{suffix}"
         target = probe.with_suffix(".i")
         probe.write_text("".join(f"#include <{head}>\n" for head in heads))
@@ -201,8 +195,9 @@ class Prepared:
 
     @cached_property
     def torch_names(self) -> TorchNames:
-        """Names that torch's headers, and all they include, bring into a source: they decide where
-        lite may speak for full."""
+        """Names that torch's headers and their includes bring: they decide where lite may speak for
+        full.
+        """
 
         def make(staging: Path) -> None:
             heads = ["torch/extension.h"]
@@ -241,8 +236,7 @@ class Prepared:
 
     @cached_property
     def torch_names_of_nvcc(self) -> TorchNames:
-        """The same, and what nvcc reads before a source of ours begins: made when the first source
-        asks."""
+        """The same, with what nvcc reads before a source begins; made on demand."""
 
         def make(staging: Path) -> None:
             heads = ("torch/extension.h", "torch/types.h", "cuda.h", "cuda_runtime.h")
@@ -263,8 +257,7 @@ class Prepared:
         return names._replace(nvcc_words=words | names.words, nvcc_files=files)
 
     def _absent(self) -> list[str]:
-        """Which of STREAM_NAMES occur in no header that torch/extension.h may include, whatever is
-        defined."""
+        """Which STREAM_NAMES occur in no header that torch/extension.h may include."""
         left, roots = list(self.tools.torch_headers("torch/extension.h")), self.tools.torch_includes
         seen, absent = set(left), set(STREAM_NAMES)
         while left:
@@ -280,8 +273,9 @@ class Prepared:
 
     @cached_property
     def least_cplusplus(self) -> str:
-        """The oldest value of __cplusplus that torch's headers accept, such as 201703L; empty where
-        they do not ask."""
+        """The oldest __cplusplus that torch's headers accept, such as 201703L; "" where they do not
+        ask.
+        """
         for header in self.tools.torch_headers("torch/all.h"):
             text = header.read_text(errors="replace")
             if match := re.search(r"__cplusplus < (\d+L)\s*\n#error", text):
@@ -290,7 +284,7 @@ class Prepared:
 
     @cached_property
     def only_torchs(self) -> frozenset[str]:
-        """Macros of torch that lite does not have: a source that names one means torch's."""
+        """Macros of torch that lite lacks: a source that names one means torch's."""
         ours: set[str] = set()
         for path in self.lite_headers().rglob("*.h"):
             if "headeronly" not in path.parts:
@@ -300,7 +294,7 @@ class Prepared:
     # -- torch's own header ------------------------------------------------------------------------
 
     def full_headers(self) -> Path:
-        """Torch's own header, reached through a file that may have a precompiled form beside it."""
+        """Torch's own header, through a file that may have a precompiled form beside it."""
 
         def make(staging: Path) -> None:
             (staging / "torch").mkdir(parents=True)
@@ -314,11 +308,7 @@ class Prepared:
         return self.tools.is_gcc and (self.full_headers() / "torch/extension.h.gch").exists()
 
     def precompiled(self) -> None:
-        """Make the precompiled form of torch's header, once it pays; GCC takes it where a build's
-        flags allow, and else reads the header.
-
-        It costs as much as three full builds, so the first of a cache do without.
-        """
+        """Make the precompiled form of torch's header, once it pays: it costs three full builds."""
         if not self.tools.is_gcc:
             return
         header = self.full_headers() / "torch/extension.h"
@@ -345,7 +335,7 @@ class Prepared:
 
 
 def _words(files: Iterable[str]) -> set[str]:
-    """Every identifier in these files, as far as they are there."""
+    """Identifiers in those of these files that exist."""
     found: set[str] = set()
     for path in map(Path, files):
         if path.is_file():

@@ -1,14 +1,13 @@
-"""Runs compilers: one process group each, bounded in processor time and in what it may write, in a
-folder that belongs to this process alone.
+"""Runs compilers: one process group each, bounded in processor time and bytes written, in a folder
+of this process.
 
-Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone
-(kernels_eval.sandbox.reaper); one that is killed from outside is a KilledError; a work root is
-removed when its process ends, or by the next builder where it was killed, after the compilers that
-still run in it; temporary files of compilers lie in that root; where a disk has no room, what fails
-on it is a `DiskFullError`, which a candidate cannot bring about by what it makes a compiler say.
-Does not guarantee that a compiler is safe against hostile input: a caller confines it with
-`confine`; nor to notice a disk that was full for a moment and has 2 GB free afterwards, unless the
-compiler said so and a quota is the reason.
+Guarantees: a compiler that hangs, or whose builder is gone, is killed with its children; one killed
+from outside is a KilledError; a work root is removed with its process, or by the next builder; a
+failure for want of disk is a `DiskFullError`, which a candidate cannot fake through a compiler's
+messages.
+
+Does not guarantee safety against hostile input (see `confine`), nor to notice a disk that was full
+for a moment.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ READ_BYTES = 1 << 20
 POLL_S = 0.25
 FILE_LIMIT_BYTES = 2 << 30  # torch's precompiled header takes 0.8 GB
 CANDIDATE_FILE_BYTES = 256 << 20
-"""Of a file that a candidate's source makes a compiler write: the largest object of an honest
-kernel is a few megabytes, and the cache keeps up to 16 libraries of each candidate for a while."""
+"""Largest file that a candidate's source may make a compiler write. Objects of honest kernels take
+a few megabytes; the cache keeps up to 16 libraries of a candidate.
+"""
 ROOM_BYTES = 64 << 20  # with less free, a compiler's failure says nothing about its source
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SAYS_FULL = re.compile(r"No space left on device|Disk quota exceeded")
@@ -54,8 +54,9 @@ COMPILER_WAS_KILLED = re.compile(
     r"|\S{0,500}clang\S{0,50}: error: unable to execute command: Killed)",
     re.MULTILINE,
 )
-"""What compiler drivers write about a program they started. A source that makes a compiler write
-this is compiled a few times, no more."""
+"""What compiler drivers write about a killed program. A source that fakes it is only compiled a few
+times.
+"""
 ERROR_LINE = re.compile(
     r"\berror\b|undefined reference|multiple definition|cannot find|fatal", re.ASCII
 )
@@ -70,11 +71,11 @@ def run(
     environment: dict[str, str],
     confine: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Run a compiler in `work`, its messages appended to `work/log`, and add what it used to
+    """Run a compiler in `work`, append its messages to `work/log`, and add what it used to
     `deadline`.
 
-    "timeout": that has passed. "killed": by SIGKILL, where compilers are to blame for that
-    themselves (`kernels_eval.sandbox.deaths`); raises KilledError where they are not.
+    "timeout": the deadline passed. "killed": by SIGKILL, where compilers are to blame
+    (`kernels_eval.sandbox.deaths`); otherwise raises KilledError.
     """
     log = work / "log"
     log.touch()
@@ -97,8 +98,7 @@ def run(
 
 
 def was_killed(returncode: int, log: str) -> bool:
-    """Whether a compiler died of SIGKILL, itself or (which only its log tells) one of its own
-    programs."""
+    """Whether a compiler, or (by its log) a program of its own, died of SIGKILL."""
     return returncode == -signal.SIGKILL or bool(returncode and COMPILER_WAS_KILLED.search(log))
 
 
@@ -150,7 +150,7 @@ def _returncode(
 
 
 def limit_compiler(file_bytes: int = FILE_LIMIT_BYTES) -> None:
-    """Forbid core files and files above `file_bytes`; a second call may only lower that."""
+    """Forbid core files and files above `file_bytes`; a second call can only lower that."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
@@ -177,11 +177,8 @@ class WorkRoot:
 
 
 def remove_abandoned(cache: Path) -> None:
-    """Remove the work roots of processes that are gone: there is no such pid here, and the lock is
-    free (a cache may be shared by machines).
-
-    A compiler outlives a builder that was killed: those that still run in such a root are killed
-    first.
+    """Remove the work roots of dead processes: no such pid here, and a free lock (machines may
+    share a cache). First kills compilers that still run in them.
     """
     for root in cache.resolve().glob("work-*-*"):
         owner = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
@@ -209,8 +206,9 @@ def _remove(path: Path, pid: int) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock that the kernel releases when its holder dies: it is never stale
-    (torch's FileBaton can hang forever)."""
+    """Hold an advisory lock that the kernel releases with its holder; torch's FileBaton can hang
+    forever.
+    """
     with open(path, "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -223,7 +221,7 @@ def log_of(work: Path) -> str:
 
 
 def _read(log: Path, start: int = 0) -> str:
-    """A log from there on; of what is longer than 2 MB, both ends."""
+    """A log from `start`; both ends where it is longer than 2 MB."""
     with open(log, "rb") as handle:
         handle.seek(start)
         head = handle.read(READ_BYTES)
@@ -249,8 +247,7 @@ def rename_into_place(staging: Path, target: Path) -> None:
 
 
 def interesting(log: str, work: Path) -> str:
-    """The lines of a compiler log that say what is wrong, without our scratch paths, at most 8
-    KB."""
+    """Lines of a compiler log that say what is wrong, without our scratch paths, at most 8 KB."""
     lines = log.replace(f"{work}/", "").splitlines()
     errors = [number for number, line in enumerate(lines) if ERROR_LINE.search(line)]
     picked = [line for number in errors[:20] for line in lines[number : number + 4]]
@@ -262,7 +259,7 @@ def interesting(log: str, work: Path) -> str:
 
 @contextmanager
 def blaming_the_disk(folder: Path) -> Iterator[None]:
-    """Makes a DiskFullError of an OSError that says so."""
+    """Turn an OSError for want of disk into a DiskFullError."""
     try:
         yield
     except OSError as error:
@@ -272,12 +269,10 @@ def blaming_the_disk(folder: Path) -> Iterator[None]:
 
 
 def raise_if_full(folder: Path, log: str) -> None:
-    """To be asked when a compiler that works in `folder` has failed. Raises DiskFullError where
-    want of disk may be why.
+    """Raise DiskFullError where a compiler in `folder` may have failed for want of disk.
 
-    Its log (all of it) only makes the disk a suspect: with less free than the largest file that a
-    compiler may write, or where a quota is used up. An empty one does too: it may be what could not
-    be written.
+    Its log, where it says so or is empty, only makes the disk a suspect: the disk must also have
+    less free than the largest file a compiler may write, or a quota be used up.
     """
     free_bytes = shutil.disk_usage(folder).free
     suspect = SAYS_FULL.search(log) or not log.strip()
@@ -295,7 +290,7 @@ def full(folder: Path, cause: str) -> DiskFullError:
 
 
 def _may_write(folder: Path) -> bool:
-    """What is free may not be for us: quotas show only in an attempt."""
+    """Try to write: only an attempt shows quotas."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)

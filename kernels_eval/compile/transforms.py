@@ -1,9 +1,8 @@
 """Build transforms: what changes a library between its link and its first use.
 
-Guarantees: the transforms that `build.transforms` names are applied in that order, to every library
-that is linked, before it is cached; their names and versions are part of the build's key; a tool
-that a transform runs is confined as the compilers are, and shares the build's deadline. Does not
-guarantee anything of the changed library: it is verified as any other.
+Guarantees: the transforms of `build.transforms` are applied in order to every linked library before
+it is cached; names and versions are in the build's key; tools are confined as compilers are, within
+the build's deadline. Says nothing of the changed library, which is verified as any other.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ from kernels_eval.extensions import load_extension
 from kernels_eval.source.spec import ExtensionSpec
 
 Tool = Callable[[Sequence[str]], str]
-"""Runs a command and returns what it prints. Where the command fails or runs past the deadline, the
-build ends there."""
+"""Runs a command and returns its output; a failure or a passed deadline ends the build."""
 
 
 @dataclass(frozen=True)
 class BuildTransform:
     """A change of built libraries.
 
-    `change(library, spec, tool)` changes the file `library` in its place; `spec` is what the
-    candidate asked to be built. It raises UsageError where the candidate asks for what cannot be
-    done, which is `build_failed` with that text. `version` is raised when the same library may
-    become another one.
+    `change(library, spec, tool)` changes the file `library` in place; `spec` is the candidate's
+    request. UsageError means that the request cannot be met: `build_failed` with that text. Raise
+    `version` when the same library may become another.
     """
 
     change: Callable[[Path, ExtensionSpec, Tool], None]
@@ -36,6 +33,7 @@ class BuildTransform:
 
 
 def load_transforms(names: Iterable[str]) -> Mapping[str, BuildTransform]:
-    """The transforms of installed packages, by their names and in their order. Raises UsageError
-    for one that nobody registers, or that cannot be used."""
+    """The transforms of installed packages, by name and in order. Raises UsageError for one that is
+    unknown or unusable.
+    """
     return {name: load_extension(TRANSFORMS, name, BuildTransform) for name in names}

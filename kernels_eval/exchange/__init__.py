@@ -1,5 +1,6 @@
-"""Other suites' forms of a task, a kernel and a verdict: one module a form, for the service, the
-verifier's commands and the line alike. `templates/` has the programs that are written."""
+"""Other suites' forms of a task, a kernel and a verdict: one module per form. `templates/` has the
+programs that are written.
+"""
 
 from __future__ import annotations
 
@@ -16,5 +17,5 @@ def _templates() -> Environment:
 
 
 def rendered(template: str, **values: object) -> str:
-    """A file of `templates/` with these values, as they are."""
+    """A file of `templates/` with these values inserted verbatim."""
     return _templates().get_template(template).render(values)

@@ -1,9 +1,8 @@
 """Our tasks and candidates as definitions and solutions of FlashInfer-Bench and SOL-ExecBench.
 
-Guarantees: the reference and the solution are our programs as they are, called by a `run`; both
-make their weights after the same seed, as KernelBench does. Raises ValueError for a task whose
-inputs or outputs their form does not hold. Does not guarantee the inputs of FlashInfer-Bench to be
-distributed as the task's own, which SOL-ExecBench's are.
+Guarantees: reference and solution are our programs, called by a `run`, with weights from the same
+seed as in KernelBench. Raises ValueError where their form cannot hold a task's inputs or outputs.
+FlashInfer-Bench's inputs need not be distributed as the task's; SOL-ExecBench's are.
 """
 
 from __future__ import annotations
@@ -68,8 +67,9 @@ def workload_of(task: KernelTask, interface: Interface, suite: Suite) -> Workloa
 def solution_of(
     candidate: Candidate, task: KernelTask, interface: Interface, name: str, device: str
 ) -> Solution:
-    """The candidate as a solution in Python, which builds what it needs as it always does; the
-    task's program is beside it for the constructor's arguments."""
+    """The candidate as a Python solution, which builds as usual; the task's program beside it gives
+    the constructor's arguments.
+    """
     program = f"\n_task = {{}}\nexec({task.code!r}, _task)\n"
     code = f"{candidate.code}{program}get_init_inputs = _task['get_init_inputs']"
     known = {"code": code, "task": task, "model": "ModelNew", "inputs_too": False}
@@ -123,5 +123,5 @@ def _spec(form: ArgumentForm) -> TensorSpec:
 
 
 def file_name(text: str) -> str:
-    """A name as a file, and a record of theirs, may have it."""
+    """A name made fit for a file, and for a record of theirs."""
     return re.sub(r"[^\w.-]+", "_", text).strip(".")[:120] or "unnamed"

@@ -3,9 +3,8 @@
 (NVIDIA/SOL-ExecBench, `src/sol_execbench/core/data`, commit 8d2237d).
 
 Guarantees: a definition with a workload is a task, a solution with both a candidate, or a
-ValueError says what cannot be taken over. Does not guarantee the other suite's inputs: those that
-it names random are standard normal here, without SOL-ExecBench's rules for names such as
-`norm_weight`, and its tolerances are not used.
+ValueError says why not. Does not guarantee the other suite's inputs (its random ones are standard
+normal here, without SOL-ExecBench's rules for names such as `norm_weight`) nor its tolerances.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Code = Annotated[str, Field(min_length=1, max_length=1_000_000)]
 _TABLE = table_beside(__file__)
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 MOST_EMBEDDED_BYTES = 262_144
-"""Of a tensor that a file gives and a task's program then holds."""
+"""Of a file's tensor that a task's program embeds."""
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 MOST_DIGITS = 18
 """Of a size that an expression gives."""
@@ -52,7 +51,7 @@ class Axis(Finite):
 
 
 class TensorSpec(Finite):
-    """A tensor by the names of its axes (or sizes as digits); a scalar where `shape` is None."""
+    """A tensor by its axes' names (or sizes as digits); a scalar where `shape` is None."""
 
     shape: tuple[Name, ...] | None
     dtype: Annotated[str, Field(pattern=r"^[a-z]\w{0,40}$")]
@@ -60,8 +59,9 @@ class TensorSpec(Finite):
 
 
 class WorkloadInput(Finite):
-    """How one input is made: drawn at random, a scalar's value, read from a file, or by the
-    definition's `custom_inputs_entrypoint`."""
+    """How one input is made: drawn, a scalar's value, read from a file, or by the definition's
+    `custom_inputs_entrypoint`.
+    """
 
     type: Literal["random", "scalar", "safetensors", "custom"]
     value: bool | int | float | None = None
@@ -80,12 +80,11 @@ class Workload(Finite):
 
 
 class Definition(Finite):
-    """A task. `reference` defines `run`, which takes the inputs in their order and returns the
-    outputs.
+    """A task. `reference` defines `run`, which takes the inputs in order and returns the outputs.
 
-    Inputs that are drawn are standard normal, of a floating type, or random booleans: integers are
-    indices or lengths, for which no random value is known to be valid. The task refuses inputs in
-    which a fixed axis has another size, so verification varies the variable ones alone.
+    Drawn inputs are standard normal floats or random booleans: integers are indices or lengths, for
+    which no random value is known to be valid. The task refuses other sizes of fixed axes, so
+    verification varies the variable ones alone.
     """
 
     name: Name
@@ -101,9 +100,11 @@ class Definition(Finite):
     hf_id: str | None = None
 
     def task(self, workload: Workload, root: Path | None = None) -> KernelTask:
-        """The task of this definition for one workload. Files that inputs are read from lie under
-        `root`; None: there are none. Raises ValueError where an axis or a scalar has no value, or
-        an input cannot be drawn or read."""
+        """The task of this definition for one workload.
+
+        `root`: folder of the files inputs are read from; None: there are none. Raises ValueError
+        where an axis or a scalar has no value, or an input cannot be drawn or read.
+        """
         sizes, places = self.sizes(workload), self.places(workload)
         scalars = {name: x.value for name, x in workload.inputs.items() if x.type == "scalar"}
         code = rendered(
@@ -125,8 +126,9 @@ class Definition(Finite):
         return KernelTask(task_id=identity, name=self.name, code=code, source="definition")
 
     def sizes(self, workload: Workload) -> dict[str, int]:
-        """The size of every axis that has one. Raises ValueError for an expression that gives
-        none, and for a workload with another size of a fixed one."""
+        """The size of every axis that has one. Raises ValueError for an expression that gives none,
+        or a workload that resizes a fixed axis.
+        """
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None}
         for name, size in workload.axes.items():
             if sizes.setdefault(name, size) != size:
@@ -137,8 +139,9 @@ class Definition(Finite):
         return sizes
 
     def places(self, workload: Workload) -> dict[str, str]:
-        """The size of every axis as source text: a variable one is that of the first of `inputs`
-        that has it. Raises ValueError for one without a size."""
+        """The size of every axis as source text; a variable one is read from the first of `inputs`
+        that has it. Raises ValueError for one without a size.
+        """
         sizes = self.sizes(workload)
         specs = (*self.inputs.values(), *self.outputs.values())
         used = {axis for spec in specs for axis in spec.shape or ()}
@@ -153,7 +156,7 @@ class Definition(Finite):
         return places
 
     def _dimensions(self) -> Iterator[tuple[str, str]]:
-        """Each dimension of the inputs as source text, and the name of its axis."""
+        """Each dimension of the inputs as source text, and its axis's name."""
         for index, spec in enumerate(self.inputs.values()):
             for dim, name in enumerate(spec.shape or ()):
                 yield f"inputs[{index}].shape[{dim}]", name
@@ -199,8 +202,7 @@ _OPERATORS = ARITHMETIC | {ast.Pow: operator.pow}
 
 
 def _evaluated(expression: str, sizes: Mapping[str, int]) -> int:
-    """The size that an expression of axes gives. Raises ValueError where it gives none, and where a
-    part of it is too large."""
+    """The size from an expression of axes. Raises ValueError, also where a part is too large."""
 
     def value(node: ast.AST) -> Any:
         match node:
@@ -232,7 +234,8 @@ def _evaluated(expression: str, sizes: Mapping[str, int]) -> int:
 
 def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
     """The expression of a tensor in a safetensors file, whose path may begin above `root`. Raises
-    ValueError where it cannot be read from under `root`, or is too large for a program."""
+    ValueError where it cannot be read from under `root`, or is too large.
+    """
     if root is None:
         raise ValueError(
             f"input {name!r} is in a file, which cannot be sent: give it by its source"
@@ -274,7 +277,8 @@ class SourceFile(Finite):
 
 class BuildSpec(Finite):
     """How a solution is built and called. `language` is FlashInfer-Bench's, `languages` are
-    SOL-ExecBench's; `entry_point` is FILE::FUNCTION."""
+    SOL-ExecBench's; `entry_point` is FILE::FUNCTION.
+    """
 
     languages: Annotated[
         tuple[Name, ...],
@@ -305,7 +309,7 @@ class Solution(Finite):
 
     @property
     def language(self) -> Language | None:
-        """Ours; None where the source says. Raises ValueError where there is none."""
+        """Our language; None where the source decides. Raises ValueError where there is none."""
         known = _TABLE["languages"]
         unknown = [name for name in self.spec.languages if name not in known]
         if unknown:
@@ -314,8 +318,9 @@ class Solution(Finite):
         return Language(found) if found else None
 
     def code(self, definition: Definition, workload: Workload) -> str:
-        """The module with ModelNew. Raises ValueError for a solution of several Python files, or
-        one that needs tvm-ffi."""
+        """The module with ModelNew. Raises ValueError for several Python files, or a need of
+        tvm-ffi.
+        """
         path, _, entry = self.spec.entry_point.partition("::")
         files = {file.path: file.content for file in self.sources}
         if path not in files:
@@ -337,8 +342,7 @@ class Solution(Finite):
         )
 
     def _native(self, files: Mapping[str, str]) -> str:
-        """Python that builds and loads the sources, each a translation unit with its own headers in
-        their places."""
+        """Python that builds and loads the sources, each a unit with its own headers inlined."""
         of_sol = {"cuda_cpp", "cutlass", "cudnn", "cublas"} & set(self.spec.languages)
         bound = self.spec.binding or ("torch" if of_sol else "tvm-ffi")
         if bound != "torch":
@@ -358,7 +362,7 @@ class Solution(Finite):
 
 
 def _flattened(name: str, files: Mapping[str, str], seen: frozenset[str] = frozenset()) -> str:
-    """A source with the solution's own headers in the place of their includes, each once a unit."""
+    """A source with the solution's own headers inlined, each once per unit."""
     done = {name, *seen}
 
     def included(found: re.Match[str]) -> str:

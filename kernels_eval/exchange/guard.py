@@ -1,15 +1,15 @@
-"""A kernel that was verified, behind a guard: the `__init__.py` of an exported package.
+"""A verified kernel behind a guard: the `__init__.py` of an exported package.
 
-`Model` is the reference program's module, with its constructor, parameters and `state_dict`. A call
-runs the kernel where all is as it was verified: shapes, strides and dtypes of the inputs, values of
-those that are no tensors, parameters and buffers, the constructor's arguments, the device's
-architecture, torch's default dtype, and the files. Any other call runs PyTorch's own operators, as
-does one whose gradient is asked for, under autocast, or inside torch.func.
-`Model().fallback_reason(*inputs)` says why, in words; it is empty where the kernel runs.
+`Model` is the reference's module, with its constructor, parameters and `state_dict`. A call runs
+the kernel where all is as verified: shapes, strides and dtypes of inputs, values of non-tensors,
+parameters and buffers, constructor arguments, the device's architecture, torch's default dtype, and
+the files. Any other call runs PyTorch's operators, as do calls that need a gradient, under
+autocast, or inside torch.func. `Model().fallback_reason(*inputs)` says why; empty where the kernel
+runs.
 
-`torch.ops.{id}.forward(tensors)` is the kernel as an operator: tensors of the inputs, then
-parameters and buffers, all in order; a list of outputs, contiguous. It has no gradient and refuses
-to be differentiated. `certificate` is the verdict, with what it was reached on.
+`torch.ops.{id}.forward(tensors)` is the kernel as an operator: inputs, parameters and buffers in
+order; a list of contiguous outputs. It refuses to be differentiated. `certificate` is the verdict,
+with its conditions.
 """
 
 import hashlib
@@ -31,8 +31,9 @@ from torch.utils import cpp_extension
 __all__ = ["Model", "certificate", "fallback_reason"]
 
 ALIGNMENT = 64
-"""Bytes: memory that torch gives to a tensor begins at a multiple, as that of the verified inputs
-did; a kernel may rely on it where it loads vectors."""
+"""Bytes: torch aligns memory so, as it did the verified inputs; a kernel may rely on it for vector
+loads.
+"""
 HERE = Path(__file__).parent
 certificate: dict[str, Any] = json.loads((HERE / "certificate.json").read_text(encoding="utf-8"))
 _INPUTS: list[dict[str, Any]] = certificate["interface"]["inputs"]
@@ -50,7 +51,7 @@ def _arguments() -> tuple[list[object], dict[str, object]]:
 
 @contextmanager
 def _libraries() -> Iterator[None]:
-    """Give the kernel's module the libraries beside it for those that it asks to build."""
+    """Give the kernel's module the libraries beside it for those it asks to build."""
 
     def provided(name: str, *_: object, **options: object) -> ModuleType | None:
         path = str(HERE / f"{name}.so")
@@ -73,7 +74,7 @@ def _libraries() -> Iterator[None]:
 
 @cache
 def _module(kernel: bool, device: str) -> torch.nn.Module:
-    """The kernel's module, or the reference's, on a device; weights are given at each call."""
+    """The kernel's module, or the reference's, on a device; each call gives the weights."""
     args, kwargs = _arguments()
     with _libraries():
         made = importlib.import_module(".candidate", __name__).ModelNew if kernel else _Reference
@@ -105,7 +106,7 @@ def fallback_reason() -> str:
 
 
 def cpu_flags() -> list[str]:
-    """The instruction sets of this processor, where the system tells."""
+    """This processor's instruction sets, where the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -123,7 +124,7 @@ def _names(module: torch.nn.Module) -> dict[str, torch.Size]:
 
 @cache
 def _devices() -> tuple[torch.device, ...]:
-    """The devices of the architecture that the verdict is of."""
+    """The devices of the verdict's architecture."""
     capability = certificate["built_for"]["capability"]
     if capability is None:
         return (torch.device("cpu"),)
@@ -133,8 +134,9 @@ def _devices() -> tuple[torch.device, ...]:
 
 
 def _difference(x: object, form: dict[str, Any], devices: tuple[torch.device, ...]) -> str:
-    """How an input differs from the verified one; empty where it does not. While it is traced, its
-    place in memory is not known: the operator looks again."""
+    """How an input differs from the verified one, or "". Tracing hides addresses: the operator
+    rechecks.
+    """
     if "dtype" not in form:
         same = type(x) is type(form["value"]) and x == form["value"]
         return "" if same else "has another value than was verified"
@@ -164,7 +166,7 @@ def _first_difference(
 
 
 def _apart(tensors: list[torch.Tensor]) -> str:
-    """Why these cannot be the verified call, whatever each is; empty where they may."""
+    """Why these tensors together cannot be the verified call, or ""."""
     if len(tensors) != len(_TENSORS) + len(_STATE):
         return "another number of tensors was verified"
     if len({x.device for x in tensors}) > 1:
@@ -175,8 +177,7 @@ def _apart(tensors: list[torch.Tensor]) -> str:
 
 
 def _called(module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of one call with these inputs and this state: contiguous, and storage of their
-    own."""
+    """One call's outputs with these inputs and state: contiguous, in storage of their own."""
     left = iter(tensors)
     inputs = [next(left) if "dtype" in form else form["value"] for form in _INPUTS]
     state = {form["name"]: x for form, x in zip(_STATE, left, strict=True)}
@@ -194,8 +195,9 @@ def _called(module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[torch.
 
 
 def _run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The kernel where it was verified, else the reference. Raises RuntimeError under forward-mode
-    derivatives, which it would lose."""
+    """The kernel where verified, else the reference. Raises RuntimeError under forward-mode
+    derivatives, which it would lose.
+    """
     if _forward_derivative():
         raise RuntimeError("the operator has no forward derivative: call Model")
     other = fallback_reason() or _apart(tensors)
@@ -210,7 +212,7 @@ _operator = torch.library.custom_op(
 
 @_operator.register_fake
 def _fake(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Outputs without values: those that were verified, as only they get here by way of Model."""
+    """Outputs without values, of the verified form: Model passes no others here."""
     verified = [(form["shape"], form["dtype"]) for form in (*_TENSORS, *_STATE)]
     if [(list(x.shape), str(x.dtype)) for x in tensors] != verified:
         raise NotImplementedError("the operator is traced for verified shapes alone: call Model")
@@ -221,8 +223,9 @@ def _fake(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Model(_Reference):
-    """The task's module: the kernel where it was verified, the reference elsewhere. Without
-    arguments it is constructed with those of the task."""
+    """The task's module: the kernel where verified, else the reference. The constructor's arguments
+    default to the task's.
+    """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         verified = _arguments()

@@ -1,12 +1,11 @@
-"""Tasks as Harbor has them (https://www.harborframework.com/docs/tasks): a folder each, with
-`task.toml`, `instruction.md`, `environment/Dockerfile` and `tests/test.sh`. Harbor itself, TRL,
-verifiers and NeMo Gym read such folders.
+"""Tasks as Harbor, TRL, verifiers and NeMo Gym read them
+(https://www.harborframework.com/docs/tasks): a folder each, with `task.toml`, `instruction.md`,
+`environment/Dockerfile` and `tests/test.sh`.
 
-An agent writes `/app/candidate.py`; `test.sh` runs this module, which verifies that file in the
-agent's container and writes the reward to `/logs/verifier/reward.txt` and the verdict beside it.
-Guarantees: a fault of the machine or of the task leaves no reward behind, which Harbor takes for an
-error and not for a 0. Does not guarantee what an agent does to a container in which it is root: the
-images of `deployments/compose` have another user.
+An agent writes `/app/candidate.py`; `test.sh` runs this module, which verifies it in the agent's
+container and writes the verdict and `/logs/verifier/reward.txt`. Guarantees: a fault of machine or
+task leaves no reward, which Harbor takes for an error, not a 0. An agent with root can do anything
+to its container: the images of `deployments/compose` have another user.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ FILES = {
     "environment/Dockerfile": "harbor/Dockerfile.j2",
     "tests/test.sh": "harbor/test.sh.j2",
 }
-"""What stands in a task's folder, and the template of each."""
+"""Files of a task's folder, and the template of each."""
 REWARD, VERDICT = "reward.txt", "verdict.json"
 
 
@@ -46,8 +45,9 @@ class Request(NamedTuple):
 def write_tasks(
     requests: Iterable[Request], out: Path, language: Language, recipe: str = "concur"
 ) -> list[Path]:
-    """Write a folder for each request; returns the folders. Raises UsageError where two tasks would
-    have one name, and for a recipe that is none."""
+    """Write a folder for each request; returns the folders. Raises UsageError for two tasks of one
+    name or an unknown recipe.
+    """
     recipe_of(recipe)
     folders: list[Path] = []
     for request in requests:
@@ -83,9 +83,10 @@ def _write(path: Path, text: str) -> None:
 def judge(
     task: Path, candidate: Path, out: Path, language: Language | None = None, recipe: str = "concur"
 ) -> float | None:
-    """Verify the candidate of a file, an empty one where an agent wrote none, and write reward and
-    verdict to the folder `out`. None, and no reward, where the task fails. Raises EvalError where
-    the machine does."""
+    """Verify a file's candidate (empty where the file is missing); write reward and verdict to the
+    folder `out`. None, and no reward, where the task fails. Raises EvalError where the machine
+    does.
+    """
     if not candidate.exists():
         candidate.touch()
     given = KernelTask.model_validate_json(task.read_text(encoding="utf-8"))

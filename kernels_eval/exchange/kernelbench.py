@@ -1,9 +1,8 @@
 """Results of KernelBench's run folders (ScalingIntelligence/KernelBench, commit 423217d,
 `scripts/eval_from_generations.py`): `eval_results.json`, samples by problem.
 
-Guarantees: what our verdict says beyond KernelBench's fields is in `metadata`; a sample that was
-not timed has KernelBench's -1. Does not guarantee that another harness judged as ours does: its
-rows have a status, and no reason.
+Guarantees: what our verdict adds is in `metadata`; an untimed sample has KernelBench's -1. Other
+harnesses may judge differently: their rows have a status, and no reason.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _NOT_COMPILED = (Status.COMPILE_ERROR, Status.NO_CODE)
 
 
 def entry_of(verdict: Verdict, sample: int) -> dict[str, object]:
-    """A verdict as an entry of `eval_results.json`; times in milliseconds, as KernelBench's own."""
+    """A verdict as an entry of `eval_results.json`; times in milliseconds."""
     timing = verdict.timing
     return {
         "sample_id": sample,
@@ -44,7 +43,8 @@ def entry_of(verdict: Verdict, sample: int) -> dict[str, object]:
 
 def verdict_rows(results: Mapping[str, object], level: int) -> Iterator[dict[str, object]]:
     """Rows of `eval_results.json`, as tables of verdicts have them. Raises ValueError for another
-    form."""
+    form.
+    """
     for problem, held in results.items():
         for entry in held if isinstance(held, list) else [held]:
             if not problem.isdecimal() or not isinstance(entry, dict) or "compiled" not in entry:

@@ -1,13 +1,11 @@
-"""An accepted kernel as a package that anybody can import: the layout of Hugging Face's `kernels`
-(huggingface/kernels, `docs/source/kernel-requirements.md`), with an operator of torch and a guard
-(`kernels_eval.exchange.guard`, which becomes the package).
+"""An accepted kernel as an importable package: the layout of Hugging Face's `kernels`
+(huggingface/kernels, `docs/source/kernel-requirements.md`), with an operator of torch and a
+guard (`kernels_eval.exchange.guard`).
 
-Guarantees: the kernel is verified again before it is packed, and the verdict that goes with it is
-of the very libraries that are packed: those of a CUDA kernel, which do not count launches as the
-verifier's own do, are verified once more; the digest of each file goes with it, too; the package
-holds the task's program, to which the guard falls back.
-Does not guarantee Hugging Face's limits on symbol versions, nor Python's stable ABI: elsewhere the
-guard falls back, and says why.
+Guarantees: the kernel is verified again, and the verdict is of the very libraries packed, which for
+CUDA do not count launches as the verifier's do; each file's digest and the task's program are
+included. Does not guarantee Hugging Face's limits on symbol versions or Python's stable ABI:
+elsewhere the guard falls back.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ GUARD = Path(__file__).with_name("guard.py")
 
 
 class _Shipped(Attempt):
-    """A build without the counter of launches: its library needs nothing but torch and CUDA."""
+    """A build without the launch counter: its library needs only torch and CUDA."""
 
     def _link(self, objects: Sequence[str]) -> list[str]:
         ours = ("-Wl,--wrap=", "-Wl,-rpath,")
@@ -107,7 +105,7 @@ def _fill(
     certificate: Mapping[str, object],
     known: dict[str, str],
 ) -> None:
-    """What stands beside the libraries: programs, guard, certificate and metadata."""
+    """Write what stands beside the libraries: programs, guard, certificate and metadata."""
 
     def put(name: str, text: str) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -129,8 +127,7 @@ def _fill(
 def _verified(
     task: KernelTask, candidate: Candidate, config: EvalConfig, folder: Path
 ) -> tuple[Verdict, list[ExtensionSpec]]:
-    """The verdict of a correct candidate, and what it asks to build; the libraries that the verdict
-    is of go to `folder`."""
+    """A correct candidate's verdict and builds; the judged libraries go to `folder`."""
     with Evaluator(candidate.language, config, cuda_arch=gpu_arch()) as evaluator:
         preparer = evaluator.preparer
         prepared = preparer.prepare(candidate, task)
@@ -213,7 +210,7 @@ def _metadata(language: Language, folder: Path) -> dict[str, object]:
 
 
 def _forms(interface: Interface) -> dict[str, object]:
-    """The interface as the guard reads it: a tensor has no value, and what is none has no dtype."""
+    """The interface for the guard: tensors have no value, other arguments no dtype."""
 
     def rows(forms: Iterable[ArgumentForm]) -> list[dict[str, object]]:
         parts = ({"value"} if form.dtype else {"shape", "stride", "dtype"} for form in forms)

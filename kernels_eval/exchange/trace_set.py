@@ -1,11 +1,10 @@
 """A folder of definitions, workloads, solutions and traces: FlashInfer-Bench's trace set
-(`definitions/`, `workloads/`, `solutions/`, `traces/`), or SOL-ExecBench's, where a problem is a
-folder with `definition.json`, `workload.jsonl` and solutions.
+(`definitions/`, `workloads/`, `solutions/`, `traces/`), or SOL-ExecBench's, with a folder per
+problem (`definition.json`, `workload.jsonl`, solutions).
 
-Guarantees: what a file holds is told by its content, fields that we do not know are left aside;
-tasks, candidates and verdicts come in the order of the names of the files; what cannot be taken
-over is counted in `left_out`, with why; what is written is read again as it was. Does not run
-anything.
+Guarantees: a file's kind is told by its content, unknown fields are ignored; rows come in the order
+of file names; `left_out` counts what cannot be taken over, and why; what is written reads back
+unchanged. Runs nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ def is_trace_set(path: Path) -> bool:
 
 
 class TraceSet:
-    """The content of a folder; empty without one. A record that lacks something is left out, and
-    the second of two with one name. Raises UsageError for a file that is not JSON."""
+    """The content of a folder; empty without one. Incomplete records and the second of two with one
+    name are left out. Raises UsageError for a file that is not JSON.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
@@ -54,7 +54,7 @@ class TraceSet:
         self.workloads: dict[str, dict[str, Workload]] = {}
         self.traces: list[Json] = []
         self.left_out: Counter[str] = Counter()
-        """How often something could not be taken over, by why."""
+        """Counts of what could not be taken over, by reason."""
         if root:
             self._read(root)
 
@@ -106,7 +106,7 @@ class TraceSet:
         solution: Solution,
         evaluation: dict[str, object],
     ) -> None:
-        """One trace with what it is of; a definition or solution of a known name is that one."""
+        """Add one trace with what it is of; known names keep their definition or solution."""
         self.definitions.setdefault(definition.name, definition)
         self.solutions.setdefault(solution.name, solution)
         uuid = str(workload.uuid)
@@ -115,7 +115,7 @@ class TraceSet:
         self.traces.append(known | {"evaluation": evaluation})
 
     def write(self, root: Path, suite: Suite) -> None:
-        """Files in the suite's own layout, under a new folder."""
+        """Write files in the suite's own layout, under a new folder."""
 
         def put(kind: str, rows: Iterable[object], *names: str, indent: int | None = None) -> None:
             path = root / LAYOUTS[suite][kind].format(*map(file_name, names))
@@ -137,7 +137,7 @@ class TraceSet:
             put("solution", [row], solution.definition, solution.name, indent=2)
 
     def tasks(self) -> Iterator[KernelTask]:
-        """One task a definition and workload."""
+        """One task per definition and workload."""
         for name, definition in self.definitions.items():
             for identity in self.workloads.get(name, ()):
                 if task := self.task(definition, identity):
@@ -150,7 +150,7 @@ class TraceSet:
         return None
 
     def candidates(self) -> Iterator[dict[str, object]]:
-        """One row a solution and workload, as tables of candidates have them."""
+        """One row per solution and workload, as tables of candidates have them."""
         for solution in self.solutions.values():
             with self.counted():
                 definition = self.definitions.get(solution.definition)
@@ -168,8 +168,9 @@ class TraceSet:
                         }
 
     def verdicts(self) -> Iterator[dict[str, object]]:
-        """One row a trace, as tables of verdicts have them; tasks that cannot be drawn have the
-        name of their workload."""
+        """One row per trace, as tables of verdicts have them; tasks that cannot be drawn take their
+        workload's name.
+        """
         for trace in self.traces:
             definition, name = self.definitions[trace["definition"]], str(trace.get("solution"))
             task, solution = self.task(definition, trace["uuid"]), self.solutions.get(name)
@@ -193,7 +194,7 @@ def _object(text: bytes, where: str) -> Json:
 
 
 def record_of(kind: type[Kind], row: object, where: object) -> Kind:
-    """A row as a record, without what is unknown. Raises ValueError that says where it is none."""
+    """A row as a record, without unknown fields. Raises ValueError."""
     try:
         return kind.model_validate(row, extra="ignore")
     except ValidationError as error:

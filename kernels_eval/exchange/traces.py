@@ -1,8 +1,8 @@
 """A verdict as an Evaluation of FlashInfer-Bench and SOL-ExecBench, and back.
 
-Guarantees: a verdict becomes one only where the form has a status for it; numbers that were not
-measured are NaN there, never 0. Does not guarantee that another harness judges alike: its
-evaluations have a status here, and no reason.
+Guarantees: only verdicts that their statuses express are converted; unmeasured numbers are NaN
+there, never 0. Other harnesses may judge differently: their evaluations have a status here, and no
+reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def evaluation_of(
     verdict: Verdict, suite: Suite, timestamp: str, libs: Mapping[str, str]
 ) -> dict[str, object] | None:
     """A verdict as their Evaluation, whose log begins with the verdict in words. None where the
-    suite has no status for it, and for a correct kernel that was not timed."""
+    suite has no status for it, and for a correct kernel that was not timed.
+    """
     status = _STATUSES.get(verdict.reason, _STATUSES.get(verdict.status))
     if suite == "flashinfer":
         status = _ONLY_OF_SOL.get(status, status)
@@ -82,9 +83,10 @@ def evaluation_of(
 
 
 def verdict_row(evaluation: Row) -> dict[str, object]:
-    """What an Evaluation says, as columns of a verdict: `status`, `reason` (null where another
-    harness judged), `outputs_match`, `timing` (without intervals), `device`, `detail`. Raises
-    ValueError for what is no Evaluation, such as a status that neither suite has."""
+    """An Evaluation as columns of a verdict: `status`, `reason` (null for another harness),
+    `outputs_match`, `timing` (without intervals), `device`, `detail`. Raises ValueError for an
+    unknown status or no Evaluation.
+    """
     told = Evaluation.model_validate(evaluation, extra="ignore")
     key, log = _OURS[told.status], told.log or ""
     reason = Reason(key) if key in set(Reason) else None

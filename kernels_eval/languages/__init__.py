@@ -1,9 +1,9 @@
-"""What kernels are written in: one module a language holds all that is known of it.
+"""What kernels are written in: one module per language holds all that is known of it.
 
-Guarantees: a language is one object, found by its name, which is what snapshots and keys store; it
-is a string, so it compares, sorts, hashes and serialises as its name. Those of `BUILT_IN` are here;
-others are entry points of the group `concur.languages` of any installed package. Nothing heavy is
-imported: packages of a language are named, and imported in a candidate's process alone.
+Guarantees: a language is one object, found by its name, which snapshots and keys store; it
+compares, sorts, hashes and serialises as that string. `BUILT_IN` are here; others are entry points
+in the group `concur.languages`. Imports nothing heavy: a language's packages are imported in
+candidates' processes alone.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 BUILT_IN = ("cuda", "triton", "cpp", "cute", "tilelang", "cutile")
-"""Modules of this package, each with its `LANGUAGE`, in the order in which languages are listed."""
+"""Modules of this package, each with its `LANGUAGE`, in listing order."""
 GROUP = "concur.languages"
 Values = tuple[object, ...]
 Named = dict[str, object] | None
 
 
 class Tracer(Protocol):
-    """What `Language.watch` is given: the one who sees that a candidate's kernels run."""
+    """What `Language.watch` is given: it records that a candidate's kernels run."""
 
     def watch(
         self, name: str, function: Callable[..., object], args: Values, kwargs: Named
     ) -> object:
-        """Call a kernel by way of the tracer, which counts the call, times it where asked, and
-        corrupts what it writes where that shows whether anyone reads it."""
+        """Call a kernel through the tracer, which counts the call, times it where asked, and
+        corrupts its output where that shows whether anyone reads it.
+        """
 
 
 class _Registry(type):
@@ -54,38 +55,44 @@ class _Registry(type):
 
 class Language(str, metaclass=_Registry):
     """A language: `Language("cuda")` is the object of that name. Raises ValueError where there is
-    none. A new one is an instance of a subclass: its attributes are what the verifier, the prompts
-    and `concur doctor` go by; the defaults suit a kernel language that compiles in Python (JIT)."""
+    none.
+
+    A new one is an instance of a subclass; the verifier, the prompts and `concur doctor` read its
+    attributes. The defaults suit a kernel language that compiles in Python (JIT).
+    """
 
     needs_gpu: ClassVar[bool] = True
     """runs on an NVIDIA GPU, else on the CPU"""
     needs_nvcc: ClassVar[bool] = False
     packages: ClassVar[Mapping[str, str]] = {}
-    """distributions that it needs beside torch, and the modules they are imported as"""
+    """distributions that it needs beside torch, and their import names"""
     extra: ClassVar[str] = ""
     """the extra of concur that holds them, where there is one"""
 
     means: ClassVar[str] = ""
-    """what a prompt asks for: it follows "Replace the operators in its forward by" """
+    """what a prompt asks for, after "Replace the operators in its forward by"
+    """
     example: ClassVar[str] = ""
     """a complete answer to `tasks.synthesis.prompts.EXAMPLE_TASK`"""
     sign: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
-    """matches Python sources, without their comments, that hold a kernel in this language"""
+    """matches Python sources, without comments, that hold a kernel in this language"""
     half_of_others: ClassVar[bool] = False
-    """its signs show in sources of other languages as well, which then are meant"""
+    """its signs also show in sources of other languages, which are then meant"""
 
     jit: ClassVar[bool] = True
-    """compiled in the candidate's process, which may start programs for it; else extensions that
-    the module asks `load_inline` or `load` for are built before a device is held"""
+    """compiled in the candidate's process, which may start programs for it; else extensions for
+    `load_inline` or `load` are built before a device is held
+    """
     jit_cache: ClassVar[str] = ""
-    """environment variable that names the folder of compiled kernels. Where there is one, what a
-    candidate leaves there is given to later processes of the same source, and to no other"""
+    """environment variable of the folder of compiled kernels. What a candidate leaves there is
+    given to later processes of the same source only
+    """
     sanitized: ClassVar[bool] = False
-    """compute-sanitizer can tell its kernels from others by the names in a verdict"""
+    """compute-sanitizer can tell its kernels by the names in a verdict"""
     compiler_errors: ClassVar[str] = ""
-    """expression for exceptions of its compiler, as module.Class: they are compile errors"""
+    """expression for its compiler's exceptions, as module.Class: they are compile errors"""
     compiler_frames: ClassVar[str] = ""
-    """expression for functions, as module.name, below which all that is raised is such an error"""
+    """expression for functions, as module.name, below which every exception is a compile error"""
     launch_errors: ClassVar[str] = ""
     """expression for exceptions of kernels that compile but ask for more than the device has"""
 
@@ -104,12 +111,12 @@ class Language(str, metaclass=_Registry):
         return str(self)
 
     def watch(self, tracer: Tracer) -> None:
-        """Have every launch of a kernel go through `tracer.watch`. Called in the candidate's
-        process, before its module is imported; extensions are watched without it."""
+        """Have every kernel launch go through `tracer.watch`. Called in the candidate's process
+        before its module is imported; extensions are watched without it.
+        """
 
     def relocate(self, folder: Path, former: str) -> None:
-        """Correct what the compiled kernels in `folder` say of where they lie, which was
-        `former`."""
+        """Correct the path `former` in the compiled kernels that now lie in `folder`."""
 
     def versions(self) -> dict[str, str]:
         """Versions of its packages; empty for one that is not installed."""
@@ -122,8 +129,9 @@ class Language(str, metaclass=_Registry):
         return found
 
     def doctor(self) -> str:
-        """What this machine has of its packages. Raises UsageError, whose hint is the line that
-        installs what is missing."""
+        """What this machine has of its packages. Raises UsageError with the line that installs what
+        is missing.
+        """
         found = self.versions()
         told = ", ".join(f"{name} {at or 'not installed'}" for name, at in found.items())
         absent = [name for name, at in found.items() if not at]
@@ -151,8 +159,9 @@ class Language(str, metaclass=_Registry):
 
 @cache
 def registered() -> Mapping[str, Language]:
-    """Every language by name. Raises UsageError where an installed one cannot be imported, or has
-    another name than its entry point."""
+    """Every language by name. Raises UsageError where an installed one cannot be imported or
+    differs from its entry point's name.
+    """
     found = {name: Language(name) for name in BUILT_IN}
     for name in extension_names(GROUP):
         if name in found:
@@ -168,9 +177,9 @@ def registered() -> Mapping[str, Language]:
 
 
 def languages_of(source: str) -> tuple[Language, ...]:
-    """The languages that a candidate's kernels are written in, by its text: usually one.
+    """The languages of a candidate's kernels, by its text: usually one.
 
-    C++ counts only alone, for CUDA sources have a C++ half. None for plain PyTorch.
+    C++ counts only alone, as CUDA sources have a C++ half. None for plain PyTorch.
     """
     text = visible_text(source)
     found = tuple(language for language in Language if language.sign.search(text))

@@ -1,15 +1,12 @@
 """A bounded pipeline over Ray: build on CPU cores, run on devices, yield verdicts as they finish.
 
-Guarantees: exactly one verdict per candidate; at most a fixed number of candidates in memory,
-however many there are; a candidate that does not build never reaches a device; work is handed out
-by task so that references are reused; whatever is killed, a worker included, is replaced and its
-candidate tried again (`kernels_eval.sandbox.deaths`); nothing waits for a worker that does not
-start (its node is lost, say) while another one works; a worker whose GPU fails its health check is
-quarantined, its candidate goes to the others, and `Pool.quarantined` names it. Raises GpuLostError
-where no worker is left, where none starts, or where one candidate takes down too many workers or
-devices; UsageError where the nodes of a cluster differ; ClusterError where Ray fails;
-ToolchainError and DeviceError as they come. Leaving the pool, however early (Ctrl-C, an exception),
-stops every worker.
+Guarantees: exactly one verdict per candidate; a fixed bound on candidates in memory; a candidate
+that does not build never reaches a device; killed workers are replaced and their candidates
+retried; a worker whose GPU fails its health check is quarantined; leaving the pool stops every
+worker.
+
+Raises GpuLostError where no worker is left or starts, or one candidate takes down too many workers
+or devices; UsageError where the nodes of a cluster differ; ClusterError where Ray fails.
 """
 
 from __future__ import annotations
@@ -45,24 +42,24 @@ from kernels_eval.sandbox.deaths import DEATHS, WORKER, Deaths, role_of
 
 RESUMES = "verified candidates are kept; rerun the same command to resume"
 START_S = 600
-"""How long work waits where no worker has started: a machine under load, or a cluster that adds
-nodes on demand."""
+"""Seconds to wait for a first worker: a loaded machine, or nodes added on demand."""
 SHORT_S = 60.0
-"""How long a worker may lack a device before a warning, while others work: nodes that restart are
-back by then, or a replacement is."""
+"""Seconds that a worker may lack a device before a warning, while others work. Nodes that restart
+are back by then.
+"""
 ASK_S = 0.02
-"""How soon work that comes later is begun by a worker that is idle."""
+"""Seconds between looks for new work when the caller has none."""
 WATCH_S = 10.0
-"""After so long without an answer the pool asks whether its own node is still there: calls that
-went through it are never answered then."""
+"""Seconds without an answer before the pool checks its own node: calls through a lost node are
+never answered.
+"""
 
 
 T = TypeVar("T")
 
 
 def arriving(queue: SimpleQueue[T | None]) -> Iterator[T | None]:
-    """What is put into a queue, until None is; None, too, where nothing lies in it now, which is
-    what `Pool.verify` takes it for."""
+    """Yield what is put into a queue, None while it is empty; end at a None that was put in."""
     while True:
         try:
             found = queue.get_nowait()
@@ -85,38 +82,33 @@ class _Item:
 
     @property
     def call(self) -> Call:
-        """What a worker is told: what was prepared, too, once it is built."""
+        """The worker's request, with the prepared build once there is one."""
         built = (self.prepared,) if self.prepared else ()
         return self.task, self.candidate, *built
 
     @property
     def suspect(self) -> bool:
-        """Whether it was under way when something died."""
         return bool(self.deaths)
 
 
 @dataclass
 class _Slot:
-    """One actor and what it is doing."""
-
     make: Callable[[], Any]
-    """A new actor for it."""
+    """Starts a new actor."""
     items: list[_Item] = field(default_factory=list)
     pending: Any = None
     last_task: str = ""
     at_once: int = 1
-    """How many items travel in the next call."""
+    """Items in the next call."""
     since: float = 0.0
-    """When its work was given to it, or it was started (time.monotonic)."""
+    """When it was given work or started (time.monotonic)."""
     failures: int = 0
-    """How often in a row its actor has died before it had started."""
+    """Times in a row that its actor died before it had started."""
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Use a new actor, which gets no work before it has answered: one that Ray cannot place
-        never answers."""
         self.actor, self.items, self.at_once = self.make(), [], 1
         self.pending, self.since = self.actor.__ray_call__.remote(place), time.monotonic()
 
@@ -142,20 +134,19 @@ class Pool:
     address: str | None = None
     cuda_arch: str | None = None
     gpu_type: str | None = None
-    """Ray's name of the GPUs to use in a cluster of several types; default: those of this node."""
+    """Ray's name of the GPU type to use; default: that of this node."""
     builder: Callable[..., Any] = BuildWorker
-    """The class of the build workers. Replaced to measure the pool itself, and by tests."""
+    """Class of the build workers; replaced by tests and to measure the pool itself."""
     runner: Callable[..., Any] = KernelWorker
-    """The class of the workers that run candidates."""
+    """Class of the workers that run candidates."""
     at_once: int = 8
-    """Most candidates that travel in one call, while calls cost more than their work: see
-    `several` in kernels_eval.pool.worker."""
+    """Most candidates per call while calls cost more than their work: see
+    `kernels_eval.pool.worker`.
+    """
     quarantined: list[str] = field(default_factory=list)
-    """One line for each worker whose device was given up: which, and what its health checks
-    saw."""
+    """One line per worker whose device was given up, with what its health checks saw."""
     cautions: list[str] = field(default_factory=list)
-    """One line each time that fewer workers have a device than were asked for, while the run
-    continues with the others."""
+    """One line each time that fewer workers have a device than were asked for."""
     telemetry: Telemetry = field(default_factory=Telemetry)
     """Since the pool was started."""
     _builder_cpus: float = 1.0
@@ -164,11 +155,10 @@ class Pool:
     _runners: list[_Slot] = field(default_factory=list)
     _lost: list[_Slot] = field(default_factory=list)
     _short: int = 0
-    """How many workers were last said to have no device."""
     _checked: float = 0.0
-    """When that was last looked at (time.monotonic)."""
+    """When the shortage was last checked (time.monotonic)."""
     _watched: float = 0.0
-    """When Ray was last asked for the node of this process (time.monotonic)."""
+    """When Ray was last asked for this process's node (time.monotonic)."""
 
     def __enter__(self) -> Pool:
         require_device(self.language)
@@ -230,11 +220,11 @@ class Pool:
     def verify(
         self, pairs: Iterable[tuple[KernelTask, Candidate] | None]
     ) -> Generator[Verdict, None, None]:
-        """Verdicts in the order they finish. Takes from `pairs` only as fast as it can work; None
-        means that nothing is to be begun now: it asks again every `ASK_S` seconds.
+        """Yield verdicts in the order they finish.
 
-        Candidates in flight are dropped when the generator is closed or raises; the next call may
-        take them again.
+        Takes from `pairs` only as fast as it can work. None means no work now: it asks again every
+        `ASK_S` seconds. Candidates in flight are dropped when the generator is closed or raises;
+        the next call may take them again.
         """
         if not self._runners:
             raise GpuLostError(
@@ -291,8 +281,7 @@ class Pool:
                     slot.items, slot.pending = [], None
 
     def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> list[Verdict]:
-        """Take a finished call off a slot. A finished build moves on; a finished run is a verdict;
-        a dead actor is replaced."""
+        """Take a finished call off a slot: items for the next stage, or verdicts."""
         import ray
 
         if not slot.items:
@@ -324,9 +313,7 @@ class Pool:
         return verdicts
 
     def _failed(self, slot: _Slot, items: list[_Item], error: Any) -> None:
-        """Note who died in a call that has failed. Raises where the items must not be tried again:
-        the machine is to blame (`kernels_eval.sandbox.deaths`), no worker is left, or the fault is
-        another one."""
+        """Note who died in a failed call. Raises where its items must not be tried again."""
         cause = None if isinstance(error, _lost_errors()) else error.cause
         if cause is None:
             self._replace(slot)
@@ -350,9 +337,8 @@ class Pool:
                 raise cause from error
 
     def _started(self, slot: _Slot) -> None:
-        """Handle the first answer of a worker; one that has died before it is replaced.
-
-        Raises UsageError where it is on a node that must not verify: see `require_alike`.
+        """Handle a worker's first answer. Raises UsageError where its node differs
+        (`require_alike`).
         """
         import ray
 
@@ -378,9 +364,7 @@ class Pool:
             slot.pending, slot.failures = None, 0
 
     def _check_devices(self) -> None:
-        """Add a caution, once for each change for the worse, where the cluster has fewer devices
-        than workers: a node is missing, or was lost. A worker that is only slow to start does not
-        lack a device."""
+        """Add a caution each time that the cluster has fewer devices than before."""
         now = time.monotonic()
         if now < self._checked + SHORT_S / 2:
             return
@@ -404,9 +388,9 @@ class Pool:
         slot.start()
 
     def _first_done(self, busy: list[_Slot], since: float, wait_s: float) -> _Slot | None:
-        """The slot that has answered first; None where none has within `wait_s` seconds. Raises
-        GpuLostError where nothing is under way and none has started since `since`, ClusterError
-        where no answer can come any more."""
+        """The slot that answers first within `wait_s`, or None. Raises GpuLostError or
+        ClusterError.
+        """
         import ray
 
         began = time.monotonic()
@@ -431,8 +415,7 @@ class Pool:
                 return None
 
     def _require_node(self) -> None:
-        """Raise ClusterError where Ray has lost the node that this process is on; asks at most
-        every `WATCH_S` seconds."""
+        """Raise ClusterError where Ray has lost this process's node; asked each `WATCH_S`."""
         import ray
 
         if time.monotonic() < self._watched + WATCH_S:
@@ -445,15 +428,17 @@ class Pool:
             )
 
     def _quarantine(self, slot: _Slot, cause: GpuLostError) -> None:
-        """Give a worker no more work. Its actor lives on: it holds the broken GPU, which Ray would
-        hand to the next actor otherwise."""
+        """Give a worker no more work. Its actor lives on, or Ray would give its GPU to the next
+        actor.
+        """
         self._runners.remove(slot)
         self._lost.append(slot)
         self.quarantined.append(str(cause.args[0]))
 
     def _next_items(self, slot: _Slot, ready: deque[_Item]) -> list[_Item]:
-        """What a worker gets next: the oldest item of the task it serves, so that its reference is
-        used again; else the oldest of a task that no other worker serves; else the oldest."""
+        """The oldest item of the worker's own task, else of a task no other worker serves, else
+        any.
+        """
         served = {other.last_task for other in self._runners if other is not slot}
 
         def take() -> _Item | None:
@@ -472,7 +457,6 @@ class Pool:
 
 
 def _lost_errors() -> tuple[type[Exception], ...]:
-    """What Ray raises where a worker, or the node that held it or its answer, is gone."""
     from ray import exceptions
 
     names = "RayActorError NodeDiedError ObjectLostError WorkerCrashedError OutOfMemoryError"
@@ -480,8 +464,7 @@ def _lost_errors() -> tuple[type[Exception], ...]:
 
 
 def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:
-    """Up to `count` items that travel in one call. An item that was under way when a worker was
-    lost travels alone: so the one at fault is found."""
+    """Up to `count` items for one call. Suspects travel alone, so the one at fault is found."""
     items: list[_Item] = []
     while len(items) < count and (item := take()):
         if item.suspect and items:

@@ -1,11 +1,8 @@
 """Joins and leaves Ray clusters, and refuses nodes that would reach other verdicts.
 
-Ray itself tries an address where nothing answers for minutes. Guarantees: an answer within
-`ANSWER_S`, also where something else listens there, nothing answers, the token is not the
-cluster's, or `auto` finds the notes of a cluster that is gone; no verdict from a node with other
-code, another torch, or a build cache elsewhere (`require_alike`). Does not say whether the cluster
-has a node on this machine, or free devices: `start_ray` and the pool do. Knows GPUs by the type of
-their node: those of one node are taken to be alike.
+Guarantees: an answer within `ANSWER_S` where a cluster cannot be joined (Ray itself tries for
+minutes); no verdict from a node with other code, another torch, or another build cache
+(`require_alike`). Does not check for free devices. Takes the GPUs of one node to be alike.
 """
 
 from __future__ import annotations
@@ -40,8 +37,7 @@ TOKEN_FIX = (
 )
 GPU_TYPE = "accelerator_type:"
 QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""What every Ray process asks a head node first. No other server, and no other process of Ray, can
-answer it."""
+"""What every Ray process asks a head node first; only a head node can answer."""
 
 
 _leaving = threading.Lock()
@@ -53,8 +49,7 @@ def address_of(given: str | None) -> str:
 
 
 def require_cluster(address: str) -> None:
-    """Raises UsageError where no head node of a Ray cluster answers at `address` (`auto`, or
-    HOST:PORT)."""
+    """Raise UsageError where no Ray head node answers at `address` (`auto` or HOST:PORT)."""
     if "://" in address:
         raise UsageError(
             f"{address} is an address for Ray Client, which cannot be used: the process that hands"
@@ -83,7 +78,7 @@ def require_cluster(address: str) -> None:
 
 
 def _fault(head: str) -> tuple[str, str] | None:
-    """Why the head node at HOST:PORT cannot be joined, and the fix. None where it can."""
+    """Why the head node cannot be joined, and the fix; None where it can."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
     from ray.exceptions import AuthenticationError
@@ -106,9 +101,9 @@ def _fault(head: str) -> tuple[str, str] | None:
 
 
 def start_ray(address: str | None = None) -> None:
-    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process,
-    which then ends with it, however it ends. Does nothing where Ray runs already. Raises UsageError
-    where no cluster answers at the address, ClusterError where Ray fails.
+    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one that ends with this
+    process. Does nothing where Ray runs already. Raises UsageError where no cluster answers,
+    ClusterError where Ray fails.
     """
     # Ray's coming default: actors without a GPU keep CUDA_VISIBLE_DEVICES as it is.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -145,7 +140,7 @@ def start_ray(address: str | None = None) -> None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error says that the cluster is gone, and not that a worker's own code failed."""
+    """Whether an error says that the cluster is gone, not that a worker's code failed."""
     if isinstance(error, ClusterError):
         return True
     if "ray" not in sys.modules:
@@ -156,16 +151,16 @@ def is_lost(error: BaseException) -> bool:
 
 
 def membership() -> str:
-    """This process's id in the cluster that it has joined; empty where it has joined none."""
+    """This process's id in the cluster it has joined, or ""."""
     import ray
 
     return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else ""
 
 
 def leave(joined: str) -> None:
-    """Leave the cluster that was joined under this id, unless another thread has joined a new one
-    meanwhile: a head that is started again is another cluster, and the old connection never
-    answers again."""
+    """Leave the cluster joined under this id, unless another thread has joined a new one since. A
+    restarted head is a new cluster; the old connection never answers.
+    """
     import ray
 
     with _leaving:
@@ -176,8 +171,7 @@ def leave(joined: str) -> None:
 
 @contextmanager
 def keeping_sigterm() -> Iterator[None]:
-    """Restore this process's SIGTERM handler, which `ray.init` replaces: a cancelled run must
-    notice that it was cancelled."""
+    """Restore the SIGTERM handler that `ray.init` replaces: a cancelled run must notice it."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -188,8 +182,7 @@ def keeping_sigterm() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise what a signal's handler raised while Ray waited: Ray's compiled code hides it in a
-    SystemError."""
+    """Re-raise what a signal handler raised while Ray waited; Ray hides it in a SystemError."""
     try:
         yield
     except SystemError as error:
@@ -200,7 +193,7 @@ def interruptible() -> Iterator[None]:
 
 
 class Place(NamedTuple):
-    """The node a process is on, and what it would verify with."""
+    """A process's node, and what it would verify with."""
 
     node: str
     cache: str
@@ -209,8 +202,7 @@ class Place(NamedTuple):
 
 
 def place(_: object = None) -> Place:
-    """The Place of this process, a driver or a worker of a running Ray. (The ignored argument is
-    the actor that Ray calls it for.)"""
+    """The Place of this process in a running Ray. Ray passes an actor, which is ignored."""
     import ray
 
     home = Path(__file__).parents[1]
@@ -221,8 +213,7 @@ def place(_: object = None) -> Place:
 
 
 def require_alike(here: Place, there: Place) -> None:
-    """Raises UsageError where a worker on another node than the driver's would not reach the same
-    verdicts."""
+    """Raise UsageError where a worker on another node would not reach the driver's verdicts."""
     if there.node == here.node:
         return  # the same files
     differences = {
@@ -246,7 +237,7 @@ def require_alike(here: Place, there: Place) -> None:
 
 
 def gpu_types() -> dict[str, int]:
-    """How many GPUs of each type the cluster has. Ray names the types, one for each node (H100)."""
+    """GPUs in the cluster by Ray's type name (H100)."""
     import ray
 
     found = Counter[str]()
@@ -258,8 +249,9 @@ def gpu_types() -> dict[str, int]:
 
 
 def gpu_type_for(asked: str | None) -> str | None:
-    """The type of the GPUs that workers get: the one asked for; where the cluster has several, that
-    of this node; None where any will do. Raises UsageError where there is none."""
+    """The GPU type for workers: the one asked for, this node's where the cluster has several, or
+    None for any. Raises UsageError where the cluster has none.
+    """
     import ray
 
     there = gpu_types()
@@ -279,8 +271,9 @@ def gpu_type_for(asked: str | None) -> str | None:
 
 
 def measured_on(gpu_type: str, language: Language) -> tuple[Conditions, str | None]:
-    """The conditions and the compute capability of a node with GPUs of this type. Raises
-    DeviceError where it has none."""
+    """The conditions and compute capability of a node with GPUs of this type. Raises DeviceError
+    where it has none.
+    """
     import ray
 
     asked = ray.remote(_measured).options(num_cpus=0, accelerator_type=gpu_type)
@@ -299,8 +292,9 @@ def _measured(language: Language) -> tuple[Conditions, str | None]:
 def shortage(
     wanted: int, kind: str, waited_s: float, gpu_type: str | None = None
 ) -> tuple[int, str]:
-    """How many devices (Ray's `kind`: GPU, of a type where one is named, or CPU) the cluster lacks
-    for `wanted` workers, and a warning that says so."""
+    """How many devices (Ray's `kind`: GPU or CPU) the cluster lacks for `wanted` workers, and a
+    warning that says so.
+    """
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]

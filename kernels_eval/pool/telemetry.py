@@ -1,8 +1,7 @@
-"""How a pool of workers has spent its time, for progress lines, tracking and reports.
+"""How a pool of workers has spent its time, for progress lines and reports.
 
-Guarantees: costs a few microseconds per candidate. Times are the driver's: a worker counts as busy
-from the moment it is given work until its answer is there. Does not see inside a GPU: a worker that
-is busy may leave its GPU idle while Python imports (see `Verdict.phases`).
+Guarantees: a few microseconds per candidate. Times are the driver's: a worker is busy from call to
+answer. Does not see inside a GPU, which may idle while Python imports (`Verdict.phases`).
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ BUILDERS, DEVICES = "builders", "devices"
 
 @dataclass
 class Telemetry:
-    """Sums since the pool was started. `summary` is what is shown and stored."""
+    """Sums since the pool was started."""
 
     builders: int = 0
     devices: int = 0
     queue_depth: int = 0
     """Built candidates that wait for a device now."""
     _sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Counts by name, and the seconds of a verdict, whose names end in "_s"."""
+    """Counts by name, and seconds, whose names end in "_s"."""
     _statuses: Counter[str] = field(default_factory=Counter)
     _most: int = 0
     _began: float | None = None
@@ -34,7 +33,7 @@ class Telemetry:
     _last: float = 0.0
 
     def tick(self, ready: int) -> None:
-        """The queue between builders and devices holds `ready` candidates from now on."""
+        """Note that `ready` candidates wait for a device from now on."""
         now = time.monotonic()
         self._began = now if self._began is None else self._began
         self._fed = now if self._fed is None and ready else self._fed
@@ -42,7 +41,7 @@ class Telemetry:
         self._last, self.queue_depth, self._most = now, ready, max(self._most, ready)
 
     def worked(self, kind: str, seconds: float) -> None:
-        """One of the `builders` or `devices` was busy for so long."""
+        """Note that one of the `builders` or `devices` was busy for so long."""
         self._sums[kind] += seconds
 
     def reached(self, verdict: Verdict) -> None:
@@ -59,11 +58,10 @@ class Telemetry:
             self._sums[name] += seconds
 
     def summary(self) -> Answer:
-        """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time
-        since the first finished build.
+        """Plain numbers: seconds, shares in [0, 1], counts.
 
-        `built` counts candidates that a header tier was tried for; the tiers' shares and
-        `cache_hit_share` are of these.
+        `device_busy_share` counts from the first finished build. `built` counts candidates that a
+        header tier was tried for; the tiers' shares and `cache_hit_share` are of these.
         """
         sums, reached = self._sums, self._statuses.total()
         wall_s, fed_s = (

@@ -1,10 +1,8 @@
-"""Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores that feed
-them.
+"""Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores.
 
-An actor owns its fork server; what misbehaves below it does not leave it as an exception, and what
-is killed is a KilledError for the pool, which says in the next call which roles are to blame
-themselves (kernels_eval.sandbox.deaths). After a verdict that a broken GPU may have caused, the
-GPU's health is checked; where that fails twice, the actor raises GpuLostError and gives no verdict.
+Guarantees: a fault below an actor is no exception of it; a killed role is a KilledError, blamed
+through the next call (`sandbox.deaths`); after a verdict that a broken GPU may have caused, its
+health is checked, and two failures raise GpuLostError.
 """
 
 from __future__ import annotations
@@ -23,22 +21,21 @@ from kernels_eval.sandbox.deaths import blaming
 from kernels_eval.sandbox.health import DeviceHealth, check_health
 
 TOGETHER_S = 0.05
-"""Calls that have taken less than this together may travel together: a Ray call costs a few
-milliseconds of processor time."""
+"""Seconds that calls may take together to share a Ray call, which costs milliseconds of processor
+time.
+"""
 BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, Reason.RUN})
-"""Reasons that a broken GPU produces as well as a broken kernel: such a verdict stands once a
-health check has passed."""
+"""Reasons that a broken GPU produces too: such a verdict stands once a health check has passed."""
 
 Call = tuple[Record, ...]
-"""A task, a candidate and, for a `KernelWorker`, what was prepared."""
+"""A task, a candidate and, for a `KernelWorker`, its prepared build."""
 
 
 def several(one: Callable[..., R], calls: list[Call]) -> tuple[list[R], float]:
-    """The answers to the first of these calls, as many as begin within `TOGETHER_S`, at least one;
-    and the seconds they took.
+    """The answers to as many calls as begin within `TOGETHER_S` (at least one), and the seconds
+    taken.
 
-    Quick calls (a rejected source, a build from the cache) share the cost of a Ray call; a slow one
-    makes nothing wait behind it.
+    Quick calls share the cost of a Ray call; nothing waits behind a slow one.
     """
     started, answers = time.monotonic(), []
     for arguments in calls:
@@ -74,8 +71,9 @@ class BuildWorker:
 
 
 class KernelWorker:
-    """Runs prepared candidates on one device. `check` replaces the health check (for tests); the
-    health of CPUs is not checked without it."""
+    """Runs prepared candidates on one device. `check` replaces the health check in tests; without
+    it, CPUs are not checked.
+    """
 
     def __init__(
         self,
@@ -104,8 +102,9 @@ class KernelWorker:
             return several(self.run, calls)
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        """One verdict. Raises GpuLostError where the device does not work (any more), other
-        EvalErrors where the machine fails."""
+        """One verdict. Raises GpuLostError where the device fails, other EvalErrors where the
+        machine does.
+        """
         if self._health:
             self._health.remember()
         verdict = self._evaluator.run(task, candidate, prepared)

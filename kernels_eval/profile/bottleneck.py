@@ -1,9 +1,9 @@
-"""What limits a correct kernel: one finding of a closed vocabulary, the numbers that say so, and
-one suggestion.
+"""What limits a correct kernel: one finding of a closed vocabulary, its numbers, and one
+suggestion.
 
-Guarantees: the same profile gives the same finding; the rules are asked in the order of
-`bottleneck.toml`, and one fires only where every number that it names was measured. Does not
-guarantee that removing the limit makes the kernel faster: another one may be right behind it.
+Guarantees: the same profile gives the same finding; rules fire in the order of `bottleneck.toml`,
+only where every number they name was measured. Does not guarantee that removing the limit helps:
+another may be right behind it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Limit(StrEnum):
     """What a kernel's time is made of."""
 
     MEMORY = "memory"
-    """Bytes: the memory system is what the others wait for."""
+    """Bytes: the rest waits for the memory system."""
     COMPUTE = "compute"
-    """Instructions: the multiprocessors, or the processor's units, are busy."""
+    """Instructions: the arithmetic units are busy."""
     LATENCY = "latency"
-    """Neither is busy: too little work is under way at a time."""
+    """Neither is busy: too little work is under way."""
     LAUNCH_OVERHEAD = "launch_overhead"
-    """The device, or the kernel, waits for the program that calls it."""
+    """The device, or the kernel, waits for the calling program."""
     ELSEWHERE = "elsewhere"
     """The kernel is not where the time goes."""
 
@@ -46,7 +46,8 @@ class Cause(StrEnum):
 
 class Finding(Record):
     """`where` names the kernel or the operator. `numbers` are shares in [0, 1], and
-    `blocks_per_sm`."""
+    `blocks_per_sm`.
+    """
 
     limit: Limit
     cause: Cause | None = None
@@ -81,7 +82,8 @@ SHOWN = ("sm_share", "memory_share", "occupancy", "memory_speed_of_light", "comp
 
 def findings(profile: KernelProfile) -> Iterator[Finding]:
     """All findings, the most decisive first. Raises ValueError for a candidate that could not be
-    profiled."""
+    profiled.
+    """
     if profile.problem is not None:
         raise ValueError(f"{profile.candidate_id} has no profile: {profile.problem}")
     numbers = numbers_of(profile)
@@ -100,8 +102,9 @@ def _us(spent: KernelTime | OperatorTime) -> float:
 
 
 def numbers_of(profile: KernelProfile) -> dict[str, float]:
-    """What the rules ask about, where it was measured: shares in [0, 1], and `blocks_per_sm`. Of
-    the kernel that takes the most time, where there are several."""
+    """The measured inputs of the rules, of the slowest kernel: shares in [0, 1], and
+    `blocks_per_sm`.
+    """
     wall, spent = profile.candidate_ms, profile.total_us
     memory, compute = profile.memory_ms, profile.compute_ms
     found: dict[str, float | None] = {
@@ -121,7 +124,7 @@ def numbers_of(profile: KernelProfile) -> dict[str, float]:
 
 
 def _of_kernel(kernel: KernelTime) -> dict[str, float | None]:
-    """The numbers of its geometry and its code, and, in their place, those of the counters."""
+    """Numbers of its geometry and code, replaced by the counters' where measured."""
     found = kernel.model_dump(include={"blocks_per_sm", "occupancy", "local_share"})
     metrics = {name: value for name, value in kernel.metrics.items() if math.isfinite(value)}
     for name, (metric, whole) in _TABLE["shares"].items():

@@ -1,5 +1,6 @@
-"""NVIDIA's ncu over a candidate's own kernels: the command, what it prints, and the metrics that it
-is asked for (`ncu.toml`)."""
+"""NVIDIA's ncu over a candidate's own kernels: the command, its output, and the metrics asked for
+(`ncu.toml`).
+"""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ def installed() -> str | None:
 
 
 def command(program: str, kernels: Iterable[str], without: Collection[str] = ()) -> list[str]:
-    """ncu's command before the program that it starts: only these kernels (plain names), between
-    the marks that the program sets, at the clocks as they are."""
+    """ncu's command in front of a program: only these kernels (plain names), between the program's
+    marks, without locking clocks.
+    """
     metrics = ",".join(name for name in METRICS if name not in without)
     options = f"""--csv --page raw --print-units base --profile-from-start off
         --target-processes application-only --clock-control none --launch-count {LAUNCHES}"""
@@ -49,8 +51,7 @@ def command(program: str, kernels: Iterable[str], without: Collection[str] = ())
 
 
 def metrics_in(said: str) -> dict[str, dict[str, float]]:
-    """The metrics of each kernel's longest launch, by its plain name. One that the chip does not
-    have is left out."""
+    """Metrics of each kernel's longest launch, by plain name, without those the chip lacks."""
     lines = [line for line in said.splitlines() if line.startswith('"')]
     found: dict[str, dict[str, float]] = {}
     for row in csv.DictReader(lines):
@@ -76,7 +77,7 @@ def unknown_metrics(said: str) -> set[str]:
 
 
 def _number(text: str | None) -> float | None:
-    """A metric's value; None for what is none, such as ncu's "nan" where nothing was counted."""
+    """A metric's value; None for none, such as ncu's "nan" where nothing was counted."""
     try:
         value = float((text or "").replace(",", ""))
     except ValueError:

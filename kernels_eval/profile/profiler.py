@@ -1,10 +1,9 @@
 """Profiles correct candidates, one after the other, on one device.
 
-Guarantees: a candidate runs only in confined children of its own, as under compute-sanitizer, with
-deadlines, on the task's declared inputs; whatever it does costs its own profile; nothing here is
-part of a verdict or of its time. Does not guarantee that a candidate which means to lie about its
-time or its kernels tells the truth: it runs in the process that measures (a latency and a speedup
-are the verdict's).
+Guarantees: candidates run only in confined children, with deadlines, on the task's declared inputs;
+their faults cost only their profile; nothing here enters a verdict or its time. Does not guarantee
+the truth about a candidate that lies about its time or kernels: it runs in the measuring process
+(latency and speedup are the verdict's).
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ class NotProfiled(Exception):
 
 class Profiler(Preparer):
     """Keeps its processes: use one for many candidates, as a context manager. `counters` says why
-    there are no metrics, once that is known."""
+    there are no metrics.
+    """
 
     def __init__(
         self,
@@ -61,8 +61,9 @@ class Profiler(Preparer):
         cache: Path | None = None,
         cuda_arch: str | None = None,
     ) -> None:
-        """`timeout_s` is the deadline of one program, `budget_s` about the time of the calls that
-        are profiled by operator. Without `metrics`, ncu is not asked."""
+        """`timeout_s` is one program's deadline, `budget_s` about the time of calls profiled by
+        operator. Without `metrics`, ncu is not asked.
+        """
         super().__init__(config, cache=cache, cuda_arch=cuda_arch)
         self.device, self.timeout_s, self.budget_s = device, timeout_s, budget_s
         self.on_gpu = device.startswith("cuda")
@@ -83,9 +84,11 @@ class Profiler(Preparer):
         bytes_min: int | None = None,
         reference: tuple[OperatorTime, ...] = (),
     ) -> KernelProfile:
-        """The profile of a candidate with a verdict of `correct`. `flops` and `bytes_min` are what
-        its task computes and moves at least, `reference` the reference's times by operator. Raises
-        EvalError only where the machine fails."""
+        """The profile of a candidate with a verdict of `correct`.
+
+        `flops` and `bytes_min` are what its task computes and moves at least, `reference` the
+        reference's times by operator. Raises EvalError only where the machine fails.
+        """
         timing = verdict.timing
         device = verdict.device or conditions(candidate.language).device
         known: Message = {
@@ -107,8 +110,9 @@ class Profiler(Preparer):
             return KernelProfile.model_validate(known | {"problem": problem})
 
     def peaks(self, device_name: str, precision: str, bytes_min: int | None) -> Message:
-        """`peak_flops` and `peak_bytes_per_s`: of a GPU from its data sheet (None where it is not
-        known), of a CPU as measured, in a working set of this size to the next power of two."""
+        """`peak_flops` and `peak_bytes_per_s`: of a GPU from its data sheet (None where unknown),
+        of a CPU as measured in a working set of this size, rounded to the next power of two.
+        """
         if self.on_gpu:
             flops = peak_flops(device_name, precision)
             return {"peak_flops": flops, "peak_bytes_per_s": peak_bytes_per_s(device_name)}
@@ -159,8 +163,7 @@ class Profiler(Preparer):
     def _metrics(
         self, replay: Callable[[Child], Replay], kernels: list[str]
     ) -> dict[str, dict[str, float]]:
-        """ncu's metrics by kernel. Where the machine permits none, `counters` says so, and ncu is
-        not asked again."""
+        """ncu's metrics by kernel; a refusal is kept in `counters`, and ncu not asked again."""
         if self.ncu is None or self.counters or not kernels:
             return {}
         said = ""
@@ -205,8 +208,9 @@ class Profiler(Preparer):
 
 
 def _of_cubin(kernel: str, resources: Mapping[str, list[float]]) -> Message:
-    """What the code of a kernel says of it; of several instances of a template, of the one that
-    accesses local memory most."""
+    """What a kernel's code says of it; of template instances, the one with most local memory
+    accesses.
+    """
     found = [numbers for mangled, numbers in resources.items() if named(kernel, mangled)]
     if not found:
         return {}

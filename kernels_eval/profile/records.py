@@ -88,33 +88,34 @@ class KernelProfile(Record):
 
     @property
     def least_ms(self) -> float | None:
-        """The speed of light: the larger of both bounds (the roofline model, see
-        `tasks.workload.record.least_ms`)."""
+        """The speed of light: the larger of both bounds (roofline model,
+        `tasks.workload.record.least_ms`).
+        """
         return max(filter(None, (self.memory_ms, self.compute_ms)), default=None)
 
     @property
     def speed_of_light(self) -> float | None:
-        """Share of the speed of light that the candidate reaches. Above 1, the bound is not one: an
-        algorithm with fewer operations, or memory nearer than the one that counts."""
+        """Share of the speed of light that the candidate reaches. Above 1 the bound does not hold:
+        fewer operations, or nearer memory.
+        """
         least = self.least_ms
         return least / self.candidate_ms if least and self.candidate_ms else None
 
     @property
     def sol_score(self) -> float | None:
-        """SOL-ExecBench's score, see `kernels_eval.profile.roofline.sol_score`."""
+        """SOL-ExecBench's score (`kernels_eval.profile.roofline.sol_score`)."""
         times = self.candidate_ms, self.reference_ms, self.least_ms
         return sol_score(*known) if len(known := [each for each in times if each]) == 3 else None
 
     @property
     def kernel_share(self) -> float | None:
-        """Share of the candidate's time that its own kernels take."""
+        """Share of the candidate's time in its own kernels."""
         spent = sum(kernel.us for kernel in self.kernels)
         return spent / self.total_us if self.total_us else None
 
     @property
     def rewrote_bottleneck(self) -> bool | None:
-        """Whether the reference's slowest operator is none of those that the candidate still
-        calls."""
+        """Whether the candidate no longer calls the reference's slowest operator."""
         if not self.reference_operators or not self.total_us:
             return None
         slowest = max(self.reference_operators, key=lambda each: each.us).name

@@ -6,18 +6,19 @@ from kernels_eval.tables import table_beside
 
 PEAKS = table_beside(__file__)
 PRODUCTS = {"fp32": 6}
-"""How many times as long as in bf16 a product takes at least that keeps this precision. fp32: three
-products in TF32, which runs at half of bf16's rate (https://arxiv.org/abs/2203.03341)."""
+"""Least time of a product that keeps this precision, as a multiple of bf16's. fp32: three products
+in TF32, at half of bf16's rate (https://arxiv.org/abs/2203.03341).
+"""
 
 
 def peak_flops(device_name: str | None, precision: str = "bf16") -> float | None:
-    """Peak FLOP/s of a device by its name; None where it is not known."""
+    """Peak FLOP/s of a device by its name; None where unknown."""
     flops, _ = _peaks(device_name)
     return flops and flops / PRODUCTS.get(precision, 1)
 
 
 def peak_bytes_per_s(device_name: str | None) -> float | None:
-    """Peak bytes per second of a device's memory by its name; None where it is not known."""
+    """Peak bytes per second of a device's memory by its name; None where unknown."""
     return _peaks(device_name)[1]
 
 
@@ -28,13 +29,11 @@ def _peaks(device_name: str | None) -> tuple[float | None, float | None]:
 
 
 def sol_score(kernel_ms: float, reference_ms: float, least_ms: float) -> float | None:
-    """How much of the way from the reference to the speed of light a kernel has gone:
-    1 / (1 + (T_k - T_SOL) / (T_b - T_SOL)), SOL-ExecBench's score
-    (https://arxiv.org/abs/2603.19173).
+    """SOL-ExecBench's score: 1 / (1 + (T_k - T_SOL) / (T_b - T_SOL))
+    (https://arxiv.org/abs/2603.19173), times in milliseconds.
 
-    0.5 is as fast as the reference (T_b), 1 is the speed of light (T_SOL, milliseconds), and a
-    kernel below that scores 1 as well. None where the reference is no slower than the speed of
-    light: there is no way to go.
+    0.5 is as fast as the reference (T_b), 1 the speed of light (T_SOL) or faster. None where the
+    reference is no slower than the speed of light.
     """
     if reference_ms <= least_ms:
         return None

@@ -1,11 +1,10 @@
-"""Every message between the judge and the processes that it starts: a request beside its answer.
+"""Every message between the judge and the processes it starts: a request beside its answer, as
+JSON, with file descriptors (shared memory, archives) beside it. No torch: the judge never
+imports it.
 
-Messages are JSON; file descriptors (shared memory, archives) travel beside them. No torch here, for
-the judge never imports it.
-
-Guarantees: a request or an answer of another form is refused where it arrives; `routes_of`
-refuses a handler that promises another answer than its request. Answers of a candidate are
-`Report`s: types are strict and everything has bounds. Their content is never trusted.
+Guarantees: malformed messages are refused on arrival; `routes_of` refuses a handler with another
+answer than its request's. A candidate's answers are `Report`s, strictly typed and bounded; their
+content is never trusted.
 """
 
 from kernels_eval.protocol.candidate import *

@@ -1,6 +1,6 @@
 """Messages of the process that runs a candidate, and of the one that reads its build requests.
 
-Answers are `Report`s: types are strict and everything has bounds. Their content is never trusted.
+Answers are `Report`s: strictly typed, bounded, and never trusted for their content.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from kernels_eval.records import Record
 
 
 class LoadReport(Report):
-    """The constructed module: shapes of its parameters, and of what may be running statistics,
-    without dimensions of size 1; whether its constructor made parameters on the CPU although it was
-    told another device."""
+    """The constructed module: shapes of its parameters and of possible running statistics, without
+    dimensions of size 1; whether its constructor made parameters on the CPU although told
+    another device.
+    """
 
     parameters: Several[Shape] = []
     statistics: Several[Shape] = []
@@ -36,8 +37,9 @@ class LoadReport(Report):
 
 
 class LoadCandidate(Request[LoadReport]):
-    """Import the module at `path` and construct its ModelNew; `libraries` are paths by the key of
-    their build; with `kernels`, an archive of compiled ones comes along, too."""
+    """Import the module at `path` and construct its ModelNew. `libraries`: paths by build key; with
+    `kernels`, an archive of compiled ones comes along.
+    """
 
     path: str
     spec: ModelSpec
@@ -49,7 +51,7 @@ class LoadCandidate(Request[LoadReport]):
 
 
 class Rebuild(Request[Done]):
-    """Construct the model anew with these arguments, under another seed where there is one."""
+    """Construct the model anew with these arguments, under another seed where given."""
 
     arguments: PackedValues
     seed: int | None = None
@@ -79,12 +81,11 @@ class TakeTimingInputs(Request[Done]):
 
 
 def _few(value: object) -> object:
-    """The first entries of a dictionary."""
     return dict(list(value.items())[:64]) if isinstance(value, dict) else value
 
 
 class StateReport(Report):
-    """Settings that have changed since before the candidate was loaded: at most 64 of them."""
+    """Settings changed since before the candidate was loaded: at most 64."""
 
     changed: Annotated[dict[str, Text], BeforeValidator(_few)] = {}
 
@@ -102,8 +103,9 @@ class OperatorReport(Report):
 
 
 class NameOperators(Request[OperatorReport]):
-    """Which operators and kernels does a call run? `again`: without a mode that a candidate can
-    see, where that is possible."""
+    """Which operators and kernels does a call run? `again`: without a mode visible to the
+    candidate, where possible.
+    """
 
     inputs: PackedValues
     again: bool = False
@@ -123,7 +125,8 @@ class MeasureShare(Request[ShareReport]):
 
 class OrnamentReport(Report):
     """Does the output stay the same when what the kernels wrote is replaced? None where nothing
-    would show."""
+    would show.
+    """
 
     ornamental: bool | None
 
@@ -135,12 +138,13 @@ class ReplaceWritten(Request[OrnamentReport]):
 
 
 class PackKernels(Request[Done]):
-    """Write what the language's compiler has made to the file that comes along."""
+    """Write the language's compiled kernels to the file that comes along."""
 
 
 class LateBuildAnswer(Record):
-    """What came of a build that a candidate's process asks for while it serves a command. The
-    question is `{"build": ...}` with what it wants built."""
+    """The outcome of a build that a candidate's process requests, by `{"build": ...}`, while it
+    serves a command.
+    """
 
     ok: bool
     path: str = ""
@@ -155,7 +159,7 @@ class CaptureReport(ErrorReport):
 
 
 class Capture(Request[CaptureReport]):
-    """Import the module with builds replaced by stubs. Builds with the keys `failed` fail."""
+    """Import the module with builds replaced by stubs; those with keys in `failed` fail."""
 
     path: str
     failed: list[str] = []

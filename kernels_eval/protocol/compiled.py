@@ -28,13 +28,14 @@ class Compile(Request[CompileReport]):
 
 
 class AnswerCompiled(Request[CallReport]):
-    """Call the compiled model on the inputs of this seed, and write its outputs to the memory that
-    comes along."""
+    """Call the compiled model on this seed's inputs; write its outputs to the memory that comes
+    along.
+    """
 
     seed: int
 
 
 class MeasureCompiled(Request[Comparison]):
-    """Compare what the compiled reference has written to the memory that comes along."""
+    """Compare what the compiled reference wrote to the memory that comes along."""
 
     trial: str

@@ -14,7 +14,7 @@ class HealthReport(Record):
 
 
 class CheckHealth(Request[HealthReport]):
-    """Compute something with a known answer; wait up to `patience_s` for so much free memory."""
+    """Compute something with a known answer; wait up to `patience_s` for this much free memory."""
 
     device: str
     wanted_bytes: int
@@ -29,8 +29,9 @@ class Peaks(Record):
 
 
 class MeasurePeaks(Request[Peaks]):
-    """FLOP/s of a product of fp32 matrices, and bytes per second of copying within a working set of
-    so many bytes."""
+    """FLOP/s of an fp32 matrix product, and bytes per second of copying in a working set of this
+    many bytes.
+    """
 
     threads: int
     working_set: int

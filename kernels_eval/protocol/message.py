@@ -1,7 +1,7 @@
-"""Requests, answers and reports: what every message is.
+"""Requests, answers and reports.
 
-The judge sends a `Request`; its class says which command it is and of which type the answer is. A
-process serves a request by the method that `handles` it.
+The judge sends a `Request`, whose class gives the command and the answer's type; a process serves
+it by the method that `handles` it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Request(Record, Generic[A]):
 
 
 def parsed(request: Request[A], answer: object) -> A:
-    """The answer as the type that its request promises. Raises ValidationError for another form."""
+    """The answer as its request's type. Raises ValidationError."""
     found: A = request.answer.model_validate(answer)
     return found
 
@@ -63,7 +63,8 @@ Routes = dict[str, tuple[type[Request[Any]], str]]
 @cache
 def routes_of(owner: Any) -> Routes:
     """What a class, or a module of functions, serves. Raises TypeError for a handler with another
-    answer than its request's."""
+    answer than its request's.
+    """
     routes: Routes = {}
     for name in dir(owner):
         handler = getattr(owner, name)
@@ -78,9 +79,10 @@ def routes_of(owner: Any) -> Routes:
 
 
 def answer_message(parts: Sequence[object], message: dict[str, Any]) -> Record:
-    """The answer to a message of the first of these parts of a role (objects, or modules of
-    functions) that serves its command. Raises KeyError where none does, ValidationError for a
-    request of another form, and what its handler raises."""
+    """Answer a message by the first of a role's parts (objects, or modules of functions) that
+    serves its command. Raises KeyError where none does, ValidationError for a malformed request,
+    and what its handler raises.
+    """
     command = message.pop("command")
     for part in parts:
         owner: Any = part if isinstance(part, ModuleType) else type(part)
@@ -102,7 +104,7 @@ Text = Annotated[str, Field(max_length=MOST_LETTERS)]
 Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
 Item = TypeVar("Item")
 Several = Annotated[list[Item], FailFast(), Field(max_length=MOST_ITEMS)]
-"""A list. The first item that is wrong is the last that is looked at."""
+"""A list, validated up to its first wrong item."""
 Shape = Annotated[list[Count], FailFast(), Field(max_length=64)]
 Nanoseconds = Annotated[int, Field(ge=0, le=MOST_NS)]
 
@@ -113,12 +115,13 @@ def storable(text: str) -> str:
 
 
 class Report(Record, extra="ignore", strict=True):
-    """Base of what a candidate's process reports. Unknown fields are ignored, types are strict, and
-    everything has bounds: no answer can overflow an arithmetic or hold the judge up."""
+    """Base of a candidate process's reports: unknown fields ignored, strict types, everything
+    bounded, so no answer can overflow arithmetic or hold the judge up.
+    """
 
 
 class ErrorReport(Report):
-    """An error that a process reports of itself; `error` is a reason, empty where there is none."""
+    """An error that a process reports of itself; `error` is a reason, or empty."""
 
     error: str = ""
     detail: str = ""
@@ -127,5 +130,4 @@ class ErrorReport(Report):
     @field_validator("*", mode="before")
     @classmethod
     def _as_text(cls, said: object) -> object:
-        """The text of an exception may hold anything."""
         return storable(said) if isinstance(said, str) else said

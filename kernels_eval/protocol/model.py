@@ -1,5 +1,5 @@
-"""Messages of any process that runs a model: how the model is made, its memory, samples, and rounds
-on unseen inputs.
+"""Messages of any process that runs a model: how it is made, its memory, samples, and rounds on
+unseen inputs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from kernels_eval.protocol.message import (
 from kernels_eval.records import Record
 
 DECLARED = "declared"
-"""The task's own inputs and shape, as opposed to drawn distributions and other sizes."""
+"""The task's own inputs and shape, not drawn distributions or other sizes."""
 
 
 class InputNote(Record):
     """What may vary about one argument. `pattern`: its zeros stay zeros; `symmetric`: as
-    declared."""
+    declared.
+    """
 
     vary: bool
     pattern: bool = False
@@ -36,8 +37,9 @@ class InputNote(Record):
 
 
 class InputPlan(Record):
-    """What may vary about a task's inputs: a note for each argument, and smaller shapes to try, by
-    name, as (argument, dimension, size). `distinct`: no two elements of an argument are equal."""
+    """What may vary about a task's inputs: a note per argument, and smaller shapes by name, as
+    (argument, dimension, size). `distinct`: no two elements of an argument are equal.
+    """
 
     notes: list[InputNote]
     shapes: dict[str, list[tuple[int, int, int]]]
@@ -58,8 +60,9 @@ class OutputForm(Record):
 
 
 class Gradients(Record):
-    """Which gradients a task asks for: of its `arguments` first inputs those at the positions
-    `wanted`, and of these `parameters`. Inputs after the arguments are gradients of the outputs."""
+    """Gradients that a task asks for: at positions `wanted` of its first `arguments` inputs, and of
+    these `parameters`. Later inputs are gradients of the outputs.
+    """
 
     arguments: int
     wanted: tuple[int, ...]
@@ -72,9 +75,11 @@ class Gradients(Record):
 
 
 class ModelSpec(Record):
-    """How a process makes a task's model, on which device: the same seed makes the same weights.
-    `construct_on` is where they are made before they are moved to `device`. `precision` (empty: as
-    they are made) and `gradients` are what the task's module asks for."""
+    """How a process makes a task's model; one seed gives the same weights.
+
+    Weights are made on `construct_on`, then moved to `device`. The task's module asks for
+    `precision` (empty: as made) and `gradients`.
+    """
 
     entry_point: str
     init_form: str
@@ -86,20 +91,21 @@ class ModelSpec(Record):
     gradients: Gradients | None = None
 
     def under(self, seed: int | None) -> ModelSpec:
-        """The same with other weights, where there is a seed for them."""
+        """The same with other weights, where they have a seed."""
         return self if seed is None else self.model_copy(update={"seed": seed})
 
 
 class SharedMemory(Record):
-    """Memory whose descriptor comes with the message: the host's, or `size` bytes of a device's."""
+    """Memory whose descriptor comes along: the host's, or `size` bytes of a device's."""
 
     on_device: bool
     size: int = 0
 
 
 class PackedValues(SharedMemory):
-    """Values in such memory, `stride` bytes from one to the next; `packed` says how each lies
-    there, or how all do."""
+    """Values in such memory, `stride` bytes apart; `packed` gives each one's layout, or that of
+    all.
+    """
 
     packed: list[str]
     count: int
@@ -107,7 +113,7 @@ class PackedValues(SharedMemory):
 
 
 class Shared(Record):
-    """Whether memory could be had: a device's cannot where its driver does not share it."""
+    """Whether memory could be had: not where a device's driver does not share it."""
 
     shared: bool
 
@@ -116,15 +122,16 @@ F = TypeVar("F", bound=Shared)
 
 
 class MemoryRequest(Request[F], Generic[F]):
-    """What takes `size` bytes of new memory: the host's, whose descriptor comes along, or a
-    device's, whose descriptor the answer carries."""
+    """A request that takes `size` bytes of new memory: the host's, whose descriptor comes along, or
+    a device's, whose descriptor the answer carries.
+    """
 
     on_device: bool = False
     size: int = 0
 
 
 class HandedOver(Shared):
-    """Values that were put into shared memory, as in `PackedValues`."""
+    """Values put into shared memory, as in `PackedValues`."""
 
     packed: list[str] = []
     count: int = 0
@@ -139,8 +146,9 @@ class Prepare(Request[Done]):
 
 
 class RedrawWeights(Request[Done]):
-    """Redraw parameters, mapped by `names` where all are there, and the running statistics of
-    these shapes; `transposed`: square matrices the other way round."""
+    """Redraw parameters, mapped by `names` where all exist, and the running statistics of these
+    shapes; `transposed` transposes square matrices.
+    """
 
     seed: int
     statistics: list[list[int]] = []
@@ -157,7 +165,7 @@ class SampleReport(Report):
 
 
 class Sample(Request[SampleReport]):
-    """Time so many calls, each on the next of the prepared inputs."""
+    """Time this many calls, each on the next of the prepared inputs."""
 
     calls: int
 
@@ -187,15 +195,16 @@ class CallReport(Report):
 
 
 class UnseenReport(Report):
-    """The different forms of the outputs of unseen inputs."""
+    """The distinct forms of the outputs of unseen inputs."""
 
     forms: Annotated[list[CallReport], FailFast(), Field(min_length=1, max_length=MOST_ITEMS)]
     custom_calls: Count = 0
 
 
 class RunUnseen(Request[UnseenReport]):
-    """Call the model on inputs that no process but the reference's has seen before, and put all
-    outputs into shared memory once all calls are made."""
+    """Call the model on inputs that only the reference's process has seen; share the outputs after
+    all calls.
+    """
 
     inputs: PackedValues
     outputs: SharedMemory

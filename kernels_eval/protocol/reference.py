@@ -1,5 +1,5 @@
 """Messages of the reference process, which runs the task's own model, holds expected values and
-compares a candidate's outputs with them.
+compares a candidate's outputs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ LATER, EARLIER = "a later call", "an earlier call"
 class LoadedTask(Record):
     """What the reference process found when it loaded a task and ran it once.
 
-    `parameters` and `statistics` (running ones, of normalisation) are shapes without dimensions of
-    size 1, `parameter_names` the names of the first, `input_bytes` those of one set of inputs,
-    `packed_bytes` and `argument_bytes` what one set and the constructor's arguments take in shared
-    memory, `mutates` whether the reference changes its inputs. `precision` and `gradients` are as
-    in `ModelSpec`.
+    `parameters` and (running) `statistics` are shapes without dimensions of size 1; `input_bytes`
+    are those of one set of inputs; `packed_bytes` and `argument_bytes` what a set and the
+    constructor's arguments take in shared memory; `mutates`: the reference changes its inputs.
+    `precision` and `gradients` as in `ModelSpec`.
     """
 
     plan: InputPlan
@@ -63,15 +62,14 @@ class Comparison(Record):
     """Errors of an output against the expected one, all dimensionless.
 
     `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
-    `reference_max` are the same of the fp32 reference, `sequential_rms` that of its long sums,
-    added up one term after the other. `wrong_share` is the share of elements that are off by more
-    than half of their own value and by more than rounding at one, `reference_wrong_share` that of
-    the fp32 reference (0 without a float64 oracle). `systematic`: the error is a function of the
-    output, as that of another formula is. `masks_match`: NaN and infinities are in the same places.
-    `worst` is the position of the tensor with the largest of these errors, `unequal` how many
-    elements of one differ that has no floating-point type.
-    `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
-    candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
+    `reference_max` those of the fp32 reference; `sequential_rms` that of its long sums, added term
+    by term. `wrong_share`: elements off by more than half their value and more than rounding at
+    one; `reference_wrong_share`: the fp32 reference's (0 without a float64 oracle). `systematic`:
+    the error is a function of the output, as another formula's is. `masks_match`: NaN and
+    infinities are in the same places. `worst`: position of the tensor with the largest of these
+    errors. `unequal`: differing elements of a tensor without floating-point type. `equals_trial`
+    and `equals_answer` name other trials with this as the expected, or the candidate's own, answer.
+    `mutates_inputs` is of timed calls alone.
     """
 
     rms: float
@@ -94,9 +92,10 @@ class Comparison(Record):
 
 
 class Expectation(Record):
-    """What the reference process says of the expected values of one trial. `equals` names earlier
-    trials with the same answer. `constants` is how answers that ignore the inputs would compare:
-    zeros, the answer of "declared", and that answer's mean over its first dimension."""
+    """What the reference process says of a trial's expected values. `equals` names earlier trials
+    with the same answer. `constants`: errors of answers that ignore the inputs: zeros, the
+    answer of "declared", and that answer's mean over its first dimension.
+    """
 
     finite: bool
     some_finite: bool
@@ -109,8 +108,9 @@ class Expectation(Record):
 
 
 class Expect(Request[Expectation]):
-    """Compute and keep the expected outputs of one trial. `hard`: numbers alone are judged on these
-    inputs, for most integers may hang on a step."""
+    """Compute and keep the expected outputs of one trial. `hard`: judge numbers alone, as most
+    integers may depend on a step.
+    """
 
     name: str
     seed: int
@@ -133,14 +133,15 @@ class NewCandidate(Request[Done]):
 
 
 class ShareMemory(MemoryRequest[Shared]):
-    """Have memory for outputs. `whose`: the "candidate" of a compared call, or of a round "unseen"
-    or the reference's "own"."""
+    """Memory for outputs. `whose`: the "candidate" of a compared call, or of a round "unseen" or
+    the reference's "own".
+    """
 
     whose: str
 
 
 class DrawInputs(MemoryRequest[HandedOver]):
-    """Put the inputs of these seeds, of a distribution each, into shared memory."""
+    """Put the inputs of these seeds, each of a distribution, into shared memory."""
 
     seeds: list[int]
     distributions: list[str]
@@ -148,14 +149,13 @@ class DrawInputs(MemoryRequest[HandedOver]):
 
 
 class DrawArguments(MemoryRequest[HandedOver]):
-    """Put what the constructor is called with under this seed into shared memory."""
+    """Put the constructor's arguments under this seed into shared memory."""
 
     seed: int
 
 
 class Compare(Request[Comparison]):
-    """Compare what the candidate has written with this trial's expected values, and with those of
-    earlier trials."""
+    """Compare the candidate's output with the expected values of this and earlier trials."""
 
     trial: str
 
@@ -168,7 +168,7 @@ class UnseenComparison(Record):
 
 
 class CompareUnseen(Request[UnseenComparison]):
-    """Compare outputs of a round: those at these positions, and those that are farthest off."""
+    """Compare outputs of a round: those at these positions, and the farthest off."""
 
     positions: list[int]
     seeds: list[int]
@@ -176,14 +176,14 @@ class CompareUnseen(Request[UnseenComparison]):
 
 
 class DrawnTimingInputs(Record):
-    """How long drawing took. `graphs`: how many torch.compile has made so far."""
+    """Seconds of drawing. `graphs`: how many torch.compile has made so far."""
 
     seconds: float
     graphs: int = 0
 
 
 class DrawTimingInputs(Request[DrawnTimingInputs]):
-    """Draw a set of inputs for each seed, that samples rotate over."""
+    """Draw a set of inputs for each seed, for samples to rotate over."""
 
     seeds: list[int]
 
@@ -224,7 +224,8 @@ class WeightsMatter(Record):
 
 class TryOtherWeights(Request[WeightsMatter]):
     """Does the output change when these parameters (by position; none: the running statistics) get
-    other values?"""
+    other values?
+    """
 
     seed: int
     weights_seed: int

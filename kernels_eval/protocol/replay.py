@@ -16,15 +16,16 @@ class ProgramOutput(Report):
 
 
 class RunProgram(Request[ProgramOutput]):
-    """Run a program with everything that this child may and may not do."""
+    """Run a program with exactly this child's rights."""
 
     program: list[str]
     environment: dict[str, str]
 
 
 class Replay(Record):
-    """What a process needs to call a candidate on its task's declared inputs: where the sources
-    are, and the libraries by the key of their build."""
+    """What a process needs to call a candidate on its task's declared inputs: sources, and
+    libraries by build key.
+    """
 
     task: str
     candidate: str
@@ -35,7 +36,8 @@ class Replay(Record):
 
 class ConfinedReplay(Record):
     """What a program under a tool is given: it confines itself to `readable` (and the `tools`),
-    calls the candidate, and prints `done`."""
+    calls the candidate, and prints `done`.
+    """
 
     replay: Replay
     readable: list[str]
@@ -44,8 +46,9 @@ class ConfinedReplay(Record):
 
 
 class CandidateTimes(OperatorTimes):
-    """With `resources`: what the code of each kernel takes (registers, bytes of stack, bytes of
-    shared memory, share of local accesses)."""
+    """With `resources`: each kernel's registers, bytes of stack, bytes of shared memory, share of
+    local accesses.
+    """
 
     resources: dict[str, list[float]]
 

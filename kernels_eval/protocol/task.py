@@ -19,8 +19,7 @@ class AboutTask(Request[A], Generic[A]):
 
 
 class ArgumentForm(Record):
-    """A tensor by its shape, strides in elements and dtype, or the value of what is none (strict:
-    True is no 1)."""
+    """A tensor by shape, strides in elements and dtype; else the value (strict: True is no 1)."""
 
     name: str
     shape: list[int] | None = None
@@ -30,8 +29,9 @@ class ArgumentForm(Record):
 
 
 class Interface(Record):
-    """What goes in and out of one forward call of a task. `state` are parameters, then buffers;
-    `structure` is the outputs' nesting as `flatten_outputs` writes it."""
+    """What goes in and out of one forward call. `state`: parameters, then buffers; `structure`: the
+    outputs' nesting as `flatten_outputs` writes it.
+    """
 
     inputs: list[ArgumentForm]
     state: list[ArgumentForm]
@@ -55,7 +55,8 @@ class GraphReport(Record):
 
 class WorkloadReport(Record):
     """Operators, floating-point operations and least bytes of one forward call; `executed` says on
-    what. `peak_rss_bytes` are those of the process."""
+    what. `peak_rss_bytes` are the process's.
+    """
 
     operators: list[str]
     flops: int
@@ -66,15 +67,15 @@ class WorkloadReport(Record):
 
 
 class MeasureWorkload(AboutTask[WorkloadReport]):
-    """How much does a task's reference compute and move? Declared inputs of more bytes than that
-    are not made."""
+    """How much does a task's reference compute and move? Larger declared inputs are not made."""
 
     declared_max_bytes: int
 
 
 class OperatorTimes(Record):
-    """Microseconds a call of every outermost operator, and of every own kernel, the slowest first,
-    and by which clock."""
+    """Microseconds per call of every outermost operator and own kernel, slowest first, and by which
+    clock.
+    """
 
     operators: list[dict[str, Any]]
     kernels: list[dict[str, Any]] = []

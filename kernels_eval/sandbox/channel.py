@@ -1,6 +1,5 @@
-"""Length-prefixed JSON messages over a Unix socket, with a deadline.
-
-No pickles: what a child sends is parsed as data.
+"""Length-prefixed JSON messages over a Unix socket, with a deadline. No pickles: what a child sends
+is parsed as data.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ class ChannelTimeout(Exception):
 
 
 class Channel:
-    """One end of a connection."""
-
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         # one that never reads must not hold its sender for ever
@@ -41,8 +38,9 @@ class Channel:
         self._buffer = bytearray()
         self.accepts_descriptors = False
         self.descriptors: list[int] = []
-        """Received with messages, where `accepts_descriptors`: only for a trusted sender, since one
-        that sends without end exhausts them."""
+        """Received with messages, where `accepts_descriptors`: only for a trusted sender, since
+        others could exhaust them.
+        """
         self.attached: list[int] = []
         """What goes along with the next answer."""
 
@@ -56,8 +54,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def pending(self) -> bool:
-        """Whether a message has arrived that was not received yet. False where the other side is
-        gone."""
+        """Whether an unread message has arrived. False where the other side is gone."""
         if self._buffer:
             return True
         try:
@@ -67,7 +64,8 @@ class Channel:
 
     def receive(self, timeout: float | None = None) -> object:
         """One message. Raises ChannelTimeout after `timeout` seconds, ChannelClosed on EOF or
-        nonsense. What has arrived of a message by then stays for the next call."""
+        nonsense. A partial message stays for the next call.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._fill(PREFIX.size, deadline)
         size: int = PREFIX.unpack_from(self._buffer)[0]
@@ -84,14 +82,13 @@ class Channel:
         return found
 
     def receive_record(self, timeout: float | None = None) -> Answer:
-        """The same from a trusted sender, who sends nothing but records."""
+        """One record, from a trusted sender of nothing but records."""
         found = self.receive(timeout)
         if not isinstance(found, dict):
             raise ChannelClosed("not a record")
         return found
 
     def _fill(self, count: int, deadline: float | None) -> None:
-        """Read until the buffer holds `count` bytes."""
         while len(self._buffer) < count:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and (

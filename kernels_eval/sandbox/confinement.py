@@ -1,9 +1,8 @@
 """Confines a forked child, by its own system calls, before it runs untrusted code.
 
-The order is the only one that works: namespaces come first (they need rights), then mounts, limits
-and descriptors, then capabilities, Landlock and at last the system call filter, which forbids most
-of what comes before it. Every step
-raises OSError where it fails: a child is confined as reported, or dies.
+The order matters: namespaces (they need rights), mounts, limits and descriptors, capabilities,
+Landlock, and last the system call filter, which forbids most of the steps before it. Every step
+raises OSError: a child is confined as reported, or dies.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ READABLE_TREES = ("/proc", "/sys")
 
 
 def readable() -> list[str]:
-    """Everything a child may read and execute besides its own scratch: Python, torch, this package,
-    the system, CUDA's toolkit."""
+    """What a child may read and execute besides its scratch: Python, torch, this package, the
+    system, CUDA's toolkit.
+    """
     names = ("torch", *(name for each in Language for name in each.packages.values()))
     modules = map(sys.modules.get, names)
     roots: list[str | Path] = [
@@ -66,7 +66,8 @@ def confine(
     message: Answer, layers: Collection[str], read: Collection[str], keep: set[int]
 ) -> None:
     """Give up every right except what `message` (the spawn request) grants. `read` is `readable()`,
-    found before the fork."""
+    found before the fork.
+    """
     limits, work = message["limits"], f"{message['scratch']}/work"
     most_threads = limits["threads"] + limits["processes"]
     if "namespace:pid" in layers:
@@ -153,14 +154,14 @@ def _devices() -> list[str]:
 
 
 def _may_share(message: Answer) -> bool:
-    """Whether it may make memory that is in no process's resident set, and so is not counted: ours
-    may, and CUDA does as it likes."""
+    """Whether it may make memory that no resident set counts: our own code, and CUDA."""
     return message.get("spawn") not in ("candidate", "capture") or bool(_devices())
 
 
 def restrict_files(message: Answer, work: str, read: Collection[str]) -> None:
-    """Landlock for a process that works in `work`. `message` names its `scratch`, and what it may
-    open besides (`readable`)."""
+    """Landlock for a process that works in `work`. `message` names its `scratch` and what else it
+    may open (`readable`).
+    """
     both = landlock.READ_FILE | landlock.WRITE_FILE
     rules = landlock.Ruleset().allow(landlock.READ, read)
     # Built libraries are named by a hash of their sources: without the right to list the directory,

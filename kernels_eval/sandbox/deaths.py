@@ -1,11 +1,9 @@
-"""One rule for processes that are killed (SIGKILL, as by the kernel's out-of-memory killer or a
-person) while a candidate is under way: who died, how often, and what follows.
+"""One rule for processes killed by SIGKILL (out-of-memory killer, a person) while a candidate is
+under way.
 
-The work of the candidate is done again, whoever died. From the fifth death of one role on, that
-role is blamed: what dies next of it is a record about the candidate, no fault of the machine. A
-fork server, a worker and a device are the machine's: their last death is an error. Applied by the
-pool to each candidate on its way, and by `Evaluator` where there is no pool; nothing below them
-tries anything again.
+The candidate's work is retried. From a role's fifth death on, its next death is a record about the
+candidate, not a machine fault. A fork server, a worker and a device are the machine's: their last
+death is an error. Applied by the pool, or by `Evaluator` without one; nothing below retries.
 """
 
 from __future__ import annotations
@@ -21,12 +19,13 @@ from kernels_eval.errors import GpuLostError, KilledError, SandboxError
 COMPILER, FORK_SERVER, WORKER, DEVICE = "compiler", "fork server", "worker", "device"
 """Roles beside those of children."""
 DEATHS = 5
-"""On a machine that kills a process every few seconds, two deaths in a row happen soon, and three
-in a long run."""
+"""Two deaths in a row come soon, three in a long run, on a machine that kills a process every few
+seconds.
+"""
 OF_THE_MACHINE = {FORK_SERVER: DEATHS, WORKER: DEATHS, DEVICE: 3}
 """How often each may die while one candidate is under way."""
 BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
-"""Roles to blame for a SIGKILL themselves, in the attempt that is under way."""
+"""Roles to blame for a SIGKILL in the current attempt."""
 
 T = TypeVar("T")
 
@@ -48,20 +47,20 @@ class Deaths:
         return bool(self.counts)
 
     def note(self, role: str) -> bool:
-        """Count a death. Returns whether the machine is to blame: nothing is tried again then."""
+        """Count a death. Returns whether the machine is to blame: then nothing is retried."""
         self.counts[role] += 1
         return role in OF_THE_MACHINE and self.counts[role] >= OF_THE_MACHINE[role]
 
     @property
     def blamed(self) -> frozenset[str]:
-        """The roles of which the next death is the candidate's."""
+        """The roles whose next death is the candidate's."""
         often = (role for role, count in self.counts.items() if count >= DEATHS - 1)
         return frozenset(often) - OF_THE_MACHINE.keys()
 
 
 @contextmanager
 def blaming(roles: frozenset[str]) -> Iterator[None]:
-    """Blame these roles meanwhile."""
+    """Blame these roles within the block."""
     before = BLAMED_ROLES.set(roles)
     try:
         yield
@@ -70,8 +69,9 @@ def blaming(roles: frozenset[str]) -> Iterator[None]:
 
 
 def retried(work: Callable[[], T]) -> T:
-    """What `work()` returns, called again as the rule says. Raises SandboxError where the machine
-    is to blame."""
+    """The result of `work()`, retried as the rule says. Raises SandboxError where the machine is to
+    blame.
+    """
     deaths = Deaths()
     while True:
         try:

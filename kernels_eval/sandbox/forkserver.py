@@ -1,11 +1,10 @@
-"""The fork server (run as `python -m kernels_eval.sandbox.forkserver FD`): imports torch once,
-never touches CUDA, forks children.
+"""The fork server (`python -m kernels_eval.sandbox.forkserver FD`): imports torch once, never
+touches CUDA, forks children.
 
-Every child is two processes. The keeper runs our code only: it enters the namespaces, adopts
-whatever the inner process leaves behind (it is a subreaper), and dies as the inner process dies.
-The inner process confines itself and serves. Guarantees: `kill` returns when the inner process and
-all of its descendants are gone, also those in sessions of their own, with or without a PID
-namespace.
+Every child is two processes. The keeper runs our code only: it enters the namespaces, adopts what
+the inner process leaves (as a subreaper), and dies as that dies. The inner process confines itself
+and serves. Guarantees: when `kill` returns, the inner process and all descendants are gone, those
+in other sessions too, with or without a PID namespace.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from kernels_eval.sandbox.channel import Answer, Channel, ChannelClosed, Message
 from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
 ROLES = "kernels_eval.roles"
-"""What a child serves. It is started by name: the sandbox knows nothing of what it confines."""
+"""What a child serves, started by name: the sandbox knows nothing of what it confines."""
 REAP_S = 1.0
-"""A child that has closed its channel may go on for so long before it is killed."""
+"""Seconds that a child may go on after it closed its channel."""
 KEEPER_S = 10.0
-"""A keeper whose inner process has ended needs a processor to say how."""
+"""Seconds for a keeper to report how its inner process ended."""
 
 
 def main(fd: int, warm: str, without: list[str]) -> None:
@@ -87,8 +86,11 @@ class Server:
         return pid
 
     def reap(self, pid: int, patience_s: float) -> Message:
-        """How a child ended that has ended or is about to. One that goes on is killed, and a null
-        status says so; one that has ended is waited for, however busy the machine is."""
+        """How a child ended that has ended or is about to.
+
+        One that goes on is killed, with a null status; one that has ended is waited for, however
+        busy the machine is.
+        """
         deadline, killed = time.monotonic() + patience_s, False
         while pid in self.children:
             done, status, used = os.wait4(pid, os.WNOHANG)
@@ -123,8 +125,7 @@ class Server:
         return self.reap(pid, 0.0)
 
     def _reap_orphans(self) -> None:
-        """Kill and reap what a killed keeper has left: this process adopts only its own children's
-        orphans."""
+        """Kill and reap what a killed keeper has left, which this process adopts."""
         if "subreaper" not in self.layers:
             return
         # Looked at again until none is left: one that ends meanwhile hands its own children on.
@@ -178,11 +179,8 @@ def _end_family(pid: int) -> None:
 
 
 def _mirror(inner: int, server: int, *, adopts: bool) -> None:
-    """Wait for the inner process, end what it left, and die as it died, so that the parent sees its
-    signal or status.
-
-    With a PID namespace the kernel ends what is left, and /proc, which the inner process has
-    mounted again, does not know this process.
+    """Wait for the inner process, end what it left, and die by its signal or status. A PID
+    namespace leaves nothing, and its /proc does not know this process.
     """
 
     def end() -> None:

@@ -1,9 +1,9 @@
 """A health check of a device: a small computation with a known answer, in a child of its own, and
-how much memory is free.
+its free memory.
 
-Guarantees: two checks that fail, one after the other, mean that the device is lost
-(`DeviceHealth.confirm` raises GpuLostError); memory that a killed process still holds is waited
-for, with a bound. Does not guarantee that every unit of the device is sound.
+Guarantees: two failed checks in a row mean a lost device (`DeviceHealth.confirm` raises
+GpuLostError); waits, with a bound, for memory that a killed process still holds. Does not test
+every unit of the device.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 SIZE = 256
 CHECK_S = 60.0
 SOON_S, MEMORY_RETURN_S = 2.0, 20.0
-"""How long memory is waited for: as it is, and where nothing of this worker holds any."""
+"""Seconds to wait for memory: as it is, and where nothing of this worker holds any."""
 ENOUGH_MEMORY = 0.9
-"""Share of the memory that was free at the start that must be free again; the rest is that of the
-processes that wait for the next candidate."""
+"""Share of the memory free at the start that must be free again; processes waiting for the next
+candidate hold the rest.
+"""
 PAUSE_S = 0.05
 
 
@@ -62,8 +63,9 @@ def check_health(
     wanted_bytes: int = 0,
     patience_s: float = 0.0,
 ) -> HealthReport:
-    """Run one check in a new child of `server`, which waits for so much free memory, `patience_s`
-    at most. Raises ChildFailure where the child does not answer."""
+    """Check in a new child of `server`, which waits for free memory, `patience_s` at most. Raises
+    ChildFailure.
+    """
     request = CheckHealth(device=device, wanted_bytes=wanted_bytes, patience_s=patience_s)
     with Child(server, "health", limits) as child:
         answer = child.request(request, CHECK_S + patience_s)
@@ -76,8 +78,9 @@ def check_health(
 
 @dataclass
 class DeviceHealth:
-    """Whether one worker's device still works. `server` gives its fork server; `free_memory` makes
-    it give up the memory that its reference holds, `restart` all its processes."""
+    """Whether one worker's device still works. `server` gives its fork server; `free_memory` frees
+    its reference's memory, `restart` restarts its processes.
+    """
 
     server: Callable[[], ForkServer]
     device: str
@@ -88,14 +91,16 @@ class DeviceHealth:
     _free_at_start: int | None = None
 
     def remember(self) -> None:
-        """Note how much memory is free before any candidate has run. Raises GpuLostError where the
-        device does not work to begin with."""
+        """Note how much memory is free before any candidate ran. Raises GpuLostError where the
+        device does not work.
+        """
         if self._free_at_start is None:
             self._free_at_start = self._check_twice(0).free_bytes
 
     def confirm(self) -> None:
         """Check the device after a verdict that a broken one may have caused. Raises GpuLostError
-        after two checks that failed."""
+        after two failed checks.
+        """
         self._check_twice(int(ENOUGH_MEMORY * (self._free_at_start or 0)))
 
     def _check_twice(self, wanted_bytes: int) -> HealthReport:

@@ -1,12 +1,11 @@
-"""Landlock: restricts the files that a process and its descendants may touch, whatever the rights
-of its user.
+"""Landlock: restricts the files a process and its descendants may touch, whatever its user's
+rights.
 
-Guarantees, once `Ruleset.restrict` has returned: every path that is not below an allowed one can be
-neither opened nor changed (names and sizes can still be asked for with stat); with ABI 4 no TCP
-port is bound or connected, with ABI 6 no abstract Unix socket is connected and no signal sent
-outside; no process outside can be traced or have its /proc secrets read. Does not guarantee
-anything about descriptors opened earlier, nor about Unix sockets with a path, UDP or memory:
-seccomp and namespaces are for those.
+Guarantees after `Ruleset.restrict`: paths not below an allowed one can be neither opened nor
+changed (stat still works); with ABI 4 no TCP port is bound or connected; with ABI 6 no abstract
+Unix socket is connected and no signal sent outside; no outside process can be traced. Not covered:
+descriptors opened earlier, Unix sockets with a path, UDP, memory; seccomp and namespaces are for
+those.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version that this kernel offers; 0 where Landlock is absent or switched off."""
+    """This kernel's version; 0 where Landlock is absent or off."""
     try:
         return syscall(CREATE_RULESET, None, 0, 1, what="landlock")
     except OSError:
@@ -60,7 +59,7 @@ def abi() -> int:
 
 
 class Ruleset:
-    """Allowed paths, collected and then enforced. Build one only where `abi()` is at least 1."""
+    """Allowed paths, collected and then enforced. Needs `abi()` of at least 1."""
 
     def __init__(self) -> None:
         version = abi()
@@ -76,8 +75,7 @@ class Ruleset:
         self.fd = syscall(CREATE_RULESET, given, size, 0, what="landlock_create_ruleset")
 
     def allow(self, access: int, paths: Iterable[str | os.PathLike[str]]) -> Ruleset:
-        """Grant `access` to each path and what is below it. A path that is not there is passed
-        over."""
+        """Grant `access` to each path and what is below it; missing paths are skipped."""
         for path in paths:
             try:
                 opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -108,18 +106,17 @@ class Ruleset:
 
 
 def system_files() -> list[str]:
-    """What any program needs to start: libraries, tools, the loader's files. Nothing that belongs
-    to users or names them."""
+    """What any program needs to start (libraries, tools, the loader's files); nothing of users."""
     return [*SYSTEM, *(f"/etc/{name}" for name in ETC)]
 
 
 def compiler_confinement(read: Sequence[Path], write: Sequence[Path]) -> Callable[[], None] | None:
-    """A `preexec_fn` for compilers: they read `read` and the system's own files, write below
-    `write`, and have no sockets.
+    """A `preexec_fn` for compilers: they read `read` and the system's files, write below `write`,
+    and have no sockets.
 
-    Everything is opened here, in the parent; what runs between fork and exec is four system calls.
-    Keep the result as long as it is used: it holds a descriptor. None where this kernel has no
-    Landlock. `write` must hold the compiler's TMPDIR.
+    All is opened here, in the parent; four system calls run between fork and exec. Keep the result
+    while it is used: it holds a descriptor. None without Landlock. `write` must hold the compiler's
+    TMPDIR.
     """
     if not abi():
         return None

@@ -1,8 +1,8 @@
-"""The layers of isolation: their names, how each is probed, and how to get a missing one.
+"""The layers of isolation: their names, how each is probed, and how to get a missing one. `python
+-m kernels_eval.sandbox.layers` prints those of this machine.
 
-`python -m kernels_eval.sandbox.layers` prints those of this machine.
-Guarantees: a layer is named only where trying it worked, in a process of its own. Names are stable:
-they are kept in every verdict.
+Guarantees: a layer is named only where a trial in its own process worked. Names are stable: every
+verdict keeps them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from kernels_eval.sandbox import landlock, namespaces, seccomp
 from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, prctl
 
 WITHOUT = "CONCUR_ISOLATION_WITHOUT"
-"""Environment variable: names of layers to leave out, with commas. For tests; what is left out is
-missing from every verdict."""
+"""Environment variable: comma-separated layers to leave out, for tests. Verdicts then lack them."""
 
 ALWAYS = (
     "fresh_process",
@@ -67,8 +66,7 @@ def left_out() -> list[str]:
 
 
 def probe(without: Collection[str] = ()) -> list[str]:
-    """The layers that work here, less those in `without`. Raises ValueError for a name that is no
-    layer."""
+    """The layers that work here, less `without`. Raises ValueError for an unknown name."""
     if unknown := set(without) - set(FIXES):
         raise ValueError(
             f"there are no such layers to disable: {', '.join(sorted(unknown))}; there are"
@@ -101,13 +99,13 @@ def probe(without: Collection[str] = ()) -> list[str]:
 
 
 def missing(layers: Collection[str]) -> dict[str, str]:
-    """The layers that are not active, each with its fix."""
+    """The inactive layers, each with its fix."""
     named = {"landlock" if layer.startswith("landlock:") else layer for layer in layers}
     return {name: fix for name, fix in FIXES.items() if name not in named}
 
 
 def prefer_as_victim() -> None:
-    """Let the kernel end this process first where the machine runs out of memory."""
+    """Let the kernel end this process first where memory runs out."""
     with open("/proc/self/oom_score_adj", "w") as handle:
         handle.write("1000")
 

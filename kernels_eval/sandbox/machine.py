@@ -21,7 +21,7 @@ THREAD_VARIABLES = [f"{name}_NUM_THREADS" for name in "OMP MKL OPENBLAS NUMEXPR"
 
 @cache
 def machine_memory_bytes() -> int:
-    """Memory of this machine, or of the control group this process is in where that is less."""
+    """Memory of this machine, or of this process's control group where less."""
     found = [int(psutil.virtual_memory().total)]
     lines: list[str] = []
     with suppress(OSError):
@@ -42,8 +42,7 @@ def machine_memory_bytes() -> int:
 
 
 def disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
-    """Bytes (as allocated) and number of the files below a directory; stops counting past
-    `most_files`."""
+    """Allocated bytes and number of files below a directory; stops counting past `most_files`."""
     size = count = 0
     todo = [str(directory)]
     while todo:
@@ -60,8 +59,9 @@ def disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
 
 
 def new_folder() -> Path:
-    """A folder named after this process, so that `remove_abandoned` finds it after a kill. Not in
-    /tmp if that can be helped: a child has a /tmp of its own."""
+    """A folder named after this process, so that `remove_abandoned` finds it. Avoids /tmp: a child
+    has its own.
+    """
     home = tempfile.gettempdir()
     if home == "/tmp" and os.access(VAR_TMP, os.W_OK | os.X_OK):
         home = VAR_TMP
@@ -69,8 +69,9 @@ def new_folder() -> Path:
 
 
 def sealed_memory(size: int) -> int:
-    """The descriptor of so many bytes in memory, all zero, that no process can make shorter: one
-    that could would end those that read them."""
+    """A descriptor of zeroed memory of this size that no process can shorten, which would end its
+    readers.
+    """
     descriptor = os.memfd_create("concur", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, max(size, 1))
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -88,8 +89,9 @@ def remove_abandoned() -> None:
 
 
 def child_environment(threads: int) -> dict[str, str]:
-    """The whole environment of the fork server and all children: nothing of the user's except what
-    finds Python and CUDA."""
+    """The whole environment of the fork server and all children: nothing of the user's but what
+    finds Python and CUDA.
+    """
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     paths = (str(Path(__file__).parents[2]), kept.get("PYTHONPATH"))
     # Threads that a candidate starts by OpenMP would spin for milliseconds after its call.

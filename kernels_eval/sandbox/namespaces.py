@@ -1,8 +1,8 @@
 """Namespaces, the mounts inside them, and capabilities.
 
-Guarantees: what is mounted here is seen by this process and its descendants only; after
-`drop_capabilities` neither this process nor a program that it runs can gain a capability again. A
-namespace that the kernel refuses raises OSError: callers probe first.
+Guarantees: mounts made here are visible to this process and its descendants only; after
+`drop_capabilities` neither it nor a program it runs can regain a capability. A refused namespace
+raises OSError: callers probe first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ LOWEST_PID_MAX = 301  # the kernel refuses less
 
 def enter(flags: int) -> None:
     """Enter new namespaces. A user namespace maps only the present user and group, to
-    themselves."""
+    themselves.
+    """
     uid, gid = os.geteuid(), os.getegid()
     checked(LIBC.unshare(ctypes.c_int(flags)), "unshare")
     if flags & CLONE_NEWUSER:
@@ -48,14 +49,15 @@ def mount_proc() -> None:
 
 
 def mount_scratch(path: str, size_mb: int, files: int) -> None:
-    """A file system in memory, of at most `size_mb` and so many files, that goes away with the
-    mount namespace."""
+    """Mount a file system in memory, of at most `size_mb` and so many files, that ends with the
+    mount namespace.
+    """
     options = f"size={size_mb}m,nr_inodes={files},mode=700".encode()
     _mount(b"tmpfs", os.fsencode(path), b"tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def show_at(folder: str, place: str) -> None:
-    """Let `place` be another name of this folder."""
+    """Bind-mount this folder at `place`."""
     _mount(os.fsencode(folder), os.fsencode(place), None, MS_BIND, None)
 
 
@@ -69,18 +71,16 @@ def _mount(
 
 
 def limit_pids(count: int) -> None:
-    """At most `count` processes and threads (301 at least) in this PID namespace; kernels from 6.14
-    keep the limit for each namespace.
-
-    Needs the namespace's own /proc, or it would be the machine's limit that is changed.
+    """Allow at most `count` processes and threads (301 at least) in this PID namespace; kernels
+    from 6.14 keep the limit per namespace. Needs the namespace's own /proc, or the machine's
+    limit changes.
     """
     with open("/proc/sys/kernel/pid_max", "w") as handle:
         handle.write(str(max(LOWEST_PID_MAX, count)))
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, for this process and whatever it executes (its bounding set is
-    emptied)."""
+    """Give up every capability for this process and what it executes (empties the bounding set)."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)

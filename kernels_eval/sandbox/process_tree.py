@@ -10,10 +10,9 @@ of a tree.
     Deadline(120).passed(popen.pid)          # their processor time, and sleep of all
     members([server], {"CONCUR_ROOT": "/x"}) # its session, what has this variable, and all below
 
-Guarantees: a signal sent through an `Identity` never reaches another process. A descendant in a
-session of its own is found as long as an ancestor in between lives or is a subreaper. Numbers are
-those of one moment: processes start and end while they are read. A process of another user counts
-as one that cannot be signalled and whose environment is empty.
+Guarantees: a signal sent through an `Identity` never reaches another process; a descendant in its
+own session is found while an ancestor in between lives or is a subreaper. Numbers are of one
+moment. Another user's process cannot be signalled and shows no environment.
 """
 
 from __future__ import annotations
@@ -36,13 +35,14 @@ KILL_S = 5.0
 PAUSE_S = 0.002
 POLLED_AT_ONCE = 256
 WALL_SHARE = 10
-"""A deadline in processor time is also one of so many times as much wall time."""
+"""A deadline in processor time is also one of this multiple in wall time."""
 ENDED = ("Z", "X")
 ASLEEP = ("S", *ENDED)
 """States of a thread (proc(5)) in which it asks for nothing."""
 FLAGS, EXITING = 6, 0x4
-"""Place of a thread's flags behind its name in its file in /proc, and the one of a thread that ends
-(PF_EXITING, Linux's include/linux/sched.h)."""
+"""Index of the flags after the name in a thread's stat file, and the flag of a thread that ends
+(PF_EXITING, Linux's include/linux/sched.h).
+"""
 NO_MARKS: Mapping[str, str] = {}
 
 
@@ -65,8 +65,9 @@ class Usage:
 
 @dataclass
 class Deadline:
-    """For work that may take `limit_s` seconds: of processor time, or asleep. Waiting for a
-    processor or a disk counts only from `WALL_SHARE` times as many seconds of wall time on."""
+    """A limit of `limit_s` seconds of processor time or sleep. Waiting for a processor or a disk
+    counts only from `WALL_SHARE` times as much wall time on.
+    """
 
     limit_s: float
     spent_s: float = 0.0
@@ -77,7 +78,7 @@ class Deadline:
         self.looked = self.began
 
     def passed(self, root: int | None = None) -> bool:
-        """Whether it has passed, with what the tree of a running process has used so far."""
+        """Whether it has passed, given what the running process's tree has used so far."""
         now, before = time.monotonic(), self.looked
         self.looked = now
         if root and not is_awake(root):
@@ -87,12 +88,12 @@ class Deadline:
 
 
 def boot_id() -> str:
-    """A name for this start of the machine."""
+    """An id of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def identify(pid: int) -> Identity | None:
-    """The process that has this id now; None where there is none."""
+    """The process with this id now; None where there is none."""
     ticks = _started_ticks(pid)
     return None if ticks is None else Identity(pid=pid, started_ticks=ticks, boot=boot_id())
 
@@ -105,7 +106,7 @@ def _started_ticks(pid: int) -> int | None:
 
 
 def alive(identity: Identity | None) -> bool:
-    """Whether this very process runs. A zombie, which only waits to be reaped, does not."""
+    """Whether this very process runs. A zombie does not."""
     return (
         identity is not None
         and identity.boot == boot_id()
@@ -115,7 +116,7 @@ def alive(identity: Identity | None) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone or a zombie. One that is `headless` is neither."""
+    """Whether a process is gone or a zombie. A `headless` one is neither."""
     try:
         status = psutil.Process(pid).status()
     except psutil.NoSuchProcess:
@@ -124,16 +125,16 @@ def has_ended(pid: int) -> bool:
 
 
 def headless(pid: int) -> bool:
-    """Whether the first thread of a process has ended while others go on: it then looks like a
-    zombie, and the kernel tells nothing of its memory. Not where they end, too, which takes long
-    where a driver gives a GPU's memory back."""
+    """Whether a process's first thread has ended while others go on: it looks like a zombie, and
+    the kernel hides its memory. False where the others end too, which takes long where a driver
+    frees a GPU's memory.
+    """
     threads = Path(f"/proc/{pid}/task")
     return _has_state(threads / f"{pid}/stat", ENDED) and not _all_have(threads, ENDED)
 
 
 def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
-    """Whether all threads of a process are in one of these states or end, or it is gone: it may end
-    at any moment in between."""
+    """Whether all threads of a process are in one of these states or end, or it is gone."""
     try:
         return all(_has_state(each / "stat", states) for each in threads.iterdir())
     except OSError:
@@ -141,8 +142,7 @@ def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
 
 
 def _has_state(stat: Path, states: tuple[str, ...]) -> bool:
-    """Whether a thread is in one of these states or ends, by its file in /proc; so is one that is
-    gone."""
+    """Whether a thread is in one of these states, ends, or is gone, by its stat file."""
     try:
         said = stat.read_text("latin-1").rpartition(")")[2].split()
     except OSError:
@@ -151,7 +151,7 @@ def _has_state(stat: Path, states: tuple[str, ...]) -> bool:
 
 
 def environment_variable(pid: int, name: str) -> str | None:
-    """A variable that a process was started with; None where it is unset or may not be read."""
+    """A variable that a process was started with; None where unset or unreadable."""
     with suppress(psutil.Error, OSError):
         return psutil.Process(pid).environ().get(name)
     return None
@@ -173,7 +173,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _family(root: int) -> list[int]:
-    """A process and its descendants, each behind its parent, zombies included."""
+    """A process and its descendants, parents first, zombies included."""
     table = None if os.path.exists("/proc/thread-self/children") else _children_by_parent()
     found: list[int] = []
     todo = [root]
@@ -185,10 +185,10 @@ def _family(root: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes whose parent this is, zombies included.
+    """Child processes, zombies included.
 
-    Read from the kernel's own list where it keeps one: psutil reads every process of the machine,
-    which is too slow for a parent that looks at its children ten times a second.
+    Read from the kernel's own list where there is one: psutil reads every process of the machine,
+    too slow for ten times a second.
     """
     found: list[int] = []
     with suppress(OSError):
@@ -204,8 +204,9 @@ def _children_by_parent() -> dict[int, list[int]]:
 
 
 def members(leaders: Iterable[Identity], marks: Mapping[str, str] = NO_MARKS) -> list[Identity]:
-    """Live processes in the sessions of `leaders`, those started with one of the variables `marks`
-    in their environment, and all below them: never this process or an ancestor of it."""
+    """Live processes in the sessions of `leaders`, those started with one of the variables `marks`,
+    and all below them; never this process or its ancestors.
+    """
     boot = boot_id()
     # A session's id is not given again while it has members, so a leader that is gone was not
     # replaced by another process.
@@ -243,8 +244,9 @@ def usage(root: int) -> Usage:
 
 
 def processor_s(root: int) -> float:
-    """Seconds of processor time that a process and its descendants have used, with those that have
-    ended, once their parent knows: parents are read first, so that none counts twice."""
+    """Seconds of processor time of a process and its descendants, reaped ones included. Parents are
+    read first, so that none counts twice.
+    """
     total = 0.0
     for pid in _family(root):
         with suppress(psutil.Error):
@@ -253,14 +255,12 @@ def processor_s(root: int) -> float:
 
 
 def is_awake(root: int) -> bool:
-    """Whether a thread of a process or of its descendants runs, waits for a processor or a disk, or
-    is stopped."""
+    """Whether a thread of the tree runs, waits for a processor or a disk, or is stopped."""
     return any(not _all_have(Path(f"/proc/{pid}/task"), ASLEEP) for pid in _family(root))
 
 
 def page_tables_bytes(pid: int) -> int:
-    """Bytes of a process's page tables, which no resident set counts. 0 where the kernel does not
-    tell."""
+    """Bytes of a process's page tables, which no resident set counts. 0 where unknown."""
     with suppress(OSError):
         tables = Path(f"/proc/{pid}/status").read_text().partition("VmPTE:")[2].split()
         return int(tables[0]) << 10 if tables else 0
@@ -268,8 +268,9 @@ def page_tables_bytes(pid: int) -> int:
 
 
 def proportional_memory(root: int) -> int:
-    """Bytes of a tree, with shared pages divided among those who share them (PSS). Forked children
-    share most of theirs. Linux only: 0 elsewhere."""
+    """Bytes of a tree, shared pages divided among their sharers (PSS): forked children share most.
+    Linux only: 0 elsewhere.
+    """
     total = 0
     for pid in (root, *descendants(root)):
         with suppress(psutil.Error):
@@ -282,15 +283,15 @@ def proportional_memory(root: int) -> int:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL to a process that may be gone. Only for ids that cannot have been given again
-    (children, or what is below them)."""
+    """Send SIGKILL to a process that may be gone. Only for ids that cannot have been reused
+    (children, or what is below them).
+    """
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_descendants(root: int, timeout_s: float = KILL_S) -> bool:
-    """Kill all descendants of a process, and those that they start meanwhile. True when none is
-    left."""
+    """Kill all descendants of a process, also new ones. True when none is left."""
     deadline = time.monotonic() + timeout_s
     while family := descendants(root):
         for pid in family:
@@ -302,7 +303,7 @@ def kill_descendants(root: int, timeout_s: float = KILL_S) -> bool:
 
 
 def send(identity: Identity, number: int) -> bool:
-    """Send a signal to this very process. False where it is gone or is another user's."""
+    """Send a signal to this very process. False where it is gone or another user's."""
     with suppress(OSError):
         handle = os.pidfd_open(identity.pid)
         try:

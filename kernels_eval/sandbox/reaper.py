@@ -1,17 +1,13 @@
-"""Ends what outlives a process that was killed: its compilers, its servers and the Ray that it
-started.
+"""Ends what outlives a killed process: its compilers, its servers and its own Ray.
 
-Guarantees: when a process that registered compilers dies, of SIGKILL too, their process groups are
-killed at once; an unregistered group is never touched. A child that it watched gets SIGTERM then.
-When a process that called `watch_ray` dies, each process of the Ray that it started in itself has
-`LEAVES_S` seconds to exit, as most do at once, and is killed then: Ray's agents wait a minute for a
-control server that died with their owner. A Ray that was started elsewhere and only joined is never
-touched. One small process for each owner, which ends with it. Does not guarantee anything where
-that process is killed first: compilers that are left then are ended by the next builder. Leaves
-Ray's folder of logs in place, as Ray does.
+Guarantees: when the owner dies, even of SIGKILL, registered compilers' process groups are killed at
+once, watched children get SIGTERM, and the Ray it started (never one it joined) has `LEAVES_S`
+seconds to exit before it is killed: Ray's agents wait a minute otherwise. Unregistered groups are
+never touched. Nothing is guaranteed where the reaper is killed first: the next builder then ends
+the compilers. Leaves Ray's logs.
 
-As a script (it imports nothing of this package): lines `+PGID`, `-PGID`, `child PID` and
-`ray NAME PID` come from standard input, and its end means that the owner has ended.
+As a script (it imports nothing of this package) it reads lines `+PGID`, `-PGID`, `child PID` and
+`ray NAME PID` from standard input, whose end means that the owner has ended.
 """
 
 from __future__ import annotations
@@ -29,17 +25,18 @@ from datetime import datetime
 
 LEAVES_S = 5.0
 GIVE_UP_S = 15.0
-"""A process that SIGKILL has not ended by then waits for the kernel."""
+"""Seconds after SIGKILL; a process that lives on waits for the kernel."""
 LOOK_EVERY_S = 0.2
 
 _lock = threading.Lock()
 _pipe: tuple[int, int] | None = None
-"""The process that it belongs to (a fork needs its own), and the end that is written to."""
+"""The process it belongs to (a fork needs its own), and the writing end."""
 
 
 def reaper() -> int:
-    """The descriptor that this process's reaper listens to. Starts the reaper on the first call.
-    Raises OSError where it cannot be started."""
+    """The descriptor that this process's reaper listens to; starts it on the first call. Raises
+    OSError.
+    """
     global _pipe
     with _lock:
         if _pipe is None or _pipe[0] != os.getpid():
@@ -59,8 +56,9 @@ def reaper() -> int:
 
 
 def register(descriptor: int) -> None:
-    """Register the calling process, which leads a group. To be called between fork and exec, so
-    that no moment is left unwatched."""
+    """Register the calling process, a group leader. Call between fork and exec, so that no moment
+    is unwatched.
+    """
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # subprocess has reset it to deadly
     with suppress(OSError):  # the reaper was killed: that must not fail a build
         os.write(descriptor, b"+%d\n" % os.getpid())
@@ -68,25 +66,25 @@ def register(descriptor: int) -> None:
 
 
 def unregister(descriptor: int, group: int) -> None:
-    """Forget a group that has ended: its number may soon belong to another."""
+    """Forget a group that has ended: its number may be reused."""
     with suppress(OSError):
         os.write(descriptor, b"-%d\n" % group)
 
 
 def watch(child: int) -> None:
     """End a child of this process together with it. Raises OSError where no reaper can be
-    started."""
+    started.
+    """
     descriptor = reaper()
     with suppress(OSError):
         os.write(descriptor, b"child %d\n" % child)
 
 
 def watch_ray() -> None:
-    """End a Ray that this process starts in itself from now on together with this process. Raises
-    OSError where no reaper can be started.
+    """End with this process any Ray that it starts in itself from now on. Raises OSError where no
+    reaper can be started.
 
-    To be called before Ray starts, so that no moment is left unwatched. Ray names its session by
-    the moment and by this process.
+    Call before Ray starts. Ray names its session by the moment and by this process.
     """
     descriptor, now = reaper(), datetime.now()
     with suppress(OSError):
@@ -95,12 +93,11 @@ def watch_ray() -> None:
 
 
 def ray_processes(since: str, owner: int) -> Iterator[int]:
-    """Processes, except `owner`, that write to the logs of a session of Ray that `owner` started
-    and whose name is not before `since`.
+    """Processes other than `owner` that write to logs of a Ray session that `owner` started, named
+    `since` or later.
 
-    They are known by the files that they hold open for writing: Ray's processes overwrite their
-    command lines and environments, and a process that only reads a log is not Ray's. Only in this
-    PID namespace: in another one the owner's number is another process's.
+    Found by files open for writing: Ray's processes overwrite their command lines and environments.
+    Only in this PID namespace, where the owner's number is its own.
     """
     import psutil
 

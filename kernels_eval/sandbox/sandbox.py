@@ -1,10 +1,9 @@
 """The parent's side of isolation: a fork server, and one disposable child per candidate.
 
-Guarantees: every wait has a deadline; a child that hangs, dies or exceeds its memory, its processes
-or its scratch directory is killed with all of its descendants, and nothing of it is left when it is
-closed; a dead child costs its own verdict only, and the death of a fork server costs none. Which
-layers are in force is probed once and recorded. Does not guarantee anything about what native code
-does to its own process: see docs.
+Guarantees: every wait has a deadline; a child that hangs, dies or exceeds a limit is killed with
+all descendants and leaves nothing behind; a dead child costs its own verdict only, a dead fork
+server none. Active layers are probed once and recorded. Does not guarantee anything about what
+native code does to its own process: see docs.
 """
 
 from __future__ import annotations
@@ -44,23 +43,25 @@ from kernels_eval.toolchain import default_cache, places_of
 
 POLL_S = 0.1
 BY_PROCESSOR = ("capture",)
-"""Roles whose deadlines do not count the wait for a processor: what a source asks to build, and so
-its verdict, must not depend on how busy the machine is."""
+"""Roles whose deadlines ignore the wait for a processor: a verdict must not depend on how busy the
+machine is.
+"""
 SCRATCH_POLL_S = 0.5
 MEMORY_SHARE = 0.6
 START_S, ANSWER_S = 180.0, 30.0
-"""How long the fork server may take to start, and for an answer."""
+"""Seconds for the fork server to start, and to answer."""
 RESTARTED = "it is started again with the next candidate"
 HEADLESS_S = 1.0
-"""For so long the threads of a killed process may still be in a driver when its first has ended."""
+"""Seconds that threads of a killed process may stay in a driver after its first thread ended."""
 HEADLESS = "the first thread of the process has ended while others go on"
 CHATTER = re.compile(
     r"^(?:(?=[^\n]*Warning: )(?=[^\n]*\bNVML\b)[^\n]*+\n[ \t]+\S[^\n]*"
     r"|(?=[^\n]*\[W)(?=[^\n]*\bNVML\b)[^\n]*|(?=[^\n]*execution_trace_observer\.cpp)[^\n]*)\n?",
     re.MULTILINE,
 )
-"""Lines of torch in a log that say nothing of a candidate: NVML is kept away from it, and the
-record of its operators is ours."""
+"""Log lines of torch that say nothing of a candidate: NVML is kept from it, and its operators'
+record is ours.
+"""
 
 
 class ChildFailure(Exception):
@@ -74,11 +75,10 @@ class ChildFailure(Exception):
 class Child:
     """A forked process serving commands. Use as a context manager: leaving it kills it.
 
-    `scratch` is where the parent puts files for the child to read. The child writes in
-    `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
-    see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
-    dies of SIGKILL is a KilledError, unless its role is among `BLAMED_ROLES`: then a ChildFailure
-    as any other.
+    `scratch` holds files for the child to read. It writes in `scratch/work`, its working directory
+    and home, which only it can see with the layer `tmpfs_scratch`. `processes` lets it start
+    programs (Triton's compilers, torch.compile). Death by SIGKILL is a KilledError, or a
+    ChildFailure where the role is among `BLAMED_ROLES`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Child:
         self.alone, self._known = not processes and "seccomp" in server.isolation, list[int]()
         """Whether it cannot start processes."""
         self.owed = ""
-        """The command that it has not answered yet."""
+        """The command it has not answered yet."""
         log = os.open(self.scratch / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         request = {
             "spawn": role,
@@ -120,21 +120,22 @@ class Child:
             os.close(log)
 
     def request(self, request: Request[Any], timeout: float, fds: Fds = ()) -> Answer:
-        """Send a request, with descriptors that stay the caller's, and wait for its answer, which
-        is not looked at. Raises ChildFailure (timeout reasons are the caller's to rename),
-        KilledError, and SandboxError where the fork server is gone, which takes its children
-        along."""
+        """Send a request, with descriptors that stay the caller's; return its answer, unread.
+
+        Raises ChildFailure (timeout reasons are the caller's to rename), KilledError, and
+        SandboxError where the fork server is gone, which takes its children along.
+        """
         return self.resume(request.message(), timeout, fds)
 
     def resume(self, message: Message, timeout: float, fds: Fds = ()) -> Answer:
-        """Send any message (an answer the child waits for) and wait for what it says next. Raises
-        as `request` does."""
+        """Send any message (an answer the child waits for) and wait for the next one. Raises as
+        `request`.
+        """
         self.begin(message, fds)
         return self.finish(timeout)
 
     def begin(self, message: Message, fds: Fds = ()) -> None:
-        """Send a message, and leave waiting for the answer to `finish`. Raises as `request`
-        does."""
+        """Send a message without waiting; `finish` waits. Raises as `request`."""
         if self.dead:
             raise self.dead
         command = str(message.get("command", "load"))
@@ -148,8 +149,7 @@ class Child:
         self.owed = command
 
     def finish(self, timeout: float) -> Answer:
-        """The answer to what was begun, within `timeout` seconds from now. Raises as `request`
-        does."""
+        """The answer to what was begun, within `timeout` seconds from now. Raises as `request`."""
         if self.dead:
             raise self.dead
         try:
@@ -195,8 +195,7 @@ class Child:
         return process_tree.Deadline(timeout, -process_tree.processor_s(self.pid))
 
     def _watch(self, pid: int) -> None:
-        """Kill the child where it exceeds a limit. Raises ChildFailure then; as `request` does
-        where it has ended."""
+        """Kill the child where it exceeds a limit, and raise ChildFailure."""
         if process_tree.has_ended(pid):  # its orphans can keep the channel open
             raise self._post_mortem("only descendants were left")
         now = time.monotonic()
@@ -254,9 +253,9 @@ class Child:
         return ChildFailure(Reason.EXITED_EARLY, detail)
 
     def processor_ns(self) -> int:
-        """Nanoseconds that this child and its descendants have spent on a processor, those of
-        threads that have ended included, as the kernel accounts them. 0 where it does not tell.
-        Nothing inside the child can change what it reads."""
+        """Nanoseconds of processor time of this child and its descendants, ended threads included;
+        0 where the kernel does not tell. The child cannot change what it reads.
+        """
         total = 0
         for pid in self._family():
             with suppress(OSError):  # it has just ended
@@ -265,9 +264,9 @@ class Child:
         return total
 
     def demand_ns(self) -> int:
-        """Nanoseconds that the living threads of this child and its descendants have spent on a
-        processor, or ready to run while others had it (schedstat). 0 where the kernel does not
-        tell."""
+        """Nanoseconds that living threads of this child and its descendants ran or were ready to
+        run (schedstat); 0 where the kernel does not tell.
+        """
         total = 0
         for path in self.thread_files("schedstat"):
             with suppress(OSError, ValueError):  # a thread that has just ended
@@ -276,8 +275,9 @@ class Child:
 
     @contextmanager
     def stopped(self, known: Sequence[int] = ()) -> Iterator[None]:
-        """Meanwhile nothing in this child runs. The `known` members of its `family` are stopped
-        before others are looked for, which takes longer than some calls."""
+        """Stop all of this child for the block. `known` members of its `family` are stopped before
+        others are looked for, which takes longer than some calls.
+        """
         stopped, found = list[int](), [*known] or self.family()
         try:
             while found:
@@ -290,7 +290,7 @@ class Child:
             _signal(stopped, signal.SIGCONT)
 
     def family(self) -> list[int]:
-        """The processes that run code of this child: all but its keeper."""
+        """Processes that run this child's code: all but its keeper."""
         if self.pid is None or not self.alone or not self._known:
             self._known = [*self._family()[1:]]
         return self._known
@@ -299,7 +299,7 @@ class Child:
         return (self.pid, *process_tree.descendants(self.pid)) if self.pid else ()
 
     def thread_files(self, name: str) -> list[Path]:
-        """The kernel's files of this name about the threads of this child and its descendants."""
+        """Files of this name in /proc for the threads of this child and its descendants."""
         folders = [Path(f"/proc/{pid}/task") for pid in self._family()]
         return [path for folder in folders for path in folder.glob(f"*/{name}")]
 
@@ -335,8 +335,9 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 class End(NamedTuple):
-    """Exit status of a child that has ended (negative: signal), as subprocess gives it, and the
-    seconds of processor time it used. None: it had to be killed, or the server is gone."""
+    """An ended child's exit status (negative: signal) and seconds of processor time. None: it had
+    to be killed, or the server is gone.
+    """
 
     status: int | None = None
     cpu_s: float = 0.0
@@ -346,11 +347,10 @@ class ForkServer:
     """A process that has imported torch and never touches a GPU; forks children in milliseconds.
     Raises SandboxError where it fails.
 
-    `isolation` names the active layers. `without` leaves some out (for tests;
-    `$CONCUR_ISOLATION_WITHOUT` does the same). `readable` are directories whose files children may
-    open by name but not list; by default the build cache, where their libraries are. `warm` names a
-    role ("workload") whose first use of torch would take every child seconds: the server does it
-    once.
+    `isolation` names the active layers; `without` (or `$CONCUR_ISOLATION_WITHOUT`) leaves some out,
+    for tests. `readable`: directories whose files children may open by name but not list; default:
+    the build cache. `warm`: a role ("workload") whose first use of torch takes seconds; the server
+    does it once for every child.
     """
 
     def __init__(
@@ -393,8 +393,7 @@ class ForkServer:
             ) from error
 
     def scratch_for(self, role: str) -> Path:
-        """A folder for one child. Raises SandboxError where this server is closed, and its folders
-        are gone."""
+        """A folder for one child. Raises SandboxError where this server is closed."""
         try:
             scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
             (scratch / "work").mkdir(mode=0o700)
@@ -414,11 +413,11 @@ class ForkServer:
             raise SandboxError(f"the fork server is gone: {error}", RESTARTED) from error
 
     def reap(self, pid: int | None) -> End:
-        """How a child that has ended did end."""
+        """How an ended child ended."""
         return self._end_of("wait", pid)
 
     def kill(self, pid: int) -> None:
-        """Kill a child with all of its descendants; they are gone when this returns."""
+        """Kill a child with all of its descendants; they are gone on return."""
         if self.alive:
             self._end_of("kill", pid)
         else:

@@ -1,10 +1,9 @@
-"""A system call filter for processes that run code nobody trusts.
+"""A system call filter for processes that run untrusted code.
 
-Guarantees: the calls in `REFUSED` fail with EPERM, under every numbering that the processor offers
-(another architecture's is killed, x32 is refused); no socket but Unix ones, and none of those is
-connected to anything; no shared memory of System V and no message queues, which no resident set
-counts; no new process and no new program unless asked for; threads always work. Does
-not guarantee anything about ioctl on devices that the process may open: the GPU's driver is one.
+Guarantees: calls in `REFUSED` fail with EPERM under every numbering of the processor (other
+architectures are killed, x32 refused); only unconnected Unix sockets; no System V shared memory or
+message queues, which no resident set counts; no new process or program unless asked for; threads
+work. Does not cover ioctl on devices the process may open, such as the GPU.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ NUMBERS: dict[str, dict[str, int]] = {
     name: {machine: int(n) for machine, n in zip(MACHINES, numbers, strict=True) if n != "-"}
     for name, *numbers in (entry.split() for entry in _TABLE.split(","))
 }
-"""Of each call by machine."""
+"""Call numbers by machine."""
 
 _CONDITIONAL = frozenset(
     """socket connect prlimit64 kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
     pidfd_send_signal fork vfork clone clone3 execve execveat mmap""".split()
 )
-"""Calls that depend on their arguments, or on what the process may do. All others are refused."""
+"""Calls that depend on their arguments, or on what the process may do."""
 REFUSED = tuple(name for name in NUMBERS if name not in _CONDITIONAL)
 # Their first argument is a process.
 SIGNALS = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
@@ -69,8 +68,9 @@ Instruction = tuple[int, int, int, int]
 
 
 def supported() -> bool:
-    """Whether the call numbers of this machine are known. The kernel may still lack the filter:
-    `install` then raises OSError."""
+    """Whether this machine's call numbers are known. The kernel may still lack the filter:
+    `install` then raises OSError.
+    """
     return MACHINE in AUDIT_ARCH
 
 
@@ -94,9 +94,12 @@ def program(
     shared_memory: bool = True,
     machine: str = MACHINE,
 ) -> bytes:
-    """The filter. With `own_pid` signals go to that process only; with `processes` it may start
-    others and signal them; with `connects` its sockets connect, so it should see none of the
-    machine's; with `shared_memory` it may make some that no file holds."""
+    """The filter program.
+
+    `own_pid`: signals go to that process only. `processes`: it may start and signal others.
+    `connects`: its sockets connect, so it should see none of the machine's. `shared_memory`: it may
+    make some that no file holds.
+    """
     permit, refuse = (RETURN, 0, 0, ALLOW), _fail(errno.EPERM)
     rules: dict[str, list[Instruction]] = {name: [refuse] for name in REFUSED}
     rules["socket"] = (
@@ -146,6 +149,7 @@ class _Program(ctypes.Structure):
 
 
 def install(code: bytes) -> None:
-    """Enforce the filter on this thread, permanently. The process must have no_new_privs, and no
-    other threads that the filter should hold."""
+    """Enforce the filter on this thread, permanently. Needs no_new_privs; other threads are not
+    filtered.
+    """
     prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(_Program(len(code) // 8, code)))

@@ -1,7 +1,5 @@
-"""System calls that Python has no function for, through libc. They raise OSError.
-
-Nothing here decides anything: what is called, and in which order, is said by `namespaces`,
-`landlock`, `seccomp` and `confinement`.
+"""System calls that Python lacks, through libc; they raise OSError. `namespaces`, `landlock`,
+`seccomp` and `confinement` decide what is called, and in which order.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 
 
 def checked(result: int, what: str) -> int:
-    """`result`, or the OSError that errno stands for where it is negative."""
+    """`result`, or errno's OSError where it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -26,7 +24,7 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(number: int, *arguments: object, what: str = "syscall") -> int:
-    """A raw system call. Integers are passed as machine words, ctypes objects as they are."""
+    """A raw system call. Integers are passed as machine words, ctypes objects unchanged."""
     words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     return checked(LIBC.syscall(ctypes.c_long(number), *words), what)
 

@@ -1,12 +1,11 @@
-"""A warm pool: children that have their device ready before there is work for them. It also closes
-children in the background.
+"""A warm pool: children with their device ready before there is work; also closes children in the
+background.
 
-On a GPU a new process spends 0.3 s on its CUDA context and a killed one 0.1 s on giving back its
-memory: here both happen while another candidate is compared. Guarantees: a warm child comes from
-the fork server as every child does and has run our code only; one that failed or was killed while
-it waited costs nothing but the time saved; after `settle` nothing starts or ends, so nothing
-disturbs a clock; after `wait_closed` the memory of closed children is free. Does not guarantee that
-a warm child is there: `take` then starts one.
+A new process takes 0.3 s for its CUDA context, a killed one 0.1 s to free its memory: both overlap
+with other work. Guarantees: a warm child comes from the fork server and has run our code only; its
+failure while waiting costs no verdict; after `settle` nothing starts or ends, so no clock is
+disturbed; after `wait_closed` closed children's memory is free. `take` starts a child where none is
+warm.
 """
 
 from __future__ import annotations
@@ -24,13 +23,15 @@ from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 
 PREPARE_S = 60.0
 WANTED = {"candidate": 2, "reference": 1}
-"""Warm children of each role. Two candidates: one that fails at once leaves no time to start
-another."""
+"""Warm children of each role: two, as a candidate that fails at once leaves no time to start
+another.
+"""
 
 
 class WarmPool:
-    """Warm children of each role, on one device. With `ahead` off, children start when they are
-    taken and end when they are closed."""
+    """Warm children of each role, on one device. Without `ahead`, children start when taken and end
+    when closed.
+    """
 
     def __init__(self, config: EvalConfig, device: str, *, ahead: bool) -> None:
         self.config, self.device, self.ahead = config, device, ahead
@@ -63,7 +64,7 @@ class WarmPool:
             close()
 
     def wait_closed(self) -> None:
-        """Wait until closed children have given back their memory."""
+        """Wait until closed children have freed their memory."""
         closing, self._closing = self._closing, []
         for future in closing:
             future.result()
@@ -86,8 +87,7 @@ class WarmPool:
                     starting.popleft()[1].result().close()
 
     def warm_child(self, server: ForkServer, role: str) -> Child | None:
-        """The oldest warm child of that role, ready; None where there is none, or where it is of no
-        use to this server."""
+        """The oldest ready child of that role that this server can use, or None."""
         if not self.starting[role]:
             return None
         origin, starting = self.starting[role].popleft()

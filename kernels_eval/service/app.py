@@ -1,9 +1,8 @@
-"""The verifier over HTTP: what is asked, which task, candidate and key that means, and who waits
-for it.
+"""The verifier over HTTP: from a request to its task, candidate and key, and those who wait for it.
 
-Guarantees: a request that is answered with 202 is on disk; one that is refused changes nothing. On
-SIGTERM nothing more is begun, what is under way may finish, and the rest stays in the journal for
-the next start. `kernels_eval.service.guard` says what is refused.
+Guarantees: a request answered with 202 is on disk; a refused one changes nothing. On SIGTERM
+nothing new begins, what is under way may finish, and the journal keeps the rest for the next start.
+`kernels_eval.service.guard` says what is refused.
 """
 
 from __future__ import annotations
@@ -51,13 +50,14 @@ LONGEST_WAIT_S = 60.0
 RETRY_S = {"Retry-After": "2"}
 EXPIRE_EVERY_S = 0.25
 SPREAD_S, LONGEST_SPREAD_S = 0.012, 2.0
-"""Between two that wait for one verdict, and for all of them: all at once would ask again at once,
-and each would wait for the others."""
+"""Seconds between answers to two clients that wait for one verdict, and for all: at once, all would
+ask again at once.
+"""
 BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 
 
 class Asked(Record):
-    """Requests that are taken over together, all or none. A request alone is a batch of one."""
+    """Requests taken over together, all or none. A request alone is a batch of one."""
 
     requests: Annotated[list[EvaluationRequest], Field(min_length=1, max_length=MOST_REQUESTS)]
 
@@ -68,7 +68,7 @@ class Asked(Record):
 
 
 class Service:
-    """What the endpoints share. `drain_s` is how long what is under way may take at the end."""
+    """What the endpoints share. `drain_s`: seconds that what is under way may take at the end."""
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ def run(service: Service, host: str, port: int, token: str | None) -> None:
 
 
 class Parsed(Protocol):
-    """A response taken apart: code, or the reason why there is none."""
+    """A parsed response: code, or the reason why there is none."""
 
     @property
     def code(self) -> str | None: ...
@@ -351,8 +351,9 @@ class Parsed(Protocol):
 
 @dataclass
 class Intake:
-    """Reads requests. `language` is what a source is judged as that shows none, and says which
-    languages are judged: those of its device. `parse` reads responses."""
+    """Reads requests. `language` is the default where a source shows none; its device decides which
+    languages are judged. `parse` reads responses.
+    """
 
     language: Language
     config: EvalConfig

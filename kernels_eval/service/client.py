@@ -1,10 +1,9 @@
-"""Clients of `concur serve`: one to await, and a blocking door to it.
+"""Clients of `concur serve`: an asynchronous and a blocking one.
 
-Guarantees: every request is judged once however often its transmission is repeated, for each goes
-out under an id; what is repeated, until `timeout_s` has passed, is what failed between the machines
-(no connection, 429, 502 to 504), never a verdict. Raises ServiceError where the service stays away
-for that long or fails, UsageError where it refuses the request (the other 4xx). An evaluation that
-`failed` is an answer: its verdict is None.
+Guarantees: every request is judged once, as it has an id; transmission faults (no connection, 429,
+502 to 504) are retried until `timeout_s` has passed, verdicts never. Raises ServiceError where the
+service stays away that long or fails, UsageError where it refuses the request (other 4xx). A
+`failed` evaluation is an answer with verdict None.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from kernels_eval.errors import ServiceError, UsageError
 from kernels_eval.service.schema import MOST_REQUESTS, Accepted, Evaluation, EvaluationRequest, Json
 
 POLL_S = 30.0
-"""How long the service may hold a question for a result that is not there yet."""
+"""Seconds that the service may hold a question for a result."""
 SILENT_S = 90.0
-"""How long it may send nothing: longer than it holds any question."""
+"""Seconds that it may send nothing: longer than it holds any question."""
 SLOWEST_S = 8.0
 """Longest pause between two attempts, where the service names none."""
 BATCH_LETTERS = 4_000_000
@@ -45,11 +44,13 @@ class _NoRoomError(Exception):
 
 class AsyncVerifierClient:
     """Calls the service. Belongs to one event loop. Await `close()`, or use it as an async context
-    manager."""
+    manager.
+    """
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:
-        """`timeout_s` bounds each call of a method, repetitions and waiting included. Raises
-        UsageError for an address or a token that HTTP cannot use."""
+        """`timeout_s` bounds each method's call, retries and waiting included. Raises UsageError
+        for an address or a token that HTTP cannot use.
+        """
         try:
             HttpUrl(url)
         except ValidationError as error:
@@ -85,7 +86,7 @@ class AsyncVerifierClient:
     # -- what is asked -----------------------------------------------------------------------------
 
     async def evaluate(self, request: EvaluationRequest) -> Evaluation:
-        """Hand a request over and wait until its evaluation is final."""
+        """Submit a request and wait for its final evaluation."""
         return (await self.evaluate_batch([request]))[0]
 
     async def evaluate_batch(self, requests: Sequence[EvaluationRequest]) -> list[Evaluation]:
@@ -95,22 +96,24 @@ class AsyncVerifierClient:
         return [await self._final(evaluation, until) for evaluation in found]
 
     async def submit(self, request: EvaluationRequest) -> Evaluation:
-        """Hand a request over; returns as soon as it is on the service's disk."""
+        """Submit a request; returns once it is on the service's disk."""
         return (await self._submit([request], self._until()))[0]
 
     async def result(self, identity: str, wait_s: float = 0.0) -> Evaluation:
-        """An evaluation as it is, or as it is when it becomes final within `wait_s` (at most 60)
-        seconds."""
+        """An evaluation as it is, or final where it becomes so within `wait_s` (at most 60)
+        seconds.
+        """
         return await self._result(identity, wait_s, self._until())
 
     async def cancel(self, identity: str) -> Evaluation:
-        """Give an evaluation up; one that is final stays as it is."""
+        """Cancel an evaluation; a final one stays."""
         path = f"/v1/results/{quote(identity, safe='')}"
         return await self._send(self._until(), "DELETE", path, Evaluation)
 
     async def health(self) -> Json:
-        """How the service is, asked once: `status` is "ok" where it works. Raises ServiceError
-        where nothing answers."""
+        """The service's health, asked once: `status` is "ok" where it works. Raises ServiceError
+        where nothing answers.
+        """
         answer = await self._answer("GET", "/health")
         with suppress(ValueError):
             found: Json = answer.json()
@@ -123,7 +126,7 @@ class AsyncVerifierClient:
     async def _submit(
         self, requests: Sequence[EvaluationRequest], until: float
     ) -> list[Evaluation]:
-        """Batches that find no room are halved, for one may be larger than the whole queue."""
+        """Halve batches that find no room: one may be larger than the whole queue."""
         found: list[Evaluation] = []
         waiting = list(_batches(requests))
         while waiting:
@@ -164,8 +167,7 @@ class AsyncVerifierClient:
         content: str | None = None,
         many: bool = False,
     ) -> M:
-        """The answer, asked for until `until` (time.monotonic). Raises _NoRoomError where there is
-        no room for `many` requests."""
+        """The answer, retried until `until` (time.monotonic). Raises _NoRoomError."""
         pause_s = 0.25
         while True:
             answer = await self._answer(method, path, content)
@@ -187,8 +189,7 @@ class AsyncVerifierClient:
             pause_s = min(2 * pause_s, SLOWEST_S)
 
     async def _answer(self, method: str, path: str, content: str | None = None) -> httpx.Response:
-        """One attempt. A connection that fails is an answer after which the question is
-        repeated."""
+        """One attempt; a failed connection becomes an answer to retry after."""
         try:
             return await self._http.request(method, path, content=content)
         except httpx.TransportError as error:
@@ -208,9 +209,9 @@ class AsyncVerifierClient:
 
 
 class VerifierClient:
-    """The calls of `AsyncVerifierClient` for code that blocks: they run in an event loop in a
-    thread, which begins with the first. Several threads may share one. Close it, or use it as a
-    context manager."""
+    """`AsyncVerifierClient` for blocking code, in an event loop in a thread. Threads may share one.
+    Close it, or use it as a context manager.
+    """
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:
         self.calls = AsyncVerifierClient(url, token, timeout_s)
@@ -256,7 +257,7 @@ class VerifierClient:
 
 
 def _batches(requests: Sequence[EvaluationRequest]) -> Iterator[list[str]]:
-    """The requests as JSON, each under an id, as many together as one body may hold."""
+    """The requests as JSON with ids, as many together as one body may hold."""
     batch: list[str] = []
     letters = 0
     for request in requests:

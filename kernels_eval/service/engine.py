@@ -1,10 +1,9 @@
-"""The pool in a process of its own: Ray ends a process whose head stays away, and the service must
+"""The pool in its own process: Ray ends a process whose head stays away, and the service must
 outlive that.
 
-Guarantees: that process takes only as much at once as its workers need, so that priorities hold;
-where it ends, or the machine fails in it, what was under way is queued again and another one is
-started, after a pause that doubles up to `PAUSE_S` while no verdict comes in between; it ends with
-the service, however that ends, and with it the Ray that it started.
+Guarantees: the pool takes only what its workers need, so priorities hold; where it ends or the
+machine fails in it, its work is queued again and a new one starts, after a pause that doubles up to
+`PAUSE_S` until a verdict comes; it and its Ray end with the service.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from kernels_eval.service.queue import Evaluations, Pair
 
 PAUSE_S = 30.0
 ENDS_S = 5.0
-"""How long that process may take to stop its Ray."""
+"""Seconds for that process to stop its Ray."""
 AHEAD = 2
-"""Candidates that travel to the pool for each worker and builder, one of them ahead."""
+"""Candidates in the pool per worker and builder, one of them waiting."""
 logger = logging.getLogger(__name__)
 
 
 def work(pipe: Connection, options: Json) -> None:
-    """The process: verdicts for the pairs that come through the pipe, until None does."""
+    """The process: verdicts for the pairs from the pipe, until a None."""
     os.setsid()  # Ctrl-C is for the service, which lets this one finish
     pairs: SimpleQueue[Pair | None] = SimpleQueue()
 
@@ -59,7 +58,7 @@ def work(pipe: Connection, options: Json) -> None:
 
 @dataclass
 class Engine:
-    """Judges what `evaluations` hold, in a thread. `options` are those of Pool."""
+    """Judges what `evaluations` hold, in a thread. `options` are Pool's."""
 
     evaluations: Evaluations
     options: Json
@@ -67,9 +66,9 @@ class Engine:
     """Workers and builders of the pool; 0 while none runs."""
     faults: int = 0
     fault: str = ""
-    """The last one, until a verdict comes after it."""
+    """The last fault, until a verdict follows it."""
     cautions: list[str] = field(default_factory=list)
-    """What the pool says of devices that it lacks or has given up."""
+    """The pool's cautions about missing or abandoned devices."""
     _ending: threading.Event = field(default_factory=threading.Event)
     _process: SpawnProcess | None = None
     _pause_s: float = 1.0
@@ -79,7 +78,7 @@ class Engine:
         self._thread.start()
 
     def end(self, wait_s: float) -> bool:
-        """Begin nothing more; whether what was under way had its verdict within `wait_s`."""
+        """Begin nothing more; whether what was under way ended within `wait_s`."""
         self._ending.set()
         self._thread.join(wait_s)
         ended = not self._thread.is_alive()
@@ -114,8 +113,7 @@ class Engine:
             self._process.kill()
 
     def _serve(self, pipe: Connection) -> None:
-        """Feed the pool and keep what it finds, until it has ended. Raises EOFError where its
-        process has died."""
+        """Feed the pool and keep its verdicts until it ends. Raises EOFError where it died."""
         ended = False
         while True:
             room = AHEAD * self.workers - self.evaluations.running

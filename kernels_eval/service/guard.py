@@ -1,10 +1,9 @@
 """What stands between the network and the endpoints.
 
-Guarantees: a body is read up to `BODY_BYTES`, and only as JSON; what is refused is one 4xx that
-repeats nothing of the request; where there is a token, nothing but `/health` is answered without it
-(compared in constant time); without one, only requests for a name of this machine are. No browser
-takes an answer for a page. Does not guarantee that a client which sends slowly is dropped: uvicorn
-limits how many connections there are.
+Guarantees: a body is read up to `BODY_BYTES`, only as JSON; a refusal is one 4xx that repeats
+nothing of the request; with a token, only `/health` is answered without it (constant-time
+comparison); without one, only requests for this machine's names are. No browser takes an answer for
+a page. Slow senders are not dropped: uvicorn bounds the connections.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def require_token(host: str, token: str | None) -> None:
 
 
 class _StrictRequest(Request):
-    """A request whose body is JSON as RFC 8259 has it: no NaN, no lone surrogates, not too deep."""
+    """A request with strict JSON (RFC 8259): no NaN, no lone surrogates, not too deep."""
 
     async def json(self) -> Any:
         try:
@@ -73,7 +72,7 @@ class StrictRoute(APIRoute):
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    """What was wrong with a request, without repeating what it held."""
+    """What was wrong with a request, without repeating its content."""
     assert isinstance(error, RequestValidationError)
     faults = [
         f"{'.'.join(str(part)[:60] for part in fault['loc'])}: {fault['msg'][:300]}"

@@ -1,13 +1,12 @@
-"""Evaluations on disk: what is asked, what is under way, what was found.
+"""Evaluations on disk: queued, under way, final.
 
-Guarantees: what `submit` returns is on disk, and survives the death of any process (a power failure
-may take the last second); every evaluation ends in exactly one final state, which nothing changes;
-one candidate under one protocol is judged once, however many ask for it; what a killed service had
-under way is queued again by the next one; two services cannot share a file. Higher priorities go
-first, and clients of one priority take turns. Does not judge anything itself.
+Guarantees: what `submit` returns survives the death of any process (a power failure may take the
+last second); every evaluation ends in one final state; one candidate under one protocol is judged
+once, however many ask; a killed service's work is queued again; two services cannot share a file.
+Higher priorities go first; clients of one priority take turns. Judges nothing itself.
 
-Turns are start tags of fair queueing (Goyal, Vin and Cheng 1996, "Start-time Fair Queueing"): a
-client's next request comes one turn after its last one, or after the turn that is served now.
+Turns are start tags (Goyal, Vin and Cheng 1996, "Start-time Fair Queueing"): a client's next
+request comes one turn after its last, or after the turn now served.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ class ConflictError(Exception):
 
 class Submission(NamedTuple):
     """A request that was read: the candidate's id is the key of its verdict. `settled` is a verdict
-    that needs no worker."""
+    that needs no worker.
+    """
 
     id: str
     digest: str
@@ -67,17 +67,18 @@ class Submission(NamedTuple):
 
 
 class Evaluations:
-    """The queue and its journal. All methods may be called from any thread; `changed` is called
-    with each evaluation that has become final, by the thread that made it so."""
+    """The queue and its journal, for any thread; `changed` gets each final evaluation, in the
+    thread that ended it.
+    """
 
     def __init__(self, path: Path, limit: int, changed: Callable[[Evaluation], None]) -> None:
-        """Raises UsageError where the file cannot be used, or another service uses it."""
+        """Raises UsageError where the file is unusable or another service's."""
         self.limit, self.client_limit = limit, max(1, limit // 2)
         self._changed, self._lock = changed, threading.RLock()
         self._running: dict[str, int] = {}
-        """Candidates under way, by key: the machine faults that each has seen."""
+        """Machine faults that each candidate under way has seen, by key."""
         self._served: dict[int, int] = {}
-        """The turn that is served, by priority."""
+        """The turn now served, by priority."""
         self._last: dict[tuple[int, str], int] = {}
         """The last turn of each client."""
         try:
@@ -97,7 +98,7 @@ class Evaluations:
 
     @contextmanager
     def one_commit(self) -> Iterator[None]:
-        """One commit for all that is submitted inside the block; an error takes all of it back."""
+        """Commit all that the block submits together; an error rolls it back."""
         with self._lock:
             if self._db.in_transaction:
                 yield
@@ -169,7 +170,7 @@ class Evaluations:
         return str(row[0]) if row else None
 
     def _require_room(self, new: Counter[str]) -> None:
-        """Raise QueueFullError where more is unfinished than may be, with these of each client."""
+        """Raise QueueFullError where these would exceed the total's or a client's limit."""
         total = self._open.total() + new.total()
         own = max((self._open[client] + count for client, count in new.items()), default=0)
         if new and (total > self.limit or own > self.client_limit):
@@ -180,10 +181,10 @@ class Evaluations:
         self._open.update(new)
 
     def resume(self, rekey: Callable[[KernelTask, Candidate], str]) -> int:
-        """Queue what an earlier service left unfinished, and return how many evaluations that are.
+        """Queue what an earlier service left unfinished; returns how many evaluations.
 
-        `rekey` gives the key under the protocol of now; where it raises UsageError, because
-        candidates of that language are not judged any more, the evaluation fails with its text.
+        `rekey` gives the key under the present protocol; its UsageError (a language no longer
+        judged) fails the evaluation with its text.
         """
         select = f"SELECT id, pair, priority, client FROM evaluations WHERE {OPEN}"
         with self._lock:
@@ -204,10 +205,10 @@ class Evaluations:
     # -- working -----------------------------------------------------------------------------------
 
     def take(self) -> Pair | None:
-        """What to judge next; None where there is nothing to begin now.
+        """What to judge next, or None.
 
-        A candidate that was under way when the machine failed is judged while nothing else is: so
-        the one at fault is found.
+        A candidate that was under way when the machine failed is judged alone, so the one at fault
+        is found.
         """
         with self._lock:
             row = self._row(
@@ -233,8 +234,9 @@ class Evaluations:
             self._running.pop(key, None)
 
     def returned(self, error: str, blame: bool) -> None:
-        """Queue again what was under way when the machine failed. What was so `FAULTS` times fails
-        with this text, where `blame` says that a candidate may be the cause."""
+        """Queue again what was under way when the machine failed. After `FAULTS` times it fails
+        with this text, where `blame` says that a candidate may be the cause.
+        """
         with self._lock:
             for key, faults in self._running.items():
                 if faults + blame >= FAULTS:
@@ -245,7 +247,7 @@ class Evaluations:
     # -- ending ------------------------------------------------------------------------------------
 
     def cancel(self, identity: str) -> None:
-        """Give an evaluation up. A final one stays as it is."""
+        """Cancel an evaluation. A final one stays."""
         with self._lock:
             self._end("id = ?", identity, State.CANCELLED)
 
@@ -305,7 +307,7 @@ class Evaluations:
 
 
 def _evaluation(row: tuple[Any, ...]) -> Evaluation:
-    """What `_FIELDS` were read as."""
+    """An evaluation from a row of `_FIELDS`."""
     fields = dict(zip(_FIELDS.split(", "), row, strict=True))
     if fields["state"] != State.DONE:
         fields["verdict"] = None

@@ -1,12 +1,10 @@
-"""C++ and CUDA text as tokens: which of it is a comment, a literal, or code.
+"""C++ and CUDA text as tokens: comments, literals, code.
 
-Guarantees: takes time that grows with the text only; a comment ends where the compiler ends it
-(a line comment goes on behind a backslash, a raw string hides what looks like one, and an
-apostrophe within a number opens nothing). What never ends is left as it is, for no compiler takes
-it. Does not expand macros, nor evaluate `#if`.
+Guarantees: linear time; a comment ends where the compiler ends it (line continuations, raw strings
+and digit separators included). What never ends is left unchanged, as no compiler takes it. Does not
+expand macros or evaluate `#if`.
 
-Source of the rules: the C++ standard's phases of translation and preprocessing tokens
-(ISO/IEC 14882:2020, 5.2 and 5.4).
+Source of the rules: ISO/IEC 14882:2020, 5.2 (phases of translation) and 5.4 (preprocessing tokens).
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def blank(text: str, *, comments: bool = True, literals: bool = True) -> str:
-    """The text with spaces for its comments and literals: every place and every line stays."""
+    """The text with spaces for its comments and literals; positions and lines stay."""
     hidden = {kind for kind, hide in ((Kind.COMMENT, comments), (Kind.LITERAL, literals)) if hide}
     parts, end = [], 0
     for token in tokens(text):

@@ -1,5 +1,5 @@
-"""The text of a candidate's Python module as languages are told by it: without the comments of
-Python, and without those of the native sources in its strings.
+"""The text of a candidate's Python module by which its language is told: without comments of Python
+or of native sources in its strings.
 
 Guarantees: each string is read on its own, so what looks like a comment in one ends with it.
 """
@@ -21,8 +21,9 @@ STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)
 
 
 def visible_text(code: str) -> str:
-    """The module with spaces for comments: every place and every line stays. Text that is no
-    Python is read as a native source from where Python ends."""
+    """The module with spaces for comments; positions and lines stay. From where Python ends, text
+    is read as a native source.
+    """
     parts, end = [], 0
     try:
         for token, start, stop in placed_tokens(code):
@@ -38,7 +39,7 @@ def visible_text(code: str) -> str:
 
 
 def placed_tokens(code: str) -> Iterator[tuple[tokenize.TokenInfo, int, int]]:
-    """Python's tokens with the places where they begin and end. Raises one of `UNREADABLE`."""
+    """Python's tokens with their start and end positions. Raises one of `UNREADABLE`."""
     # not `splitlines`: a form feed ends no line of Python
     begins = [0, *accumulate(len(line) + 1 for line in code.split("\n"))]
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
@@ -47,7 +48,7 @@ def placed_tokens(code: str) -> Iterator[tuple[tokenize.TokenInfo, int, int]]:
 
 
 def _native(literal: str) -> str:
-    """A Python string without the comments of the source that it may hold."""
+    """A Python string without the comments of a native source in it."""
     opened = _OPENED.match(literal)
     if not opened:  # a part of an f-string
         return blank(literal, literals=False)
@@ -59,5 +60,5 @@ def _native(literal: str) -> str:
 
 
 def with_line_ends(body: str) -> str:
-    """The content of a string of one line, with the line ends that it spells out."""
+    """The content of a one-line string with its escaped line ends expanded."""
     return body.replace("\\n", " \n")

@@ -1,16 +1,10 @@
-"""Static checks on candidate source, before anything runs.
+"""Static checks on candidate source, Python as a syntax tree and C++ or CUDA as tokens, before
+anything runs.
 
-Guarantees: rejects only what no honest kernel needs and what is certain from the text (a
-subprocess, a socket, ctypes, the garbage collector, frame walking, patching torch or time);
-everything else is at most a flag. Comments, docstrings and words are not evidence: Python is read
-as a syntax tree. Does not guarantee that what passes is honest: the run finds that out.
-
-Static checks on the C++ and CUDA sources of a candidate, as tokens: comments, string contents
-and words in them are no evidence.
-
-Rejects only calls that no kernel needs and that are certain from the tokens: starting programs,
-opening sockets, tracing processes, loading libraries, leaving the process. What an honest kernel
-may have is a flag at most. Does not see what macros and pointers hide: the run does.
+Guarantees: rejects only what no honest kernel needs and the text makes certain (subprocesses,
+sockets, ctypes, the garbage collector, frame walking, patching torch or time, loading libraries,
+leaving the process); all else is at most a flag. Comments, docstrings and strings are no evidence.
+Does not guarantee that what passes is honest, nor see through macros and pointers: the run does.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ from kernels_eval.source.lexer import blank
 from kernels_eval.source.syntax import UNPARSABLE, name_path, parse_source
 
 MOST_LETTERS = 1_000_000
-"""Of a source that is looked at. Time to screen it grows with its length, and with nothing else."""
+"""Longest source that is screened; the time grows with its length alone."""
 
 FORBIDDEN_MODULES = frozenset(
     """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib
@@ -35,11 +29,11 @@ FORBIDDEN_MODULES = frozenset(
     numpy.ctypeslib""".split()
 )
 REACHED_MODULES = frozenset("subprocess socket ctypes gc pickle _thread".split())
-"""Forbidden ones that are no names of torch's own, so that reaching them through torch means
-them."""
+"""Forbidden modules whose names torch does not use itself: reached through torch, they are
+meant.
+"""
 HARMLESS_PARTS = {"multiprocessing": {"cpu_count"}, "gc": {"collect"}}
-"""What honest code uses of forbidden modules. A module of which nothing else is used may be
-imported."""
+"""What honest code uses of forbidden modules; a module used for nothing else may be imported."""
 FORBIDDEN_CALLS = frozenset(
     """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
     os.spawnv os.abort sys._getframe sys._current_frames
@@ -56,7 +50,7 @@ UNRECORDED = frozenset(
     _add_execution_trace_observer _remove_execution_trace_observer
     _enable_execution_trace_observer _disable_execution_trace_observer""".split()
 )
-"""Names by which an operator of torch is called without a record of it."""
+"""Names that call an operator of torch without a record of it."""
 IMPORTS = ("__import__", "import_module", "importlib.import_module")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
@@ -77,8 +71,7 @@ class Screening:
 
 
 def screen(code: str) -> Screening:
-    """Read a candidate's Python source. Returns a rejection only where it is certain, with the line
-    it stands on."""
+    """Screen Python source. Rejects only what is certain, with its line."""
     if len(code) > MOST_LETTERS:
         detail = f"a source of {len(code):,} characters; the limit is {MOST_LETTERS:,}"
         return Screening(Reason.SYNTAX_ERROR, detail)
@@ -99,8 +92,9 @@ def screen(code: str) -> Screening:
 
 class _Reader:
     def __init__(self, harmless: set[str], roots: set[str]) -> None:
-        """`harmless` are forbidden modules that do no harm here, `roots` are names of modules that
-        nobody may patch."""
+        """`harmless`: forbidden modules that do no harm here; `roots`: module names nobody may
+        patch.
+        """
         self.harmless, self.roots = harmless, roots
         self.found: list[tuple[int, Reason, str]] = []
 
@@ -184,7 +178,7 @@ class _Reader:
 
 
 def _harmless(nodes: list[ast.AST]) -> set[str]:
-    """Modules of which only HARMLESS_PARTS are used, under every name that they are imported by."""
+    """Modules of which only HARMLESS_PARTS are used, under all their import names."""
     imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     bound = {(each.asname or each.name, each.name) for each in imports}
     names, named, harmless = dict(bound), Counter[str](), Counter[str]()
@@ -201,8 +195,7 @@ def _harmless(nodes: list[ast.AST]) -> set[str]:
 
 
 def _own_names(nodes: list[ast.AST]) -> set[str]:
-    """Names that the source binds itself, as arguments or by calls of its own classes, and never to
-    a module."""
+    """Names bound as arguments or by calls of the source's own classes, never to a module."""
     classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     own: set[str] = set()
     modules: set[str] = set()
@@ -220,8 +213,9 @@ def _own_names(nodes: list[ast.AST]) -> set[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every node that an import of this module may run: all but the bodies of
-    `if __name__ == "__main__":`, where the module does not name itself otherwise."""
+    """Nodes that an import of this module may run: without bodies of `if __name__ == "__main__":`,
+    unless it sets that name.
+    """
     named = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     renamed = any(node.id == "__name__" and isinstance(node.ctx, ast.Store) for node in named)
     yield tree
@@ -242,8 +236,9 @@ def _imported(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _is_not_its_own(path: ast.expr) -> bool:
-    """Does this certainly name a file that a candidate has not made: the module itself, or one
-    outside of its working directory and /tmp?"""
+    """Whether this certainly names a file the candidate has not made: the module itself, or one
+    outside its working directory and /tmp.
+    """
     match path:
         case ast.Constant(value=str(name)):
             place = PurePosixPath(name)
@@ -296,14 +291,12 @@ NO_TYPES = frozenset("return else do case throw co_return and or not goto".split
 OWN_OF_TORCH = re.compile(
     r"(?:\bTORCH_LIBRARY\w*\s*\(|#\s*define[\s\\]+\w+)[\s\\]*+(?:aten|prims?)\b"
 )
-"""Registers operators among torch's own, or other code for one of these, or hides that behind a
-macro."""
+"""Registers operators among torch's own, replaces their code, or hides that behind a macro."""
 INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
 
 
 def screen_native(text: str) -> Screening:
-    """Read the native sources of one extension. Returns a rejection only where it is certain, with
-    the line it stands on."""
+    """Screen an extension's native sources. Rejects only what is certain, with its line."""
     if len(text) > MOST_LETTERS:
         detail = f"native sources of {len(text):,} characters; the limit is {MOST_LETTERS:,}"
         return Screening(Reason.BUILD_FAILED, detail)
@@ -336,8 +329,7 @@ def screen_native(text: str) -> Screening:
 
 
 def _is_defined(code: str, match: re.Match[str]) -> bool:
-    """Is this the definition of a function or a member? A name that the source defines itself may
-    be called."""
+    """Whether this defines a function or member, which the source may then call."""
     before = code[max(0, match.start(1) - 80) : match.start(1)]
     kind = before.rstrip(" \t\r\n*&")
     typed = kind != before and (kind[-1:].isalnum() or kind[-1:] in ("_", ">"))
@@ -345,14 +337,14 @@ def _is_defined(code: str, match: re.Match[str]) -> bool:
 
 
 def _variables(code: str) -> Iterator[str]:
-    """Names behind a type: variables, and arguments, pointers to functions among them."""
+    """Names after a type: variables and arguments, function pointers included."""
     for match in VARIABLE.finditer(code):
         if match[1] not in NO_TYPES:
             yield match[2]
 
 
 def _is_declared(code: str, position: int) -> bool:
-    """Is the name at this place preceded by a type, as in a declaration?"""
+    """Whether a type precedes the name at this place, as in a declaration."""
     before = code[max(0, position - 80) : position].rstrip(" \t")
     word = re.search(r"(\w+)[*&]*$", before)
     return word is not None and word.group(1) not in NO_TYPES

@@ -1,7 +1,7 @@
-"""What a candidate asks to build, which compiler flags it may pass on, and what came of it.
+"""What a candidate asks to build, the compiler flags it may pass, and what came of it.
 
-Every flag that names a file to load, a file to write or another tool is refused. An allow-list,
-since compilers have many spellings of the same thing.
+Guarantees: every flag that names a file to load or write, or another tool, is refused. An
+allow-list, since compilers have many spellings of the same thing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from pydantic import Field, field_validator
 from kernels_eval.records import Reason, Record, stable_hash
 
 MOST_FLAG_LETTERS = 16_384
-"""Of all flags together. Longer ones do not fit into a command line."""
+"""Letters of all flags together; more do not fit a command line."""
 LONGEST_NAME = 200
-"""Of a name that becomes a file's, in bytes: file systems take 255."""
+"""Bytes of a name that becomes a file's: file systems take 255."""
 FUNCTION = re.compile(r"[\w:<>, ]{1,500}")
 SOURCE_FILE = re.compile(r".+\.(c|cc|cpp|cxx|cu|h|hh|hpp|cuh)")
-"""A compiler hands files of other names to the linker, which reads them as scripts."""
+"""Compilers hand files of other names to the linker, which reads them as scripts."""
 
 
 class ExtensionSpec(Record):
     """One `load_inline` or `load` call as the candidate made it. For `load`, `files` holds (name,
-    text) of the sources."""
+    text) of the sources.
+    """
 
     kind: Literal["inline", "files"] = "inline"
     name: str
@@ -44,8 +45,7 @@ class ExtensionSpec(Record):
     @field_validator("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
     @classmethod
     def _as_a_shell_splits_them(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
-        """torch writes flags into a shell line: one string may hold several, and an empty one is
-        none. Idle ones are left out."""
+        """Split strings of several flags, as torch's shell line does; drop empty and idle ones."""
         if sum(map(len, flags)) > MOST_FLAG_LETTERS:
             return flags  # `unusable_reason` says so
         try:
@@ -61,7 +61,7 @@ class ExtensionSpec(Record):
 
     @property
     def unusable_reason(self) -> str:
-        """Why no compiler is asked at all; empty where one may be."""
+        """Why no compiler is asked; empty where one may be."""
         flags = (*self.extra_cflags, *self.extra_cuda_cflags, *self.extra_ldflags)
         if (letters := sum(len(flag) + 1 for flag in flags)) > MOST_FLAG_LETTERS:
             return f"compiler flags of {letters} characters; the limit is {MOST_FLAG_LETTERS}"
@@ -89,8 +89,7 @@ class ExtensionSpec(Record):
 
     @property
     def key(self) -> str:
-        """Identity of the request itself, without the toolchain: how a child finds what was built
-        for it."""
+        """Identity of the request, without the toolchain: how a child finds its build."""
         return stable_hash(self.model_dump(mode="json"))
 
 
@@ -100,13 +99,12 @@ def _names_a_file(name: str) -> bool:
 
 
 class Build(Record):
-    """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout
-    or rejected reason where not.
+    """What came of a build. `path`: the library where `ok`; `reason`: otherwise a compile_error,
+    timeout or rejected reason.
 
-    `seconds` are by the clock, and `processor_s` the compilers' processor time and sleep.
-    `library_bytes` is the size of a library that is kept; 0 where nobody has noted it. `lasting` is
-    False where the same source may fare otherwise another time (a deadline, a compiler that was
-    killed): such a build is not kept.
+    `seconds` are wall time, `processor_s` the compilers' processor time and sleep. `library_bytes`:
+    size of a kept library, 0 where unknown. `lasting` is False where a retry may differ (a
+    deadline, a killed compiler): not kept.
     """
 
     ok: bool
@@ -137,9 +135,10 @@ IDLE_FLAG = re.compile(
     r"|-flto-(partition|compression-level)=\w+|-fdiagnostics-(color|show)[\w=-]*"
     r"|-fopt-info(-\w+)*|-ftime-report|-MM?D|-MP"
 )
-"""Flags that honest candidates pass, and whose work starts more programs or writes more files: they
-are left out, as no result depends on them. An extension is one unit as a rule, which gains nothing
-from optimisation at link time."""
+"""Flags of honest candidates that only start more programs or write more files: left out, as no
+result depends on them. An extension is usually one unit, which gains nothing from link-time
+optimisation.
+"""
 DANGEROUS_F = re.compile(
     r"-f(plugin|dump|profile|test-coverage|callgraph|stack-usage|opt-info|save-|auxinfo|lto|wpa|compare-debug|diagnostics|time)"
 )
@@ -152,14 +151,15 @@ REACHES_OUT = re.compile(
 )
 PASSES_ON = re.compile(r"(?:-Xcompiler|--compiler-options)(?:=(.*))?")
 VALUE = re.compile(r"[\w=,./+\[\]][\w=,./+\[\]-]*")
-"""Of a flag. One that begins like a flag is looked at as such: the compiler may not know the flag
-before it, or that it takes a value."""
+"""A flag's value. One that begins like a flag is checked as one: the compiler may not know the flag
+before it, or that it takes a value.
+"""
 TAKES_FLAGS = re.compile(r"-?-?(Xptxas|ptxas-options|Xcudafe)(?P<value>-[\w=,.+-]+)")
-"""Flags of nvcc alone, with a value that is a flag: another compiler does not start with them."""
+"""Flags of nvcc alone whose value is a flag."""
 
 
 def without_idle(flags: Iterable[str]) -> tuple[str, ...]:
-    """These flags without those of IDLE_FLAG, which a compiler may be told to pass on, too."""
+    """These flags without those of IDLE_FLAG, passed-on ones included."""
     kept: list[str] = []
     for flag in flags:
         passed_on = kept and kept[-1] in ("-Xcompiler", "--compiler-options")
@@ -171,8 +171,9 @@ def without_idle(flags: Iterable[str]) -> tuple[str, ...]:
 
 
 def refused_flag(flags: Sequence[str], *, passed_on: bool = False) -> str | None:
-    """The first flag that candidates may not pass to a compiler; None where all are harmless.
-    `passed_on`: one compiler passes them on to another, once."""
+    """The first flag that candidates may not pass to a compiler, or None. `passed_on`: one compiler
+    passes them to another, once.
+    """
     left = list(flags)
     while left:
         flag = left.pop(0)

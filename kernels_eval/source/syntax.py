@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
-"""What parsing raises: ValueError for NUL bytes and lone surrogates, the next two for what is
-nested too deep for Python itself."""
+"""What parsing raises: ValueError for NUL bytes and lone surrogates, the next two for nesting too
+deep for Python.
+"""
 ATTEMPTS = 20
 BYTE_ORDER_MARK = "\ufeff"
-"""Python ignores one at the start of a file, but not at the start of a string."""
+"""Python ignores one at the start of a file, but not of a string."""
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -30,7 +31,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 def parse_source(code: str) -> ast.Module:
     """The syntax tree, without warnings about invalid escapes. Raises UNPARSABLE.
 
-    It may be as deep as what Python can import: walk it (`ast.walk`), never visit it recursively.
+    It may be very deep: use `ast.walk`, never recursion.
     """
     for _ in range(ATTEMPTS - 1):
         try:
@@ -45,8 +46,7 @@ def parse_source(code: str) -> ast.Module:
 
 
 def name_path(node: ast.AST) -> list[str]:
-    """["torch", "nn", "Linear"] of torch.nn.Linear; empty where something else than a name stands
-    at its root."""
+    """["torch", "nn", "Linear"] of torch.nn.Linear; empty where its root is no name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

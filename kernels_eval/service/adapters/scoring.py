@@ -1,12 +1,9 @@
-"""What every adapter shares: a row of a trainer's data set and a response go in, a score comes out.
+"""What adapters share: a row of a trainer's data set and a response in, a score out.
 
-A row names its task by the fields of `EvaluationRequest` (`task_id`, or `task` as a program's
-source, or `definition`) and may hold `language`, `priority`, `deadline_s` and `least_ms`. Other
-columns are left alone.
-
-Guarantees: a reward is None exactly where the machine or the task failed, and `Score.earned` raises
-there, for trainers that know no missing reward. A request that the service refuses is an error in
-the data and raises UsageError.
+A row names its task by fields of `EvaluationRequest` (`task_id`, `task` as source, or `definition`)
+and may hold `language`, `priority`, `deadline_s` and `least_ms`; other columns are ignored.
+Guarantees: a reward is None exactly where the machine or the task failed; `Score.earned` then
+raises, for trainers without missing rewards. A refused request is an error in the data: UsageError.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ class Score(NamedTuple):
 
     @property
     def facts(self) -> dict[str, float]:
-        """Numbers for a trainer's metrics; the same names for every score."""
+        """Numbers for a trainer's metrics, under the same names for every score."""
         status = self.verdict and self.verdict.status
         return {
             "correct": float(status is Status.CORRECT),
@@ -71,8 +68,9 @@ class Scorer:
     """Scores of responses under one recipe, by a service."""
 
     def __init__(self, recipe: str | RewardRecipe = "concur", url: str | None = None) -> None:
-        """`recipe` is what `recipe_of` takes. `url` is by default that of CONCUR_SERVE_URL, and
-        the token that of CONCUR_SERVE_TOKEN."""
+        """`recipe` is what `recipe_of` takes. `url` and the token default to CONCUR_SERVE_URL and
+        CONCUR_SERVE_TOKEN.
+        """
         self.recipe = recipe_of(recipe)
         url = url or os.environ.get("CONCUR_SERVE_URL") or "http://127.0.0.1:8700"
         self._address = url, os.environ.get("CONCUR_SERVE_TOKEN")
@@ -81,15 +79,16 @@ class Scorer:
 
     @property
     def async_client(self) -> AsyncVerifierClient:
-        """The running event loop's own: a connection lives in one loop."""
+        """The running event loop's own client: a connection lives in one loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._by_loop:
             self._by_loop[loop] = AsyncVerifierClient(*self._address)
         return self._by_loop[loop]
 
     def scores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
-        """One score a response, in order. Raises UsageError where a row names no task or the
-        service refuses it, ServiceError where the service stays away."""
+        """One score per response, in order. Raises UsageError where a row names no task or the
+        service refuses it, ServiceError where the service stays away.
+        """
         requests = list(map(_request, rows, responses))
         return list(map(self._score, requests, self.client.evaluate_batch(requests)))
 
@@ -110,12 +109,11 @@ class Scorer:
 
 
 shared_scorer = cache(Scorer)
-"""One scorer a process, recipe and address, for trainers that make an object a sample."""
+"""One scorer per process, recipe and address, for trainers that make an object per sample."""
 
 
 def cacheable(recipe: str | Mapping[str, object]) -> str | RewardRecipe:
-    """A recipe of a trainer's configuration as `shared_scorer` takes it: a mapping has no hash. A
-    file is left to the scorer, which reads it once."""
+    """A recipe as `shared_scorer` takes it: hashable. The scorer reads a file, once."""
     return recipe if isinstance(recipe, str) else recipe_of(recipe)
 
 
@@ -134,7 +132,7 @@ def _request(row: Row, response: object) -> _Request:
 
 
 def row_of(row: Row, truth: object) -> Row:
-    """The row, or where it names no task, one that does by `truth`, its id."""
+    """The row; where it names no task, with `truth` as the task's id."""
     return row if any(row.get(name) for name in TASK) else {**row, "task_id": truth}
 
 

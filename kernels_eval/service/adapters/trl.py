@@ -1,9 +1,8 @@
-"""Reward functions for TRL's GRPOTrainer (trl 1.16, `trainer/grpo_trainer.py`): give one of them
-in `reward_funcs`.
+"""Reward functions for TRL's GRPOTrainer (trl 1.16, `trainer/grpo_trainer.py`), for `reward_funcs`.
 
-TRL calls them with the prompts, completions and columns of the data set, as lists. None is kept:
-TRL leaves such a completion out of its group's mean and gives it no advantage. Beside the reward,
-the share of correct and of rejected kernels and the mean speedup are logged.
+TRL passes prompts, completions and data set columns as lists. It leaves a reward of None out of the
+group's mean and gives it no advantage. Also logged: shares of correct and rejected kernels, and the
+mean speedup.
 """
 
 from __future__ import annotations

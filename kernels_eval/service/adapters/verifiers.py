@@ -1,7 +1,7 @@
 """verifiers 0.4 (`verifiers.v1`): a taskset of kernels, with a reward.
 
-A fault of machine or task raises: the trace then records an error and has no reward. For the
-environments and rubrics of verifiers up to 0.3 see `verifiers_legacy`.
+A fault of machine or task raises: the trace records an error without a reward. `verifiers_legacy`
+serves verifiers up to 0.3.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ manager that scores with it.
     reward.custom_reward_function.name=compute_score
     +reward.custom_reward_function.reward_kwargs.recipe=kevin
 
-A sample's `extra_info` is its row; where it names no task, `ground_truth` is the id of one. verl
-has no missing reward (`RewardManagerBase.assemble_rm_scores` wants a float), so a fault of machine
-or task raises NoRewardError; its manager `limited` would make that 0.
+A sample's `extra_info` is its row; where it names no task, `ground_truth` is a task's id. verl has
+no missing reward (`RewardManagerBase.assemble_rm_scores` wants a float): a fault of machine or task
+raises NoRewardError, which its manager `limited` would make 0.
 """
 
 from __future__ import annotations

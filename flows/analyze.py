@@ -1,10 +1,8 @@
 """`concur analyze`: verdicts and candidates on disk in, the observations out.
 
-Guarantees: reads only the columns that the observations need (`tasks.curation.source`), never a
-response, so millions of candidates take little memory; changes nothing but --out. Does not
-guarantee anything about directories that are still being written: it reads the parts that are
-there.
-"""
+Guarantees: reads only needed columns (`tasks.curation.source`), so millions of candidates take
+little memory; changes only --out. Does not guarantee anything about directories still being
+written."""
 
 from __future__ import annotations
 
@@ -28,13 +26,11 @@ def analyze_table(
     out: str,
     config: ObservationConfig | None = None,
 ) -> Json:
-    """Write the report of the observations to `out`; return them, and the report's path.
+    """Write the observations' report to `out`; return them and the report's path.
 
     Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without
-    any, the newest verdicts under `root` are taken as `tasks.curation.source.Source` does. Raises
-    UsageError for paths, tables and columns that cannot be used, and where no sample can be
-    analysed.
-    """
+    any, the newest verdicts under `root` are read as by `tasks.curation.source.Source`. Raises
+    UsageError for unusable paths, tables and columns, and where no sample can be analysed."""
     from tasks.curation.source import Source
     from tasks.observe.observations import observe
     from tasks.observe.page import write
@@ -50,7 +46,7 @@ def analyze_table(
 
 
 def read(source: Source) -> pl.DataFrame:
-    """Return the columns that the observations read, one row per verdict with its candidate."""
+    """Return the needed columns, one row per verdict with its candidate."""
     from tasks.observe.stage import OF_CANDIDATES, OF_VERDICTS
 
     speedup = ("speedup",) if source.one_table else ()

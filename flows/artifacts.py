@@ -1,9 +1,7 @@
-"""What a flow shows in Prefect besides its progress: links, tables and the snapshots it made.
+"""Prefect artifacts of a flow: links, tables and the snapshots it made.
 
-Guarantees: a fault here is one warning in the run's log and never ends a run; a server that is
-restarting is waited for; cells of tables hold no markup. Does not sanitise Markdown:
-its author does. Call inside a flow.
-"""
+Guarantees: a failure is one warning in the run's log; a restarting server is waited for; table
+cells hold no markup. Does not sanitise Markdown: its author does. Call inside a flow."""
 
 from __future__ import annotations
 
@@ -31,13 +29,13 @@ if TYPE_CHECKING:
 MOST_STEPS = 40
 """Rows of a table of steps."""
 BACK_S = 120.0
-"""How long a Prefect server that does not answer is waited for. Its client waits a minute, but only
-where it has spoken to it before."""
+"""Seconds to wait for a Prefect server that does not answer. Its client waits a minute, but only
+after a first contact."""
 
 
 @contextmanager
 def warn_on_error(what: str) -> Iterator[None]:
-    """Turn any exception of the block into a warning: a run does not fail for what it shows."""
+    """Turn any exception of the block into a warning, so that artifacts never fail a run."""
     try:
         yield
     except Exception as error:
@@ -66,7 +64,7 @@ def _create(create: Callable[..., object], **told: object) -> None:
 
 def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = None) -> None:
     """Link to the MLflow run, to a page among its files (`report.html`, `comparison.html`) and to
-    the scores of all runs, or of all branches. Nothing where no browser could follow the links."""
+    the scores of all runs or branches. Nothing where no browser could follow."""
     if run_id is None:
         return
     view = "branches" if page == "comparison.html" else "scores"
@@ -82,7 +80,7 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
 
 
 def show_candidates(config: PipelineConfig) -> None:
-    """Write the viewer of the root's candidates, and say where it is."""
+    """Write the viewer of the root's candidates, and show where it is."""
     with warn_on_error("the viewer of candidates"):
         from flows.view import write_view
 
@@ -94,9 +92,9 @@ def show_candidates(config: PipelineConfig) -> None:
 def run_url(
     config: PipelineConfig, run_id: str, place: str, view: str, served: str | None = None
 ) -> str | None:
-    """The address of a page of the MLflow experiment that holds a run, for a browser: at the
-    tracking server, or where runs go to a database at $CONCUR_MLFLOW_URL, else at `served`. None
-    where none is known, or MLflow does not answer."""
+    """Browser address of the MLflow experiment page that holds a run: at the tracking server, or,
+    for a database, at $CONCUR_MLFLOW_URL, else `served`. None where unknown or MLflow does not
+    answer."""
     from tasks.tracking.connection import bounded_and_quiet, connect
 
     uri = config.tracking_uri
@@ -113,7 +111,7 @@ def run_url(
 
 
 def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
-    """A table of the snapshots that a run made, and where they are."""
+    """Table of a run's snapshots and their places."""
     with warn_on_error("the table of snapshots"):
         opened = {name: ref.open() for name, ref in refs.items() if ref}
         rows = [
@@ -124,8 +122,8 @@ def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
 
 
 def tables_of(paths: Iterable[Path]) -> str:
-    """The table among files that `draw_curated` wrote, as Markdown, and where its figure is:
-    Prefect prints an image as its text."""
+    """The table among `draw_curated`'s files, as Markdown, and the figure's path: Prefect prints an
+    image as text."""
     files = list(paths)
     tables = [path.read_text(encoding="utf-8") for path in files if path.name == TABLE_FILE]
     drawn = [f"- {path.stem}: `{path}`" for path in files if path.suffix == ".png"]
@@ -133,8 +131,8 @@ def tables_of(paths: Iterable[Path]) -> str:
 
 
 def show_log(key: str, trained: SnapshotRef, columns: Sequence[str], description: str) -> None:
-    """Numbers of a training's log by optimiser step; of a long one, steps evenly taken. Columns
-    that the log lacks and steps without the first are left out."""
+    """Numbers of a training's log by optimiser step, evenly sampled if long. Missing columns and
+    steps without the first are left out."""
     with warn_on_error(f"the artifact {key}"):
         log = trained.open().read(unique="step").sort("step").fill_nan(None)
         known = [name for name in columns if name in log.columns]
@@ -147,7 +145,7 @@ def show_log(key: str, trained: SnapshotRef, columns: Sequence[str], description
 
 
 def show_scores(scores: pl.DataFrame) -> None:
-    """Exec and fast_1 of every model with their 95 % intervals."""
+    """Exec and fast_1 of every model with 95 % intervals."""
     shown = scores.filter(
         pl.col("metric").is_in(["exec", "fast_1"]), pl.col("value").is_not_null()
     ).filter(track="custom_kernel")
@@ -167,7 +165,7 @@ GAIN = ("gain", "gain_lower", "gain_upper")
 
 
 def show_gains(summary: Row) -> None:
-    """The confirmed gain of each task of a search, and of all (`tasks.search.confirm`)."""
+    """Confirmed gain of each task of a search, and of all (`tasks.search.confirm`)."""
     all_tasks = zip(GAIN, summary["gain"].values(), strict=True)
     rows = [*summary["results"], {"task_id": "all, geometric mean", **dict(all_tasks)}]
     table = [
@@ -181,6 +179,6 @@ def show_gains(summary: Row) -> None:
 
 
 def key_of(name: str) -> str:
-    """A name as Prefect accepts it for an artifact's key: small letters, digits and dashes."""
+    """A valid Prefect artifact key: small letters, digits and dashes."""
     plain = "".join(c if c.isascii() and c.isalnum() else " " for c in name.lower())
     return "-".join(plain.split())

@@ -1,5 +1,4 @@
-"""Scoring models on held-out tasks: every model answers, every answer is verified like any
-candidate."""
+"""Scores of models on held-out tasks; their answers are verified like any candidate."""
 
 from __future__ import annotations
 
@@ -71,9 +70,8 @@ def _answer(
 
 
 def synthesis_for(config: PipelineConfig, model: str) -> SynthesisConfig:
-    """How a benchmark model is asked. `recorded` keeps the line's own sampler; base and tuned share
-    model and sampling: through vLLM servers where the line's sampler is `vllm`, otherwise in this
-    process."""
+    """How a benchmark model is sampled. `recorded` keeps the line's sampler; base and tuned share
+    model and sampling: by vLLM servers if the line uses `vllm`, else in this process."""
     own = config.synthesis
     samples = {
         "samples_per_task": config.benchmark.samples_per_task,

@@ -1,10 +1,7 @@
-"""PipelineConfig: every stage's configuration, read once from a profile at the edge and handed
-inward frozen.
+"""PipelineConfig: all stages' configuration, read once from a profile and passed on frozen.
 
-Guarantees: importing this module loads none of torch, ray, trl, vllm, mlflow or prefect; an unknown
-key, a wrong type or a value out of range is one UsageError that names the key and the nearest right
-one.
-"""
+Guarantees: importing loads none of torch, ray, trl, vllm, mlflow or prefect; an unknown key, wrong
+type or out-of-range value is one UsageError that names the key and the nearest right one."""
 
 from __future__ import annotations
 
@@ -68,8 +65,8 @@ class PipelineConfig(Record, title="concur run"):
     def _as_the_base_model_wants(
         cls, benchmark: BenchmarkConfig, info: ValidationInfo
     ) -> BenchmarkConfig:
-        """Base and tuned model are asked as the base model's card says, in what
-        `benchmark.sampling` does not set."""
+        """Sample base and tuned model as the base model's card says, unless set in
+        `benchmark.sampling`."""
         if "training" not in info.data:  # it has a fault of its own, which is told
             return benchmark
         explicit: frozenset[str] | None = (
@@ -82,14 +79,12 @@ class PipelineConfig(Record, title="concur run"):
 
     @property
     def known_tasks(self) -> TasksConfig:
-        """What training tasks are compared with: the benchmark's, whichever of its levels are
-        scored."""
+        """Tasks to exclude from training: the benchmark's, of all its levels."""
         return self.benchmark.tasks.model_copy(update={"levels": None, "limit": None})
 
     @property
     def tracking_uri(self) -> str:
-        """Where runs are compared: what the profile says, else $MLFLOW_TRACKING_URI, else SQLite in
-        the root."""
+        """Tracking server: the profile's, else $MLFLOW_TRACKING_URI, else SQLite in the root."""
         return (
             self.tracking.uri
             or os.environ.get("MLFLOW_TRACKING_URI")
@@ -98,36 +93,35 @@ class PipelineConfig(Record, title="concur run"):
 
 
 def shipped_dir(kind: str) -> Path:
-    """The files of a kind ("profiles", "strategies") that ship with concur, one YAML each."""
+    """Folder of shipped files of a kind ("profiles", "strategies"), one YAML each."""
     beside = Path(__file__).parent.parent / "deployments" / kind
     return beside if beside.is_dir() else Path(str(resources.files("flows") / kind))
 
 
 def shipped_names(kind: str) -> list[str]:
-    """The names of the files that `shipped_dir` holds."""
+    """Names of the files in `shipped_dir`."""
     return sorted(path.stem for path in shipped_dir(kind).glob("*.yaml"))
 
 
 def own_profiles() -> dict[str, Path]:
-    """A user's profiles by name: `profiles/*.yaml` under the root of a worker or of `concur up`."""
+    """A user's profiles by name: `profiles/*.yaml` under the root of a worker or `concur up`."""
     roots = [os.environ.get(name) for name in ("CONCUR_ROOT", "CONCUR_STACK_ROOT")]
     local = [Path(root) for root in roots if root and "://" not in root]
     return {path.stem: path for root in local for path in sorted(root.glob("profiles/*.yaml"))}
 
 
 def profile_names() -> list[str]:
-    """The names of the profiles that ship with concur, and of a user's own."""
+    """Names of shipped profiles and a user's own."""
     return sorted({*shipped_names("profiles"), *own_profiles()})
 
 
 def load_profile(
     profile: str = "local", overrides: Iterable[str] = (), values: Row | None = None
 ) -> PipelineConfig:
-    """Read a profile by name or path, then set `values` (by dotted key), then apply
-    `key.path=value` overrides (values are YAML).
+    """Read a profile by name or path, set `values` (by dotted key), then apply `key.path=value`
+    overrides (values are YAML).
 
-    Raises UsageError for a missing profile, invalid YAML, an unknown key or an illegal value.
-    """
+    Raises UsageError for a missing profile, invalid YAML, an unknown key or an illegal value."""
     data = read_profile(profile)
     for key, value in (values or {}).items():
         put(data, key, value)
@@ -135,16 +129,15 @@ def load_profile(
 
 
 def read_profile(profile: str) -> Json:
-    """The keys that a profile says itself. Raises UsageError as `load_profile` does."""
+    """Keys set by the profile itself. Raises UsageError as `load_profile` does."""
     return _read("profile", "profiles", profile)
 
 
 def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
-    """A strategy by its name, or from a YAML file that holds the keys of `curation`, with
-    `key=value` overrides (values are YAML). One that ships no file has the default thresholds.
+    """A strategy by name, or from a YAML file with keys of `curation`, with `key=value` overrides
+    (values are YAML). One without a shipped file has the default thresholds.
 
-    Raises UsageError as `load_profile` does.
-    """
+    Raises UsageError as `load_profile` does."""
     known = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
     plain = name in known and name not in shipped_names("strategies")
     data = {"strategy": name} if plain else _read("strategy", "strategies", name)
@@ -152,7 +145,7 @@ def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
 
 
 def _read(what: str, kind: str, name: str) -> Json:
-    """The keys of a YAML file, by the path or by the name of one that ships."""
+    """Keys of a YAML file, by path or shipped name."""
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
     path = own_profiles().get(name, path) if kind == "profiles" else path
@@ -166,8 +159,7 @@ def _read(what: str, kind: str, name: str) -> Json:
 
 
 def keys_in(path: Path, what: str, example: str) -> Json:
-    """The keys of a YAML file. Raises UsageError where it cannot be read or holds something
-    else."""
+    """Keys of a YAML file. Raises UsageError where it is unreadable or no mapping."""
     import yaml
 
     try:

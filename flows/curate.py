@@ -1,9 +1,8 @@
-"""Training sets by one strategy or many, from existing verdicts, and why a candidate is in one.
+"""Training sets by strategies from existing verdicts, and why a candidate is in one.
 
-Guarantees: nothing is verified or sampled; the rules are those of a refresh
-(`tasks.curation.strategies`); texts are read for the samples that are written out only; files in
-`--out` are there whole or not at all. Does not write snapshots: `concur run` does.
-"""
+Guarantees: nothing is verified or sampled; rules are a refresh's (`tasks.curation.strategies`);
+only written samples' texts are read; files in `--out` are complete or absent. Does not write
+snapshots."""
 
 from __future__ import annotations
 
@@ -29,10 +28,9 @@ SUMMARY_FILE = "curation.json"
 
 
 class Choice:
-    """Which verdicts to choose from (places as `tasks.curation.source.Source` takes them), and by
-    which strategies (`all` names all of them) at which sizes (none: the size a strategy's file
-    says): `source`, `configs`, and `frame`, which these strategies decide by. Raises UsageError as
-    `load_strategy` and `Source` do."""
+    """Verdicts (places for `tasks.curation.source.Source`) and strategies (`all`: every one) at
+    sizes (none: the file's own): `source`, `configs`, and the deciding `frame`. Raises UsageError
+    as `load_strategy` and `Source` do."""
 
     def __init__(
         self,
@@ -56,11 +54,11 @@ class Choice:
         self.frame = self.source.deciding(flags=any(each.exclude_flags for each in self.configs))
 
     def name(self, config: CurationConfig) -> str:
-        """What a set of this configuration is called."""
+        """Name of a set of this configuration."""
         return f"{config.strategy}-{config.size}" if self.sized else config.strategy
 
     def frame_for(self, config: CurationConfig) -> pl.DataFrame:
-        """`frame`, with the kernels compared that this strategy could take twice."""
+        """`frame`, with kernels compared where this strategy could take duplicates."""
         from tasks.curation.kernels import with_kernels
         from tasks.decontamination.config import DeduplicationConfig
         from tasks.decontamination.deduplication import equal_kernels
@@ -70,7 +68,7 @@ class Choice:
 
 
 def parsed_sizes(text: str | None) -> list[int]:
-    """ "100,1000" as numbers. Raises UsageError for anything else."""
+    """Numbers of "100,1000". Raises UsageError for anything else."""
     try:
         sizes = [int(part) for part in text.split(",")] if text else []
     except ValueError:
@@ -84,17 +82,15 @@ def parsed_sizes(text: str | None) -> list[int]:
 
 
 def curate_table(*, out: str | None = None, **choice: Any) -> Json:
-    """Training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`: what
-    each took, with its counts and composition.
+    """Make training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`
+    with their counts and composition.
 
     Lengths are tokens, speedups ratios (medians of the set). With `out`, each set is written to
-    `DIR/NAME.parquet` (`NAME-SIZE.parquet` where sizes are asked for), the decisions on all
-    candidates to `DIR/NAME.decisions.parquet`, all of this to `DIR/curation.json`, and a table and
-    a figure of the sets beside them (`flows.set_figures`). Raises UsageError for input that cannot
-    be used, where no strategy takes anything, and where two sets would be one file; what lies in
-    DIR stays as it was then. Of several strategies, one that cannot move reasoning between tasks
-    has a `problem` and no samples.
-    """
+    `DIR/NAME.parquet` (`NAME-SIZE.parquet` with sizes), decisions on all candidates to
+    `DIR/NAME.decisions.parquet`, the result to `DIR/curation.json`, with a table and a figure
+    (`flows.set_figures`). Raises UsageError, leaving DIR as it was, for unusable input, where no
+    strategy takes anything, and where two sets would be one file. Of several strategies, one that
+    cannot move reasoning between tasks has a `problem` and no samples."""
     from flows.set_figures import SetFigures
     from tasks.curation.stage import nothing_taken, operators_from
     from tasks.tables import CORRECT
@@ -142,8 +138,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
 
 
 def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageError, Json]:
-    """What a strategy decides, and its summary. An error where reasoning cannot be moved between
-    tasks, which is only raised if the strategy is alone."""
+    """A strategy's decisions and summary, or, unless alone, its error in moving reasoning."""
     from tasks.curation.decisions import decide
     from tasks.curation.stage import summary
 
@@ -181,8 +176,8 @@ def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:
 
 
 def explain_candidate(candidate_id: str, **choice: Any) -> list[Json]:
-    """What every strategy and size of a `Choice` decides about one candidate: the row of
-    tasks.tables.DECISIONS, its `meaning`, `strategy` and `size`."""
+    """Decision of every strategy and size of a `Choice` on one candidate: the row of
+    tasks.tables.DECISIONS, `meaning`, `strategy` and `size`."""
     from tasks.curation.decisions import decide, explained
 
     asked = Choice(**choice)

@@ -1,11 +1,8 @@
 """The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, links and tables
 out.
 
-Guarantees: a form becomes a configuration before anything else happens, and a form that cannot be
-used ends the run with one sentence; stages, progress and reports belong to the run that a person
-started, not to runs inside it; a flow that may use the devices waits until no other one does
-(`devices`). Does not decide anything about data: the flows inside do.
-"""
+Guarantees: a form is checked first, and an unusable one ends the run with one sentence; progress
+and reports belong to the started run; flows that need devices queue for them (`devices`)."""
 
 from __future__ import annotations
 
@@ -58,9 +55,9 @@ from tasks.training.stage import STAGE as TRAINING
 from tasks.verification.stage import wait_for_head
 
 DEVICES = "gpu"
-"""Prefect's global concurrency limit: a slot is a GPU, or all of the CPU where there is none."""
+"""Prefect's global concurrency limit; a slot is a GPU, or the whole CPU without any."""
 REWARDS = ("reward", "status/correct", "status/rejected", "speedup_of_correct", "kl", "judged_s")
-"""Columns of a reinforcement's log that are shown; MLflow has all."""
+"""Shown columns of a reinforcement's log; MLflow has all."""
 
 
 @flow(name="nightly refresh", flow_run_name=deployed_name("refresh"))
@@ -215,9 +212,8 @@ def weekly_ablations(
 def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
     """Check that these parts of a configuration can run here, and return it.
 
-    Waits for a Ray head that is being restarted; from here on the run outlives its worker. Raises
-    UsageError, DeviceError or ClusterError where the configuration cannot run.
-    """
+    Waits for a restarting Ray head; from here on the run outlives its worker. Raises UsageError,
+    DeviceError or ClusterError where the configuration cannot run."""
     write_to_log()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -228,8 +224,8 @@ def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
 
 def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
     """The finished training or reinforcement whose fingerprint begins with `name`; without a name
-    the newest training, None where there is none. Raises UsageError where not exactly one snapshot
-    has the name, or it is unfinished, or has no adapter."""
+    the newest training, or None. Raises UsageError where not exactly one snapshot matches, or it is
+    unfinished or has no adapter."""
     if name:
         found = find_snapshot(config.root, name)
         _ = found.open().manifest  # it is finished
@@ -245,14 +241,13 @@ def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
 
 @contextmanager
 def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
-    """Keep other deployed flows off the same GPUs, or off the CPU where there are none: timings
-    would disturb each other.
+    """Keep other deployed flows off the same GPUs, or off the CPU without any: timings would
+    disturb each other.
 
-    On a named Ray cluster, which hands out its GPUs itself, `workers` slots are held (None: all);
-    elsewhere all of them, because two Rays of one machine both begin with its first GPU. The limit
-    is made if it does not exist, with as many slots as GPUs; a user's own number is kept. The slots
-    of a run that is killed come free when their lease ends, after five minutes.
-    """
+    On a named Ray cluster, which assigns GPUs itself, `workers` slots are held (None: all);
+    elsewhere all, because two Rays of one machine both begin with its first GPU. A missing limit is
+    made with a slot per GPU; a user's own is kept. A killed run's slots are freed when their lease
+    ends, after five minutes."""
     log = get_run_logger()
     slots = _slots()
     if slots == 0:

@@ -1,4 +1,4 @@
-"""What changed between two training sets, each a snapshot or a published folder, and why."""
+"""Differences of two training sets, each a snapshot or a published folder, and their reasons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STAGES = ("tasks", "synthesis", "verification", "curation", "tools")
 
 
 class Side(NamedTuple):
-    """One of two sets: its name, what its manifests say, and the decisions behind it."""
+    """One of two sets: name, manifests' facts, and decisions."""
 
     label: str
     facts: Json
@@ -29,13 +29,12 @@ class Side(NamedTuple):
 
 
 def diff_sets(root: str, old: str, new: str) -> Json:
-    """What changed between two sets, each a published folder, a directory of a curated snapshot, or
-    a fingerprint under `root`.
+    """Compare two sets, each a published folder, a curated snapshot's directory, or a fingerprint
+    under `root`.
 
     Returns `sets` (label, date, rows and tasks), `settings` that differ, `reasons` (counts by
-    change and reason), `tasks` gained and lost, and `samples` (the rows of
-    `tasks.curation.diff.changes`). Raises UsageError for what is none of them.
-    """
+    change and reason), `tasks` gained and lost, and `samples` (rows of
+    `tasks.curation.diff.changes`). Raises UsageError for anything else."""
     sides = {"old": _side(root, old), "new": _side(root, new)}
     rows = changes(sides["old"].decisions, sides["new"].decisions)
     tasks = {name: set(_taken(side)["task_id"]) for name, side in sides.items()}
@@ -86,7 +85,7 @@ def _summary(side: Side) -> Json:
 
 
 def _settings(old: Json, new: Json) -> list[Json]:
-    """Settings, versions and counts that differ, as text."""
+    """Differing settings, versions and counts, as text."""
     found = []
     for stage in STAGES:
         before, after = (_texts(facts.get(stage)) for facts in (old, new))

@@ -1,7 +1,6 @@
-"""`concur doctor`: what this machine has, what is missing, and the line that fixes it.
+"""`concur doctor`: what this machine has, what is missing, and the fixing command.
 
-Imports nothing heavy: it asks processes and package metadata, and changes nothing.
-"""
+Imports nothing heavy: it asks processes and package metadata, and changes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ FREE_DISK_GB = 8  # precompiled headers are 3 GB, snapshots and a small model th
 
 
 class Probe(NamedTuple):
-    """What to look at: `look` says what it found, and raises EvalError where it is missing."""
+    """One check: `look` says what it found, and raises EvalError where it is missing."""
 
     name: str
     required: bool
@@ -54,8 +53,8 @@ class Check(Record):
 
 
 def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
-    """Every check; what the profile needs is marked as required. Raises UsageError for a profile
-    that cannot be read."""
+    """Every check; the profile's needs are marked as required. Raises UsageError for an unreadable
+    profile."""
     config = load_profile(profile, overrides)
     synthesis = config.synthesis
     probes = [
@@ -116,14 +115,14 @@ def package(name: str) -> str:
 
 
 def install_line(name: str) -> str:
-    """The command that installs a package of ours: by its extra, or with the base."""
+    """The command that installs one of our packages, by its extra or with the base."""
     extra = extra_of(ModuleNotFoundError(name=name))
     return install_command(*([extra] if extra else []))
 
 
 def torch_device() -> str:
-    """The device that torch can use, asked in a process of its own: the import takes seconds and
-    may touch a driver."""
+    """The device that torch can use, asked in another process: the import takes seconds and may
+    touch a driver."""
     script = (
         "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else 'cpu')"
     )
@@ -154,8 +153,7 @@ def gpus() -> str:
 
 
 def vllm(synthesis: SynthesisConfig) -> str:
-    """vLLM lives in its own environment: `synthesis.server` or $CONCUR_VLLM_PYTHON names it, or
-    `vllm` is on PATH."""
+    """vLLM's own environment, from `synthesis.server`, $CONCUR_VLLM_PYTHON or `vllm` on PATH."""
     from tasks.synthesis.server import serve_command
 
     *program, _ = serve_command(synthesis.server)
@@ -169,8 +167,8 @@ def vllm(synthesis: SynthesisConfig) -> str:
 
 
 def answers_at_once(synthesis: SynthesisConfig) -> str:
-    """How many answers a server on these GPUs writes at once and how fast; where fewer than 16 fit,
-    the GPUs that a replica needs."""
+    """Answers that a server on these GPUs writes at once, and how fast; below 16, the GPUs that a
+    replica needs."""
     served = synthesis.sampler == "vllm"
     if not served and not re.search(r"//(127\.|localhost)", str(synthesis.base_url)):
         return "no server on this machine generates answers"
@@ -215,8 +213,8 @@ def build_cache() -> str:
 
 
 def isolation() -> list[Check]:
-    """The layers that the sandbox would activate, probed by its own code in a short process,
-    and a line for each that is missing."""
+    """Sandbox layers, probed by its own code in a short process, and a line for each missing
+    one."""
     command = [sys.executable, "-m", "kernels_eval.sandbox.layers"]
     found = ask(command)
     if not found:
@@ -234,7 +232,7 @@ def _optional(name: str, found: str, fix: str) -> Check:
 
 
 def ask(command: list[str], timeout_s: float = 60) -> str | None:
-    """The last line that a command prints. None if it fails, prints nothing or takes too long."""
+    """The last line of a command's output. None if it fails, prints nothing or takes too long."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False

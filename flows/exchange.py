@@ -1,11 +1,9 @@
-"""Verdicts to and from other suites' files: KernelBench's run folders, the traces of
-FlashInfer-Bench and SOL-ExecBench, and packages of single kernels.
+"""Verdicts to and from other suites: KernelBench runs, traces of FlashInfer-Bench and
+SOL-ExecBench, single-kernel packages.
 
-Guarantees: what a form does not hold is left out and counted, with why; a folder that holds other
-files is not written to. A task's program runs only in its sandbox (to learn the shapes of its
-inputs and outputs). Does not guarantee that other harnesses would judge alike: a table made of
-their results has their statuses.
-"""
+Guarantees: what a form cannot hold is counted with its reason; folders with other files are not
+written to; task programs run only in the sandbox. Does not guarantee that other harnesses judge
+alike."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ _LEVEL = re.compile(r"level_(\d+)_problem_\d+|^level:\s*(\d+)", re.MULTILINE)
 
 
 class Judged(NamedTuple):
-    """A candidate with its task and verdict; `name` is what its table calls it."""
+    """A candidate with task and verdict; `name` is its table's name for it."""
 
     name: str
     task: KernelTask
@@ -68,8 +66,8 @@ class Judged(NamedTuple):
 
 def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> Json:
     """Write verdicts in a form; returns a summary. `options`: candidates, tasks, root, candidate,
-    name, license, quick, task, language, recipe. Raises UsageError for what cannot be read, or
-    written."""
+    name, license, quick, task, language, recipe. Raises UsageError for unreadable input or
+    unwritable output."""
     target = Path(out).expanduser()
     if options["task"] and (form != "package" or not sources):
         raise UsageError(
@@ -104,8 +102,8 @@ def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> Json
 def judged(
     verdicts: str | None, candidates: str | None, tasks: str | None, root: str
 ) -> Iterator[Judged]:
-    """Verdicts with their candidates and tasks, in the order of the verdicts. Raises UsageError
-    where one of the three is missing."""
+    """Verdicts with their candidates and tasks, in the verdicts' order. Raises UsageError where one
+    of the three is missing."""
     source = Source(verdicts, candidates, root)
     needed = ["candidate_id", "task_id", "status", "reason", "code"]
     frame = source.verdict_rows(tuple(Verdict.model_fields), _OF_CANDIDATES, needed)
@@ -137,13 +135,13 @@ def _record(kind: type[Kind], row: Row) -> Kind:
 
 
 def _without_nulls(row: Row) -> Json:
-    """A row of a table without what is null, in structs too."""
+    """A row without nulls, in structs too."""
     plain = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in row.items()}
     return {name: value for name, value in plain.items() if value not in (None, {})}
 
 
 def _table(sources: Sequence[str], target: Path, candidates: str | None, root: str) -> Json:
-    """One table of verdicts: the results of another harness, or several sets, merged."""
+    """One table of verdicts from another harness, or merged from several sets."""
     sets, left_out = {}, Counter[str]()
     for source in dict.fromkeys(sources):
         place = Path(source).expanduser()
@@ -230,7 +228,7 @@ def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row
 
 
 def _package_of_file(source: str, target: Path, options: Row) -> Json:
-    """The candidate of a file, and its task's, as a package."""
+    """A package of a file's candidate and its task."""
     task, candidate = read_pair(options["task"], source, options["language"], _unsaid)
     if candidate.code is None:
         raise UsageError(f"{source} does not define ModelNew", "give a file with ModelNew")
@@ -243,7 +241,7 @@ def _package_of_file(source: str, target: Path, options: Row) -> Json:
 
 
 def _unsaid(_: str) -> None:
-    """The summary names the kernel, so no note on its language is needed."""
+    """Drop the note on the kernel's language, which the summary names."""
 
 
 def _packed(
@@ -256,7 +254,7 @@ def _packed(
 
 
 def _harbor(source: str | None, target: Path, options: Row) -> Json:
-    """A folder for each task, with the prompt of synthesis."""
+    """Write a folder per task, with synthesis's prompt."""
     if source is None:
         raise UsageError("no tasks are named", "concur export TASKS --as harbor --out DIR")
     language = Language(options["language"] or "cpp")
@@ -266,7 +264,7 @@ def _harbor(source: str | None, target: Path, options: Row) -> Json:
 
 
 def _kernelbench(found: Iterator[Judged], target: Path) -> Json:
-    """One run folder a model and level; the folder itself where there is one of both."""
+    """Write one run folder per model and level, or the folder itself for one of both."""
     runs: dict[tuple[str, str], list[tuple[int, Judged]]] = {}
     left_out: Counter[str] = Counter()
     for each in found:
@@ -300,8 +298,7 @@ def _kernelbench(found: Iterator[Judged], target: Path) -> Json:
 def _traces(
     found: Iterator[Judged], target: Path, suite: Suite, interface: Ask, tasks: str | None
 ) -> Json:
-    """A trace set. Definitions are those of `tasks` where that is a trace set, else made of the
-    tasks."""
+    """Write a trace set, with definitions from `tasks` if that is one, else made of the tasks."""
     now, libs = datetime.now(UTC).isoformat(), {"concur_protocol": str(PROTOCOL_VERSION)}
     place = Path(tasks).expanduser() if tasks else None
     held, made = TraceSet(place if place and is_trace_set(place) else None), TraceSet()

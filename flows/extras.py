@@ -1,4 +1,4 @@
-"""The extras of the package: which are installed, and how to install one that is missing."""
+"""The package's extras: which are installed, and how to install a missing one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ EXTRAS = {
     "serve": ["fastapi", "starlette", "uvicorn", "prometheus_client", "httpx", "anyio"],
     "server": ["flask_wtf", "psycopg"],
 }
-"""The extras of the package, each with the modules by which it is known to be installed."""
+"""The package's extras, each with modules that show it is installed."""
 
 
 def require_extras(extras: Iterable[str], name: str) -> None:
-    """Raises UsageError that names those of these extras that command `name` needs and that are not
-    installed."""
+    """Raise UsageError naming missing extras that command `name` needs."""
     absent = [extra for extra in extras if not all(map(_installed, EXTRAS[extra]))]
     if absent:
         names = " and ".join(f"`{extra}`" for extra in absent)
@@ -34,7 +33,7 @@ def require_extras(extras: Iterable[str], name: str) -> None:
 
 
 def extra_of(error: ModuleNotFoundError) -> str:
-    """Return the extra that holds a module that is missing; empty where none does."""
+    """Return the extra that holds a missing module; empty where none does."""
     top = (error.name or "").partition(".")[0]
     return next((extra for extra, held in EXTRAS.items() if top in held), "")
 

@@ -1,11 +1,8 @@
-"""Garbage collection of snapshots: which stay and which go, by their manifests, and, on request,
-removing the rest.
+"""Garbage collection of snapshots by their manifests.
 
-A finished snapshot stays if it is one of the newest of its stage, or young, or if one that stays
-names it; an unfinished one stays while it is young. Guarantees: nothing is removed without
-`delete`, nor while a run works there; no link is followed; a snapshot is in its place, whole, or
-gone, and one goes after everything made from it, whenever the process is killed.
-"""
+Kept are each stage's newest, young ones, and what kept ones name. Guarantees: removes nothing
+without `delete` or while a run works; follows no link; products go before their sources, and a
+snapshot is whole or gone, however the process is killed."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ DAY_S = 86_400.0
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 TRASH = ".gc-trash"
 BEGUN = (".journal-*", "part-*", ".part-*", "checkpoints")
-"""What a stage that has begun a snapshot leaves in its folder."""
+"""File of a begun snapshot."""
 
 
 class Stored(Record):
-    """One snapshot's folder. `upstream` are the fingerprints that its manifest names; `changed_s`
-    is in Unix seconds."""
+    """One snapshot's folder. `upstream` are fingerprints in its manifest; `changed_s` is in Unix
+    seconds."""
 
     stage: str
     fingerprint: str
@@ -55,12 +52,10 @@ class Decision(Record):
 
 
 def collect(root: str, *, keep: int, younger_than_days: float, delete: bool = False) -> Json:
-    """Decide, and with `delete` carry it out. Returns plain data: every snapshot with its reason,
-    and sizes in bytes.
+    """Decide, and with `delete` remove. Returns plain data: every snapshot with its reason, and
+    sizes in bytes.
 
-    Raises UsageError for a root that cannot be collected, for manifests that cannot be read and
-    while a run works there.
-    """
+    Raises UsageError for an unsuitable root, unreadable manifests and while a run works there."""
     home = _home(root)
     with alone(home) if delete else nullcontext():
         decisions = decide(scan(home), keep, younger_than_days, time.time())
@@ -87,7 +82,7 @@ def collect(root: str, *, keep: int, younger_than_days: float, delete: bool = Fa
 def decide(
     there: Iterable[Stored], keep: int, younger_than_days: float, now_s: float
 ) -> list[Decision]:
-    """A decision for each snapshot; those that go come last, products before their sources."""
+    """A decision per snapshot; those to remove come last, products before their sources."""
     newest_first = sorted(there, key=lambda one: (one.changed_s, one.fingerprint), reverse=True)
     by_name = grouped((one.fingerprint, one) for one in newest_first)
     finished = grouped((one.stage, one) for one in newest_first if one.finished)
@@ -117,8 +112,8 @@ def _products_first(going: list[Stored]) -> list[Stored]:
 
 
 def scan(root: Path) -> list[Stored]:
-    """Every snapshot under a root. Raises UsageError for a manifest that cannot be read: what its
-    snapshot needs is then unknown."""
+    """Every snapshot under a root. Raises UsageError for an unreadable manifest, as its needs are
+    unknown."""
     return [
         stored
         for stage in sorted(root.iterdir())
@@ -130,7 +125,7 @@ def scan(root: Path) -> list[Stored]:
 
 
 def _stored(folder: Path) -> Stored | None:
-    """What a folder holds; None where it is no snapshot."""
+    """A folder's snapshot, or None."""
     stage, fingerprint = folder.parent.name, folder.name
     files = [path.lstat() for path in (folder, *folder.rglob("*"))]
     changed_s = max(found.st_mtime for found in files)
@@ -173,7 +168,7 @@ def _home(root: str) -> Path:
 
 
 def _discard(home: Path, going: list[Stored]) -> None:
-    """Move snapshots into the trash, in this order."""
+    """Move snapshots to the trash, in this order."""
     trash = home / TRASH
     if trash.is_symlink():
         raise UsageError(f"{trash} is a link", "remove it: gc moves nothing out of its workspace")

@@ -1,5 +1,4 @@
-"""Run the line from a terminal: an embedded Prefect, progress while it works, plain data when it
-ends."""
+"""Run the line from a terminal: an embedded Prefect, progress, and plain data at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from flows.ready import Part
 
 MLFLOW = "http://127.0.0.1:5000"
-"""Where a server of MLflow's listens that nobody gave a port."""
+"""MLflow's default server address."""
 NOTHING_NEW = "nothing was new, all snapshots existed already"
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -34,9 +33,8 @@ QUIET = {
 
 
 def require_ready(config: PipelineConfig, *parts: Part) -> None:
-    """Check what must hold before any work: a device for the language, the cluster if one is named,
-    a root that can be written, and what these parts of a run would miss hours later. Raises an
-    EvalError."""
+    """Check before any work: a device for the language, a named cluster, a writable root, and what
+    these parts of a run would miss hours later. Raises an EvalError."""
     from flows.ready import checks
     from kernels_eval.devices import require_device
     from kernels_eval.pool.ray import address_of, require_cluster
@@ -54,8 +52,8 @@ def require_ready(config: PipelineConfig, *parts: Part) -> None:
 
 
 def embed(config: PipelineConfig) -> None:
-    """Set up an embedded run, unless the user has set these variables. Must run before prefect is
-    imported."""
+    """Set up an embedded run, unless the user has set these variables. Call before importing
+    prefect."""
     user_chose = {"PREFECT_API_URL", "PREFECT_HOME"} & os.environ.keys()
     if not user_chose and "://" not in config.root:
         os.environ["PREFECT_HOME"] = str(Path(config.root).absolute() / "prefect")
@@ -115,9 +113,9 @@ def _whole_line(config: PipelineConfig) -> Json:
 
 
 def start_server_apart() -> None:
-    """Start the embedded server with Ctrl-C blocked, which a child inherits: a terminal sends it to
-    every process of the group, and a run whose server is gone tries to tell it how it ended for
-    more than a minute. The server ends with this process, also where a signal ends that."""
+    """Start the embedded server with Ctrl-C blocked, which a child inherits: a run whose server is
+    gone tries for over a minute to report its end. The server ends with this process, signals
+    included."""
     import psutil
     from prefect.client.orchestration import get_client
 
@@ -134,8 +132,7 @@ def start_server_apart() -> None:
 
 
 class TerminalProgress(ProgressRows):
-    """An observer (tasks.progress) that shows stages on stderr; `worked` are those that had
-    work."""
+    """An observer (tasks.progress) that shows stages on stderr; `worked` are those with work."""
 
     def __init__(self) -> None:
         super().__init__(width=14)
@@ -153,7 +150,7 @@ class TerminalProgress(ProgressRows):
 
 @contextmanager
 def served_and_shown() -> Iterator[TerminalProgress]:
-    """Run flows in this process meanwhile, with progress on stderr."""
+    """Context in which flows run in this process, with progress on stderr."""
     progress = TerminalProgress()
     with progress, observed_by(progress):
         progress.say("waiting for Prefect's server")

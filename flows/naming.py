@@ -1,7 +1,6 @@
-"""Names of flow runs: the profile, the strategy and the date, so that a list of runs can be read.
+"""Names of flow runs: profile, strategy and date.
 
-Guarantees: a name never stops a run: parts that the parameters do not hold are left out.
-"""
+Guarantees: a name never stops a run; parts that parameters lack are left out."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ MOST_NAMED = 4
 
 
 def run_name(verb: str, *, strategy: bool = True) -> Callable[[], str]:
-    """A `flow_run_name` of a flow whose `config` is a PipelineConfig: `refresh nightly: cpp,
-    strategy concur, 2026-11-22 02:00`."""
+    """A `flow_run_name` for a PipelineConfig `config`: `refresh nightly: cpp, strategy concur,
+    2026-11-22 02:00`."""
 
     def name() -> str:
         config = _parameters().get("config")
@@ -33,8 +32,8 @@ def run_name(verb: str, *, strategy: bool = True) -> Callable[[], str]:
 
 
 def deployed_name(verb: str) -> Callable[[], str]:
-    """A `flow_run_name` of a deployed flow, whose parameters are forms: `refresh nightly, strategy
-    concur, 2026-11-22 02:00`."""
+    """A `flow_run_name` of a deployed flow, from its forms: `refresh nightly, strategy concur,
+    2026-11-22 02:00`."""
 
     def name() -> str:
         run, chosen = (_parameters().get(form) for form in ("run", "curation"))
@@ -47,8 +46,8 @@ def deployed_name(verb: str) -> Callable[[], str]:
 
 
 def ablation_name() -> str:
-    """The `flow_run_name` of an ablation, whose `config` is an AblationConfig: `ablate nightly:
-    concur, random, 2026-11-22 03:00`."""
+    """An ablation's `flow_run_name`, from an AblationConfig `config`: `ablate nightly: concur,
+    random, 2026-11-22 03:00`."""
     config = _parameters().get("config")
     what = PurePath(getattr(config, "profile", "")).stem
     strategies = [PurePath(strategy).stem for strategy in getattr(config, "strategies", ())]
@@ -62,7 +61,7 @@ def ablation_name() -> str:
 
 
 def today() -> str:
-    """When the run was to start, in this machine's time zone, to the minute."""
+    """The run's scheduled start in local time, to the minute."""
     from prefect.runtime import flow_run
 
     planned = flow_run.scheduled_start_time or datetime.now()

@@ -1,10 +1,8 @@
-"""What a run would find out at its end, asked before it starts: that tasks load, that the endpoint
-answers and knows the model, that tokenizers and models resolve, that models fit the GPUs.
+"""Checks before a run of what would fail at its end: tasks, endpoint, tokenizers, models and their
+GPU memory.
 
-Guarantees: each check is a sentence on what was found, or an EvalError with its fix; nothing is
-written under the root. Weights are what is compared with a GPU's memory: a recipe that passes may
-still need more for its rows. A model that is not on this machine yet has no known size.
-"""
+Guarantees: each check is a sentence or an EvalError with its fix; nothing is written under the
+root. Only weights are compared with a GPU's memory; undownloaded models have no known size."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ GPUS = (2, 4, 8)
 
 
 def checks(config: PipelineConfig, parts: tuple[Part, ...] = PARTS) -> Iterator[tuple[str, Look]]:
-    """The checks of these parts of a run by name, in the order in which the run would need what
-    they look at."""
+    """Checks of these parts of a run by name, in order of need."""
     synthesis, recipe, benchmark = config.synthesis, config.training, config.benchmark
     if "refresh" in parts:
         yield "tasks", lambda: task_source(config.tasks)
@@ -53,8 +50,7 @@ def task_source(config: TasksConfig) -> str:
 
 
 def endpoint(config: SynthesisConfig, root: str) -> str:
-    """Not asked where a finished snapshot has the answers of this very configuration: a rerun
-    needs no server."""
+    """Check the endpoint, unless a finished snapshot has this configuration's answers."""
     from tasks.store import snapshots
     from tasks.synthesis.samplers import require_endpoint
 
@@ -66,7 +62,7 @@ def endpoint(config: SynthesisConfig, root: str) -> str:
 
 
 def generator_tokenizer(config: SynthesisConfig, root: str) -> str:
-    """Without one an endpoint's answers have no reasoning length, and curation refuses them."""
+    """Require a tokenizer: curation refuses an endpoint's answers without reasoning length."""
     if config.tokenizer is None and config.sampler == "openai":
         raise UsageError(
             "synthesis.tokenizer is not set: reasoning lengths would be unknown, and curation needs"
@@ -101,7 +97,7 @@ def serving_memory(config: SynthesisConfig) -> str:
 
 
 def training_memory(recipe: TrainingRecipe) -> str:
-    """With fsdp2 each worker holds its share of the weights, otherwise all of them."""
+    """Check memory for weights: a share per worker with fsdp2, otherwise all."""
     gpus = recipe.workers if recipe.parallelism in ("fsdp2", "auto") else 1
     fix = "training.parallelism=fsdp2 --set training.workers={}"
     return _fits(recipe.base_model, gpus, 1.0, fix)

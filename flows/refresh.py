@@ -1,5 +1,4 @@
-"""The nightly refresh: tasks, candidates, verdicts, training set, and observations about reasoning
-length."""
+"""The nightly refresh: tasks, candidates, verdicts, training set, and observations."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ from tasks.verification.step import verify
 from tasks.workload.step import measure_workloads, profile_references
 
 COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts", "limit_counts")
-"""Counts of rows that a manifest may hold."""
+"""Row counts that a manifest may hold."""
 
 
 class Refreshed(Samples):
-    """The snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
+    """Snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
 
     curated: SnapshotRef
     analysis: SnapshotRef | None = None
@@ -59,7 +58,7 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 
 
 def run_stages(config: PipelineConfig) -> Refreshed:
-    """Run the stages of a refresh one after the other, and show each while it works."""
+    """Run a refresh's stages in order, showing each while it works."""
     progress = ProgressArtifact("refresh-progress", "share of the current stage that is done")
     with gathering() as noted, observed_by(progress):
         samples = verified_samples(config)
@@ -80,7 +79,7 @@ def run_stages(config: PipelineConfig) -> Refreshed:
 
 
 def verified_samples(config: PipelineConfig) -> Samples:
-    """Everything before the choice of a training set: an ablation of strategies does it once."""
+    """Everything before the choice of a training set, which an ablation shares."""
     synthesis, language = config.synthesis, config.language
     tasks = training_tasks(config)
     workloads = call_stage(measure_workloads, tasks)
@@ -110,7 +109,7 @@ def profiled(
     tasks: SnapshotRef,
     workloads: SnapshotRef,
 ) -> SnapshotRef | None:
-    """What limits the correct candidates, where that is asked for, or shown to the generator."""
+    """Profiles of correct candidates, where requested or shown to the generator."""
     if not config.profile.enabled and config.synthesis.profiles == "withheld":
         return None
     device, name = device_for(config.language), conditions(config.language).device
@@ -128,7 +127,7 @@ def profiled(
 
 
 def training_tasks(config: PipelineConfig) -> SnapshotRef:
-    """The source's tasks, each once, without those that the benchmark knows."""
+    """The source's tasks, deduplicated, without the benchmark's."""
     source = call_stage(load_tasks, config.tasks, config.root)
     workloads = call_stage(measure_workloads, source)
     known = known_workloads = None
@@ -145,8 +144,8 @@ def training_tasks(config: PipelineConfig) -> SnapshotRef:
 def analysed(
     config: ObservationConfig, samples: Samples
 ) -> tuple[SnapshotRef | None, tuple[str, ...]]:
-    """The observations. Analysis failures become a caution: the curated set is already published,
-    and the next run of the same configuration tries again."""
+    """The observations. Failures become a caution: the curated set is already published, and the
+    next run of the configuration retries."""
     of = (samples.verdicts, samples.candidates)
     result, cautions = optional("The observations of this refresh", _observed, *of, config)
     analysis, text = result or (None, "".join(map(as_text, cautions)))
@@ -164,14 +163,14 @@ def _observed(
 
 
 def draw_figures(refreshed: Refreshed, strategy: str) -> None:
-    """Draw the verdicts and the training set: files beside its table, and an artifact."""
+    """Draw verdicts and training set: files beside its table, and an artifact."""
     files = draw_curated(strategy, refreshed.curated, refreshed)
     if text := tables_of(files):
         create_markdown_artifact("training-set", text, "What the training set holds")
 
 
 def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
-    """One row a snapshot: how many rows it has, and the counts in its manifest."""
+    """A row per snapshot: number of rows, and counts in its manifest."""
     rows: list[dict[str, str | int]] = []
     for name, ref in refreshed.snapshots.items():
         manifest = ref.open().manifest

@@ -52,8 +52,8 @@ def reinforce_adapter(
 
 
 def judge_by(verify: Verify, config: PipelineConfig, tasks: Mapping[str, KernelTask]) -> Judge:
-    """Judges answers by their verdicts: the same code for a task is verified once in a step, and
-    with `verification.once_per_code` once in a run."""
+    """Judge answers by their verdicts; equal code for a task is verified once per step, or per run
+    with `verification.once_per_code`."""
     from tasks.training.grpo import Judged
 
     known: dict[Code, Verdict] = {}
@@ -82,7 +82,7 @@ def judge_by(verify: Verify, config: PipelineConfig, tasks: Mapping[str, KernelT
 def _verdict(
     candidate: Candidate, tasks: Mapping[str, KernelTask], known: Mapping[Code, Verdict]
 ) -> Verdict | None:
-    """None: the machine failed to reach one."""
+    """The verdict, or None where the machine failed."""
     if candidate.code is None:
         return no_code_verdict(tasks[candidate.task_id], candidate)
     return known.get((candidate.task_id, candidate.code))
@@ -117,10 +117,9 @@ def of_training(
     config: PipelineConfig, name: str | None
 ) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef]:
     """(configuration, tasks, training) of a finished training: its fingerprint under the root, its
-    directory, or the newest. Language and prompts are those of its training set.
+    directory, or the newest. Language and prompts are its training set's.
 
-    Raises UsageError where there is none, or what it was made from is missing.
-    """
+    Raises UsageError where it or what it was made from is missing."""
     there = newest_first(config.root, TRAINING)
     if not (name or there):
         raise UsageError(f"{config.root} holds no finished training", "run `concur train` first")
@@ -130,7 +129,7 @@ def of_training(
 
 
 def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> Json:
-    """What a finished reinforcement learned, (first step, last step), and where the adapter is."""
+    """(first step, last step) of a finished reinforcement's numbers, and the adapter's place."""
     snapshot = reinforced.open()
     log = snapshot.read(unique="step").sort("step")
     return {

@@ -1,4 +1,4 @@
-"""The report of a run, filled from snapshots of several stages and written beside the scores."""
+"""The report of a run, from several stages' snapshots, written beside the scores."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ OF_VERDICTS = ("candidate_id", "status", "reason", "timing")
 def write_report(
     config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked
 ) -> Report:
-    """Write the report into the score snapshot's directory; the same run gives the same report.
+    """Write the report into the score snapshot's directory; deterministic.
 
-    The analysis is no part of what scores are made of: where it differs (it had failed, say), the
-    report is written again.
-    """
+    Scores do not depend on the analysis: where it differs (it had failed, say), the report is
+    rewritten."""
     upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
     upstream["suite workloads"] = benchmarked.workloads.fingerprint if benchmarked.workloads else ""
     # its own version too: scores stay when only their report changes
@@ -54,7 +53,7 @@ def write_report(
 def report_context(
     config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked
 ) -> ReportContext:
-    """Return everything the report says, as plain data."""
+    """Return the report's content as plain data."""
     training, scores = trained.open(), benchmarked.scores.open()
     curated = refreshed.curated.open()
     answers = answers_frame(list(benchmarked.answers))
@@ -82,7 +81,7 @@ def report_context(
 
 
 def _candidates(refreshed: Refreshed) -> Json:
-    """The fields of a context that the verdicts of the training tasks fill. No text is read."""
+    """Context fields from the training tasks' verdicts. No text is read."""
     frame = refreshed.verdicts.open().read(columns=OF_VERDICTS, unique="candidate_id")
     profiles = refreshed.profiles
     return {
@@ -96,7 +95,7 @@ def _candidates(refreshed: Refreshed) -> Json:
 
 
 def _analysis(refreshed: Refreshed) -> Json:
-    """The fields of a context that the analysis of reasoning length fills."""
+    """Context fields from the analysis of reasoning length."""
     if not refreshed.analysis:
         return {"findings_bounded_by": refreshed.cautions}
     found = found_in(refreshed.analysis)
@@ -110,7 +109,7 @@ def _analysis(refreshed: Refreshed) -> Json:
 def _scored(
     config: PipelineConfig, refreshed: Refreshed, benchmarked: Benchmarked, answers: pl.DataFrame
 ) -> Json:
-    """The fields of a context that the benchmark fills."""
+    """Context fields from the benchmark."""
     ks = config.benchmark.ks
     models = {answer.model for answer in benchmarked.answers}
     tuned = {"base", "tuned"} <= models
@@ -149,7 +148,7 @@ def _scored(
 def _notes(
     refreshed: Refreshed, training: Json, benchmarked: Benchmarked, answers: pl.DataFrame
 ) -> Iterator[str]:
-    """What failed or was left out, a sentence each."""
+    """Failures and omissions, a sentence each."""
     if refreshed.analysis:
         yield from refreshed.cautions
     if dropped := training.get("dropped"):
@@ -164,7 +163,7 @@ def _flagged(texts: Iterator[tuple[str, str]]) -> Iterator[pl.DataFrame]:
 
 
 def _snapshots(refreshed: Refreshed) -> dict[str, Json]:
-    """The existing snapshots of a refresh, by name."""
+    """Existing snapshots of a refresh, by name."""
     return {
         name: value for name, value in refreshed.model_dump().items() if isinstance(value, dict)
     }

@@ -1,10 +1,8 @@
-"""Existing verdicts by Exec and fast_p at pass@k, each with its interval, level by level: the
-command `concur benchmark`.
+"""`concur benchmark`: Exec and fast_p at pass@k of existing verdicts, with intervals, by level.
 
-Guarantees: nothing is sampled or verified. Verdicts of two devices are refused, as speedups on them
-do not compare. Does not guarantee that two tables are of one protocol: a table that another harness
-wrote is scored as it is, and `--label` should say so.
-"""
+Guarantees: nothing is sampled or verified; verdicts of two devices are refused, as their speedups
+do not compare. Does not guarantee that tables share a protocol: `--label` should name another
+harness's."""
 
 from __future__ import annotations
 
@@ -53,15 +51,13 @@ def score_table(
     ps: str = "0,0.5,0.8,1,1.2,1.5,2",
     resamples: int = 2000,
 ) -> Json:
-    """Return what `tasks.benchmark.score_table.tabulate` makes of verdicts on disk.
+    """Return `tasks.benchmark.score_table.tabulate` of verdicts on disk.
 
-    Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or
-    column `model`), `label` where they name none; verdicts of `concur verify-batch` name it
-    themselves, whatever columns its candidates had. Levels come from `tasks` (anything
-    tasks.sources.tables.load reads), the snapshot of the tasks, or KernelBench's ids. Raises
-    UsageError for what cannot be read, candidates that occur twice, tasks that are not in
-    `tasks`, and verdicts of several devices where `device` does not choose one.
-    """
+    Places are as in `tasks.curation.source.Source`. A model is the candidates' `generator` (or
+    column `model`), else `label`; verdicts of `concur verify-batch` name it themselves. Levels come
+    from `tasks` (as in tasks.sources.tables.load), the tasks' snapshot, or KernelBench's ids.
+    Raises UsageError for unreadable input, duplicate candidates, tasks missing from `tasks`, and
+    verdicts of several devices without a choice by `device`."""
     known_ks = parsed_numbers(ks, "--k", int)
     known_ps = parsed_numbers(ps, "--p", float)
     if candidates and not verdicts:
@@ -78,10 +74,8 @@ def score_table(
 
 
 def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
-    """Return "1,5,10" as numbers, each once.
-
-    Raises UsageError for anything else, ks below 1 and ps below 0.
-    """
+    """Return the distinct numbers of "1,5,10". Raises UsageError for anything else, ks below 1 and
+    ps below 0."""
     least, example = (1, "1,5,10") if kind is int else (0, "0,0.5,1,1.5,2")
     found: list[Number] = []
     with suppress(ValueError):
@@ -95,15 +89,14 @@ def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
 
 
 def _names_models(verdicts: str) -> bool:
-    """Whether these are verdicts of verify-batch: its folder, or the table in there."""
+    """Whether these are verify-batch's verdicts: its folder, or the table in there."""
     path = Path(verdicts).expanduser()
     file = path / "verdicts.parquet" if path.is_dir() else path
     return file.is_file() and {"generator", "row"} <= set(columns_of(file))
 
 
 def _read(source: Source, label: str | None) -> pl.DataFrame:
-    """One row per verdict with the columns that scoring reads; those that the tables lack are
-    null."""
+    """A row per verdict with the columns for scoring; missing ones are null."""
     frame = source.verdict_rows(OF_VERDICTS, OF_CANDIDATES, NEEDED)
     absent = {name: kind for name, kind in ABSENT.items() if name not in frame.columns}
     named = [pl.col(name) for name in ("generator", "model") if name in frame.columns]
@@ -114,7 +107,7 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
 
 
 def _of_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.DataFrame:
-    """The verdicts of one device, and those that no device was needed for."""
+    """Verdicts of one device, and those that needed none."""
     if device is None:
         return frame
     known = frame["device"].drop_nulls().unique().to_list()
@@ -127,7 +120,7 @@ def _of_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.DataFr
 
 
 def _levels(wanted: set[str], source: Source, tasks: str | None) -> dict[str, int]:
-    """The level of every task that has one."""
+    """Level of every task that has one."""
     found: dict[str, int | None]
     if tasks is not None:
         found = {task.task_id: task.level for task in load(tasks, wanted)}

@@ -1,5 +1,4 @@
-"""Search: correct candidates in, faster ones out, confirmed by measurements that the search did not
-see."""
+"""Search: correct candidates in, faster ones out, confirmed by independent measurements."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ from tasks.verification.stage import Verification
 from tasks.verification.step import verify
 
 SOURCES = ("synthesis", "candidates")
-"""Stages whose candidates a search begins with, where no verdicts are named."""
+"""Default stages of a search's first candidates."""
 
 
 class Searched(Record):
@@ -54,9 +53,9 @@ class Searched(Record):
 def begun_with(
     config: PipelineConfig, name: str | None
 ) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef, SnapshotRef]:
-    """(configuration, verdicts, candidates, tasks) of a search: the verdicts that are named (a
-    fingerprint under the root, or a directory), else the newest finished ones of sampled
-    candidates. The language is theirs. Raises UsageError where one of them is missing."""
+    """(configuration, verdicts, candidates, tasks) of a search: the named verdicts (a fingerprint
+    under the root, or a directory), else the newest finished ones of sampled candidates. The
+    language is theirs. Raises UsageError where one is missing."""
     if name:
         found = [find_snapshot(config.root, name, VERIFICATION).open()]
     else:
@@ -113,14 +112,14 @@ def search_and_track(
 
 
 def measured_anew(search: Search, tasks: SnapshotRef, config: VerificationConfig) -> SnapshotRef:
-    """The confirming verdicts of starts and winners, each reached anew."""
+    """New confirming verdicts of starts and winners."""
     anew = config.model_copy(update={"once_per_code": False})
     return verify(confirm.confirmation(search), tasks, anew, search.language)
 
 
 def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Row]) -> None:
-    """Give confirmed winners the verdict of their first confirming measurement: the search's own
-    one flatters them."""
+    """Give confirmed winners the verdict of their first confirming measurement: the search's own is
+    biased upwards."""
     if work.snapshot.finished:
         return
     work.snapshot.recover(VERDICTS)
@@ -141,7 +140,7 @@ def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Row]) -> N
 
 
 def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
-    """A model that rewrites and crosses; None where no operator asks one. Raises UsageError for
+    """A model for rewriting and crossover; None where no operator needs one. Raises UsageError for
     recorded responses, which answer no new prompt."""
     if not OF_MODELS & set(config.search.operators):
         return None
@@ -166,7 +165,7 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
 
 
 def _request(plan: Plan, config: PipelineConfig, sampler: Sampler, judge: Verification) -> Request:
-    """What a model is asked. No answer of a first turn has its seed."""
+    """A model's request, with a seed that no first turn uses."""
     prompt = prompt_of(plan, judge.language, config.synthesis.hardware, judge.snapshot)
     base = config.synthesis.sampling
     sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + plan.step})
@@ -184,8 +183,8 @@ def _request(plan: Plan, config: PipelineConfig, sampler: Sampler, judge: Verifi
 
 
 def prompt_of(plan: Plan, language: Language, hardware: str | None, verdicts: Snapshot) -> str:
-    """The task's prompt with the parents: one with what its verdict, and a profile where there is
-    one, say of it; or two with their speedups."""
+    """The task's prompt with its parents: one with its verdict and, if there, profile in words; or
+    two with their speedups."""
     prompt, parents = render(plan.task, language, hardware), plan.parents
     if plan.operator == "cross":
         return with_earlier_kernels(
@@ -204,6 +203,6 @@ def _verdict(verdicts: Snapshot, candidate_id: str) -> Verdict:
 
 
 def summary_of(searched: Searched) -> Json:
-    """What a finished search found, and where it is."""
+    """Results of a finished search, and its place."""
     refs = {name: ref.fingerprint for name, ref in searched}
     return {**searched.improved.open().manifest["search"], "snapshots": refs}

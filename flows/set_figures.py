@@ -1,9 +1,7 @@
-"""The table and the figure of what training sets hold.
+"""Table and figure of training sets.
 
-Guarantees: the same frames give the same files; texts are not read. Does not guarantee a family for
-a task whose verdicts name no operator (no candidate of it reached its reference): it counts as
-unknown.
-"""
+Guarantees: the same frames give the same files; texts are not read. A task whose verdicts name no
+operator (no candidate reached its reference) counts as unknown."""
 
 from __future__ import annotations
 
@@ -24,9 +22,8 @@ TABLE_FILE = "composition.md"
 
 
 def task_families(verdicts: pl.DataFrame) -> pl.DataFrame:
-    """task_id and family of each task of a frame with task_id and reference_operators, by the
-    task's first row that names any. Tasks without are left out. Raises UsageError for missing
-    columns."""
+    """task_id and family of each task of a frame with task_id and reference_operators, by its first
+    row that names any; tasks without are left out. Raises UsageError for missing columns."""
     needed = ("task_id", "reference_operators")
     if missing := [column for column in needed if column not in verdicts.columns]:
         raise UsageError(
@@ -48,7 +45,7 @@ def task_families(verdicts: pl.DataFrame) -> pl.DataFrame:
 
 
 class SetFigures:
-    """What the sets that are added one by one hold: only their numbers are kept."""
+    """Numbers of sets that are added one by one."""
 
     def __init__(self, frame: pl.DataFrame) -> None:
         """`frame` has a row per verdict with task_id and reference_operators. Raises UsageError for
@@ -57,14 +54,13 @@ class SetFigures:
         self.sets: list[SetComposition] = []
 
     def add(self, name: str, taken: pl.DataFrame) -> None:
-        """A set: rows with task_id, reasoning_tokens, `timing` or `speedup`, reference_operators or
-        operator_kind. Raises UsageError for missing columns."""
+        """Add a set: rows with task_id, reasoning_tokens, `timing` or `speedup`,
+        reference_operators or operator_kind. Raises UsageError for missing columns."""
         self.sets.append(composition(name, taken, self.families))
 
     def write(self, directory: Path) -> tuple[Path, ...]:
-        """The figure (SVG and PNG) and the table (`composition.md`) of the sets, in a directory
-        that is made where it is not there. Returns the files. Raises UsageError where they cannot
-        be written."""
+        """Write the sets' figure (SVG and PNG) and table (`composition.md`) into a directory, made
+        if absent. Returns the files. Raises UsageError where they cannot be written."""
         from tasks.observe.composition_figure import composition_figure
         from tasks.reporting.charts import save
 
@@ -81,8 +77,8 @@ def draw_curated(
     curated: SnapshotRef,
     samples: Samples,
 ) -> tuple[Path, ...]:
-    """The figure and the table of a training set, beside its rows; existing ones are kept. Empty
-    where the root is remote."""
+    """Draw a training set's figure and table beside its rows, unless they exist. Empty for a remote
+    root."""
     training_set = curated.open()
     if not training_set.is_local:
         return ()

@@ -1,8 +1,7 @@
-"""Write a run of the line, or of a part of it, to MLflow, read from finished snapshots.
+"""Writes a run of the line, or a part of it, to MLflow, from finished snapshots.
 
-Guarantees: one parent run per set of snapshots, whoever made them and how often. A tracking server
-that fails is logged, None is returned, and the run continues.
-"""
+Guarantees: one parent run per set of snapshots, however often made. A failing server is logged,
+None is returned, and the run continues."""
 
 from __future__ import annotations
 
@@ -60,8 +59,8 @@ def track(
     *made: P.args,
     **more: P.kwargs,
 ) -> str | None:
-    """Write a run that one of the functions below describes. Returns the parent run's id; None
-    where tracking is off or failed."""
+    """Write a run described by a function below. Returns the parent run's id; None where tracking
+    is off or failed."""
     if not config.tracking.enabled:
         return None
     record, to = build(config, *made, **more), destination_of(config)
@@ -83,7 +82,7 @@ def run_record(
     benchmarked: Benchmarked,
     written: Report,
 ) -> RunRecord:
-    """A whole line: losses and scores in the parent, every stage and model as a child."""
+    """A whole line: losses and scores in the parent, stages and models as children."""
     analysis, made = _analysis(config, refreshed), (trained, benchmarked.scores)
     dataset = dataset_of(config, refreshed.curated)
     metrics = {
@@ -109,7 +108,7 @@ def run_record(
 
 
 def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
-    """A refresh by itself: counts in the parent, its stages as children."""
+    """A refresh alone: counts in the parent, stages as children."""
     strategy = config.curation.strategy
     metrics: Metrics = {
         "tasks": _rows(refreshed.tasks),
@@ -129,7 +128,7 @@ def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
 
 
 def benchmark_record(config: PipelineConfig, benchmarked: Benchmarked) -> RunRecord:
-    """A benchmark by itself: headline scores in the parent, its models as children."""
+    """A benchmark alone: headline scores in the parent, models as children."""
     return RunRecord(
         run_fingerprint=stable_hash(["benchmark", benchmarked.scores.fingerprint]),
         name=f"{config.name} benchmark {config.language.value}",
@@ -143,7 +142,7 @@ def benchmark_record(config: PipelineConfig, benchmarked: Benchmarked) -> RunRec
 def track_training(
     config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
 ) -> Tracked | None:
-    """As `track`, of a training by itself (`concur train`)."""
+    """`track` a training alone (`concur train`)."""
     run_id = track(training_run_record, config, curated, trained)
     if run_id is None:
         return None
@@ -163,7 +162,7 @@ def track_training(
 def training_run_record(
     config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
 ) -> RunRecord:
-    """A training: the losses and the adapter in the parent, the series in its child."""
+    """A training: losses and adapter in the parent, the series in its child."""
     dataset, strategy = dataset_of(config, curated), lineage(curated).strategy
     losses = training_headline(trained)
     return RunRecord(
@@ -196,8 +195,8 @@ def reinforcement_record(config: PipelineConfig, reinforced: SnapshotRef) -> Run
 def search_record(
     config: PipelineConfig, proposals: SnapshotRef, improved: SnapshotRef
 ) -> RunRecord:
-    """A search: the confirmed gain, its costs, the operators' shares of the proposals and the
-    curve; tables of the gain of each task and of the lineages of winners."""
+    """A search: confirmed gain, costs, operators' shares of the proposals and the curve; tables of
+    each task's gain and of winners' lineages."""
     told = improved.open().manifest["search"]
     made = Counter(proposals.open().read(columns=["operator"])["operator"])
     del made[START]
@@ -220,7 +219,7 @@ def search_record(
 
 
 def destination_of(config: PipelineConfig) -> Destination:
-    """Where runs of this configuration are written. A server knows where its artifacts go."""
+    """Where this configuration's runs are written. A server places artifacts itself."""
     uri = config.tracking_uri
     served = config.tracking.uri or uri.startswith("http")
     root = None if served else str(Path(config.root).absolute() / "mlartifacts")
@@ -231,7 +230,7 @@ def destination_of(config: PipelineConfig) -> Destination:
 
 
 def tags_of(config: PipelineConfig, **more: str) -> dict[str, str]:
-    """What every run of a configuration is tagged with."""
+    """Tags of a configuration's runs."""
     viewer = f"{config.root}/view/index.html"
     return {
         "language": config.language.value,
@@ -242,7 +241,7 @@ def tags_of(config: PipelineConfig, **more: str) -> dict[str, str]:
 
 
 def _note(metrics: Metrics, form: str) -> dict[str, str]:
-    """The description of a run: its headline numbers."""
+    """A run's description: headline numbers."""
     said = [f"{name} {value:{form}}" for name, value in metrics.items() if value is not None]
     return {NOTE_TAG: ", ".join(said)}
 
@@ -264,7 +263,7 @@ def dataset_of(config: PipelineConfig, curated: SnapshotRef) -> DatasetRef:
 def adapter_record(
     config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
 ) -> AdapterRecord:
-    """The adapter and what it comes from, back to the tasks."""
+    """The adapter and its lineage, back to the tasks."""
     line, base_model = lineage(curated), base_model_of(config.training, trained)
     upstream = {
         name: getattr(line, name) for name in ("tasks", "candidates", "verdicts", "curated")
@@ -296,7 +295,7 @@ def _analysis(config: PipelineConfig, refreshed: Refreshed) -> list[StageRecord]
 
 
 def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:
-    """One child run per model: every score, with its 95 % interval."""
+    """A child run per model: every score with its 95 % interval."""
     rows = pl.concat(scores_of(benchmarked.scores, baseline) for baseline in BASELINES)
     return tuple(
         StageRecord(

@@ -1,9 +1,7 @@
-"""Training the adapter on a curated snapshot: in the line, or by itself (`concur train`).
+"""Training on a curated snapshot, in the line or alone (`concur train`).
 
-Guarantees: the prompts are those that the set's own line rendered (its tasks, its language, its
-line on the hardware), whatever the profile says of them; a set that was trained on with the same
-recipe before is not trained on again.
-"""
+Guarantees: prompts are those of the set's own line (tasks, language, hardware line), whatever the
+profile says; a set is trained on once per recipe."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
 def prompts_for(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, str]:
-    """By task_id, the prompts that the candidates for these tasks answered."""
+    """By task_id, the prompts that these tasks' candidates answered."""
     return prompts_of(tasks, config.language, render, config.synthesis.hardware)
 
 
@@ -57,13 +55,11 @@ def train_and_track(
 def of_line(
     root: str, name: str | None, config: PipelineConfig
 ) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef]:
-    """(configuration, tasks, curated set) of a training on a set that exists: a fingerprint under
-    `root`, a directory, or the newest set. What its line says of the prompts replaces what the
-    profile says.
+    """(configuration, tasks, curated set) of a training on an existing set: a fingerprint under
+    `root`, a directory, or the newest. Its line's prompt settings replace the profile's.
 
-    Raises UsageError where the set does not exist, is empty, holds several languages, or its tasks
-    are missing.
-    """
+    Raises UsageError where the set is missing, empty or in several languages, or its tasks are
+    missing."""
     ref = find_curated(root, name)
     line = lineage(ref)
     what = f"the curated set {line.curated.path}"
@@ -88,7 +84,7 @@ def of_line(
 
 
 def summary_of(config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef) -> Json:
-    """What a finished training learnt, and where the adapter is."""
+    """Results of a finished training, and its adapter's place."""
     snapshot, adapter = trained.open(), adapter_of(trained)
     manifest = snapshot.manifest
     facts = check_adapter(adapter)
@@ -116,8 +112,8 @@ def merge_trained(
     out: Path,
     dtype: Literal["bfloat16", "float32"],
 ) -> Json:
-    """Write merged weights, checked on the first rows of the set. Raises EvalError where they do
-    not agree with base and adapter apart."""
+    """Write merged weights, checked on the set's first rows. Raises EvalError where they disagree
+    with base plus adapter."""
     prompts = prompts_for(config, tasks)
     base = str(trained.open().manifest["base_model"])
     rows = curated.open().read(unique="candidate_id").sort("candidate_id").head(PROBES)

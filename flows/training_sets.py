@@ -1,9 +1,8 @@
-"""Training sets by several strategies of existing verdicts: the body of the deployment `curate`.
+"""Training sets by several strategies, for the deployment `curate`.
 
-Guarantees: nothing is sampled or verified; a strategy that cannot be carried out on these verdicts
-is a caution, and the others are made. `concur curate` (`flows.curate`) tries strategies on a table
-and writes files; here each set is a snapshot that a training can start from.
-"""
+Guarantees: nothing is sampled or verified; a strategy that these verdicts cannot serve is a
+caution. Unlike `concur curate` (`flows.curate`), which writes files, each set is a snapshot to
+train on."""
 
 from __future__ import annotations
 
@@ -38,9 +37,8 @@ from tasks.store.snapshot import SnapshotRef
 def make_training_sets(
     config: PipelineConfig, of: str | None, strategies: Sequence[str], size: int | None
 ) -> list[SnapshotRef]:
-    """One training set per strategy, with the thresholds of `config.curation`, from the verdicts
-    that the set `of` (default: the newest) was made from. Raises UsageError where none could be
-    made."""
+    """Make a training set per strategy, with thresholds of `config.curation`, from the verdicts of
+    the set `of` (default: the newest). Raises UsageError where none could be made."""
     samples = Samples.above(find_curated(config.root, of).open())
     equal = equal_kernels(config.deduplication)
     names = list(dict.fromkeys(strategies))
@@ -62,7 +60,7 @@ def make_training_sets(
 
 
 def rule_of(config: PipelineConfig, strategy: str, size: int | None) -> CurationConfig:
-    """The configured curation by another strategy. Raises UsageError where both contradict."""
+    """The configured curation with another strategy. Raises UsageError for a contradiction."""
     asked = config.curation.model_dump() | {"strategy": strategy}
     if size:
         asked["size"] = size
@@ -72,7 +70,7 @@ def rule_of(config: PipelineConfig, strategy: str, size: int | None) -> Curation
 def show_training_sets(
     samples: Samples, made: dict[str, SnapshotRef], problems: Sequence[UsageError]
 ) -> None:
-    """Show what each set took, where it is, and what it holds."""
+    """Show each set's choice, place and content."""
     table = [row_of(name, ref) for name, ref in made.items()]
     table += [{"strategy": "not made", "samples": "-", "taken": str(each)} for each in problems]
     about = f"Training sets of the verdicts {samples.verdicts.fingerprint}"
@@ -86,7 +84,7 @@ def show_training_sets(
 
 
 def row_of(strategy: str, ref: SnapshotRef) -> Json:
-    """How many samples a set has, by the criterion that took them."""
+    """Number of samples of a set, by criterion."""
     manifest = ref.open().manifest
     counts = manifest["criterion_counts"].items()
     taken = ", ".join(f"{criterion} {count:,}" for criterion, count in counts)

@@ -1,10 +1,8 @@
-"""The candidates of a root, a snapshot or a table of verdicts, as a static site.
+"""Candidates of a root, a snapshot or a table of verdicts, as a static site.
 
-Guarantees: changes nothing but the site's folder; reads texts a few hundred at a time; a site that
-was made of the same finished snapshots is not written again. Of a root, it shows the verdicts of
-the newest training set and those of the newest benchmark. Does not guarantee that models of
-different sets compare: each set of tasks has its own scores.
-"""
+Guarantees: changes only the site's folder; reads texts a few hundred at a time; skips an unchanged
+site. A root shows its newest training set's and benchmark's verdicts. Does not guarantee that
+models of different sets compare."""
 
 from __future__ import annotations
 
@@ -51,12 +49,12 @@ READ = {
 """Columns that a table may lack."""
 PROFILED = ("bottleneck", "sol_score")
 LARGE = ("response", "separated_reasoning")
-"""Texts that are stored in parts: reasoning and answer."""
+"""Texts stored in parts: reasoning and answer."""
 
 
 class Part(NamedTuple):
-    """The candidates of one source in the order in which their texts are stored, and their verdicts
-    with the programs of their tasks."""
+    """One source's candidates in storage order of their texts, and their verdicts with the task
+    programs."""
 
     source: Source
     places: pl.DataFrame
@@ -71,13 +69,12 @@ def write_view(
     tasks: str | None = None,
     out: str | None = None,
 ) -> Json:
-    """Write the site; return its page, and the verdicts that it shows.
+    """Write the site; return its page and the verdicts shown.
 
-    `place` is a root, the folder that `concur verify-batch` wrote, or what
-    `tasks.curation.source.Source` reads as verdicts; `tasks` is what `tasks.sources.tables.load`
-    reads. Without `out`, the site is the folder `view` in the root or folder, else in the working
-    directory. Raises UsageError for what cannot be read or written.
-    """
+    `place` is a root, a folder of `concur verify-batch`, or verdicts as in
+    `tasks.curation.source.Source`; `tasks` is as in `tasks.sources.tables.load`. Default `out`: the
+    folder `view` in the root or folder, else in the working directory. Raises UsageError for what
+    cannot be read or written."""
     root = _root(place)
     if not (root or glob(place)):
         raise UsageError(f"{place} does not exist", "name a root, a snapshot's folder or Parquet")
@@ -101,13 +98,13 @@ def write_view(
 
 
 def _root(place: str) -> str | None:
-    """The root that a place is or holds; None where it is something else."""
+    """The root that a place is or holds, or None."""
     found = (path for path in (Path(place), Path(place, "snapshots")) if path.is_dir())
     return next((str(path) for path in found if (path / "verification").is_dir()), None)
 
 
 def _run_name(root: str | None) -> str:
-    """The name of the newest run that a root records; empty where it records none."""
+    """Name of the newest recorded run, or empty."""
     from flows.morning.history import refreshes
 
     recorded = refreshes(root) if root else []
@@ -115,8 +112,7 @@ def _run_name(root: str | None) -> str:
 
 
 def _sources(root: str) -> list[tuple[str, Source]]:
-    """Verdicts on training tasks, and on those of the newest benchmark; each with the set's
-    name."""
+    """Verdicts on training tasks and the newest benchmark's, each with the set's name."""
     if not newest_first(root, "verification"):
         raise UsageError(
             f"there is no finished verification snapshot under {root}",
@@ -132,7 +128,7 @@ def _sources(root: str) -> list[tuple[str, Source]]:
 
 
 def _training_sets(source: Source) -> dict[str, Snapshot]:
-    """The newest training set that each strategy made of these verdicts."""
+    """Each strategy's newest training set of these verdicts."""
     if isinstance(source.verdicts, Files):
         return {}
     return {
@@ -151,7 +147,7 @@ def _profiles(source: Source) -> Snapshot | None:
 
 
 def _made_of(sources: Sequence[Source], tasks: str | None) -> str:
-    """What the site is made of; empty where that may change."""
+    """The site's sources; empty where they may change."""
     read = [each for source in sources for each in (source.verdicts, source.candidates)]
     if tasks or any(isinstance(each, Files) for each in read):
         return ""
@@ -191,8 +187,8 @@ def _part(name: str, source: Source, tasks: str | None) -> Part:
 
 
 def _told(name: str, source: Source, codes: Mapping[str, str]) -> pl.DataFrame:
-    """Verdicts with `reference`, the program of the task, and `key`, which names all that a
-    candidate's page shows: of a snapshot, the id of a candidate says which texts it has."""
+    """Verdicts with `reference`, the task's program, and `key`, the identity of a candidate's
+    page."""
     frame = source.verdicts.read(columns=VERDICTS.names, unique="candidate_id")
     texts = source.candidates
     files = [Path(each).stat() for each in texts.files] if isinstance(texts, Files) else []
@@ -208,7 +204,7 @@ def _told(name: str, source: Source, codes: Mapping[str, str]) -> pl.DataFrame:
 
 
 def _marked(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
-    """Each candidate once, with the strategies that took it, and all its flags."""
+    """Each candidate once, with the strategies that took it and all flags."""
     schema = {"candidate_id": pl.String(), "strategies": pl.String()}
     taken = [
         each.read(columns=["candidate_id"]).with_columns(strategies=pl.lit(name))
@@ -234,7 +230,7 @@ def _marked(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
 
 
 def _tasks(source: Source, tasks: str | None, wanted: set[str]) -> dict[str, tuple[str, str]]:
-    """Name and code of the tasks that are known."""
+    """Name and code of known tasks."""
     if tasks:
         return {task.task_id: (task.name, task.code) for task in load(tasks, wanted)}
     if source.tasks is None:
@@ -244,7 +240,7 @@ def _tasks(source: Source, tasks: str | None, wanted: set[str]) -> dict[str, tup
 
 
 def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[Json]:
-    """What the pages of these candidates show: verdict, texts and the task's program."""
+    """Page content of these candidates: verdict, texts and the task's program."""
     for part in parts:
         number = {key: row for row, key in enumerate(part.told["candidate_id"])}
         told, texts = part.told.drop("key"), list(CANDIDATES.names)
@@ -259,7 +255,7 @@ def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[Json]:
 
 
 def _scores(parts: Sequence[Part]) -> Json:
-    """Models set by set, the curves of their fast_p, and why there are none."""
+    """Models by set, their fast_p curves, or why there are none."""
     models, curves, notes = [], {}, []
     for name in dict.fromkeys(part.frame["set"][0] for part in parts):
         frame = pl.concat(
@@ -289,7 +285,7 @@ def _scores(parts: Sequence[Part]) -> Json:
 
 @style()
 def _drawn(curves: Mapping[str, Sequence[tuple[float, Row]]]) -> str:
-    """The share of samples that are correct and faster than p times the reference, by p."""
+    """Share of samples correct and faster than p times the reference, by p."""
     figure, (axes,) = new_figure(7.4, 3.8)
     for number, (name, rows) in enumerate(curves.items()):
         line, colour = LOOKS[number]

@@ -1,10 +1,8 @@
-"""One branch of an ablation: curate, train, answer the benchmark, verify the answers, score.
+"""One branch of an ablation: curate, train, answer the benchmark, verify, score.
 
-Guarantees: what is finished is not done again; of two branches, or two ablations under one root,
-that need the same training or the same answers, one makes them while the other waits; without a
-GPU, one branch at a time times its kernels. Does not catch errors: a branch that fails raises, and
-the ablation records it.
-"""
+Guarantees: finished work is not repeated; branches that need the same training or answers make them
+once; without a GPU, kernels are timed by one branch at a time. Does not catch errors: the ablation
+records them."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from tasks.training.step import train
 from tasks.verification.step import verify
 
 CPU_TIMING = threading.Lock()
-"""Held while kernels are timed on the CPU: another branch would slow them down."""
+"""Held while kernels are timed on the CPU, which another branch would slow down."""
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +75,7 @@ def answered(
 
 @contextmanager
 def sole_maker(planned: Snapshot) -> Iterator[None]:
-    """Let one thread of one process at a time make a snapshot; whoever waits logs it."""
+    """Let one thread of one process make a snapshot; whoever waits logs it."""
     path = Path(planned.root) / HOME / "locks" / planned.fingerprint
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)

@@ -1,8 +1,7 @@
-"""The branches of one call of an ablation: which are left to run, and how each ended.
+"""The branches of one ablation call: which are left, and how each ended.
 
-Guarantees: a branch that an earlier call finished is not run again; a branch that fails stops no
-other and is recorded with its error; at most so many as were asked for run at once.
-"""
+Guarantees: finished branches are not rerun; a failing branch is recorded and stops no other; at
+most the requested number run at once."""
 
 from __future__ import annotations
 
@@ -34,13 +33,13 @@ from tasks.store import SnapshotRef
 from tasks.tracking.stages import training_headline
 
 BRANCH: ContextVar[str] = ContextVar("concur_branch", default="")
-"""The branch that the current thread works on; empty for what all share."""
+"""The current thread's branch; empty for shared work."""
 ENDED = "ablation"
-"""The name under which ended branches are reported to `tasks.progress`."""
+"""Name under which ended branches are reported to `tasks.progress`."""
 
 
 class Job(NamedTuple):
-    """A branch, and the configuration of its own."""
+    """A branch and its configuration."""
 
     plan: Plan
     config: PipelineConfig
@@ -48,8 +47,8 @@ class Job(NamedTuple):
 
 @dataclass
 class Branches:
-    """The branches of one ablation. `ended` fills in the order in which they end, `new` with the
-    names of those that ran in this call."""
+    """The branches of one ablation. `ended` fills in order of ending; `new` names those that ran in
+    this call."""
 
     jobs: list[Job]
     samples: Samples
@@ -61,13 +60,13 @@ class Branches:
 
     @property
     def in_order(self) -> list[Branch]:
-        """The branches that ended, in the order of the jobs."""
+        """Ended branches in job order."""
         by_name = {branch.name: branch for branch in self.ended}
         return [by_name[job.plan.name] for job in self.jobs if job.plan.name in by_name]
 
     def run(self, parallel: int) -> None:
         """Run all that are left, so many at once. Raises what is no Exception, such as an
-        interrupt, without waiting for the branches that run."""
+        interrupt, without waiting for running branches."""
         self._progress = ProgressArtifact("ablation-progress", "share of the branches that ended")
         left = [job for job in self.jobs if not self._keep(job)]
         if left:  # here, because Ray takes signals in the main thread only
@@ -88,7 +87,7 @@ class Branches:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _keep(self, job: Job) -> bool:
-        """Take over a branch that an earlier call finished, if one has."""
+        """Adopt a branch that an earlier call finished."""
         branch = finished_branch(self.directory, job.plan.name, job.config.root)
         if branch:
             self._note(job, branch)
@@ -104,7 +103,7 @@ class Branches:
         )
 
     def _note(self, job: Job, branch: Branch) -> None:
-        """Tell MLflow and whoever watches how a branch ended."""
+        """Report how a branch ended to MLflow and observers."""
         self.ended.append(branch)
         if branch.error:
             get_run_logger().error("branch %s failed: %s", branch.name, branch.error)
@@ -118,7 +117,7 @@ class Branches:
 def ended_branch(
     plan: Plan, made: Trained | Exception, seconds: float, prefect_url: str | None
 ) -> Branch:
-    """The record of a branch that made something, or failed with an error."""
+    """Record of a branch that made something, or failed with an error."""
     facts = plan.model_dump(exclude={"curation"})
     facts |= {"seconds": round(seconds, 1), "prefect_url": prefect_url}
     if isinstance(made, Exception):
@@ -138,7 +137,7 @@ def ended_branch(
 
 
 def run_page(run_id: UUID | None) -> str | None:
-    """The page of a flow run, where Prefect is a server that knows where its pages are."""
+    """Page of a flow run, where a Prefect server knows its address."""
     if run_id is None or not get_current_settings().api.url:
         return None
     return url_for("flow-run", obj_id=run_id)

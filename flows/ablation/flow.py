@@ -1,10 +1,8 @@
 """`concur ablate`: strategies x sizes x seeds on the same samples, each curated, trained and
-benchmarked; one flow, branches side by side.
+benchmarked side by side.
 
-Guarantees: the refresh, the base model's and recorded answers are made once; finished work is not
-done again, whatever was killed; the same command retries a branch that failed. Failures of the
-refresh or of the shared answers end the ablation: no branch could do without.
-"""
+Guarantees: shared work is made once; finished work is not repeated; the same command retries failed
+branches. A failing refresh or shared answer ends the ablation."""
 
 from __future__ import annotations
 
@@ -90,7 +88,7 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
 def _run(
     pipeline: PipelineConfig, branches: Branches, parallel: int, fingerprint: str
 ) -> AblationResult:
-    """Run the shared models and the branches, then publish what they came to."""
+    """Run shared models and branches, then publish the results."""
     tracker, plans = branches.tracker, [job.plan for job in branches.jobs]
     tracker.open(plans)
     shared = [model for model in pipeline.benchmark.models if model != "tuned"]
@@ -115,7 +113,7 @@ def _run(
 
 
 def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
-    """Write the comparison beside the records, to MLflow and to Prefect."""
+    """Write the comparison beside the records, to MLflow and Prefect."""
     directory, tracker = branches.directory, branches.tracker
     summary = directory / "ablation.json"
     write_text(summary, ablation.model_dump_json(indent=2))
@@ -140,7 +138,7 @@ def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
 
 
 def _own_page() -> str | None:
-    """The page in Prefect of the flow run that this is."""
+    """Prefect page of the current flow run."""
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None
     return run_page(flow_run.id) if flow_run else None

@@ -1,13 +1,8 @@
-"""What an ablation is asked for, and the branches that makes: strategies x sizes x seeds. Light to
-import.
+"""An ablation's configuration and the branches that follow. Light to import.
 
-Guarantees: an unknown strategy, two branches of one name or a value out of range is one UsageError
-before anything runs; the same ablation gives the same branches in the same order. A branch's seed
-decides what curation draws, the training (adapter, order of rows, dropout) and how the tuned
-model's answers are drawn. It does not decide which tasks are held out of training, nor the base
-model's and recorded answers, which all branches share. Does not guarantee that two branches differ:
-those of the same rows and seed are one training, because a training is identified by its rows.
-"""
+Guarantees: unusable values are one UsageError before anything runs; deterministic branches. A seed
+decides curation's draws, training and the tuned model's answers, not the held-out tasks or shared
+answers. Does not guarantee that two branches differ: training is identified by its rows."""
 
 from __future__ import annotations
 
@@ -63,7 +58,7 @@ class Plan(Record):
 
 
 def ablation_config(**asked: object) -> AblationConfig:
-    """An AblationConfig of what a command was given; None keeps the default. Raises UsageError that
+    """An AblationConfig from a command's values; None keeps the default. Raises UsageError that
     names the value."""
     given = {name: value for name, value in asked.items() if value is not None}
     return validated(AblationConfig, given, "concur ablate")
@@ -71,7 +66,7 @@ def ablation_config(**asked: object) -> AblationConfig:
 
 def pipeline_of(config: AblationConfig) -> PipelineConfig:
     """The profile with its overrides. Raises UsageError as `load_profile` does, and where an
-    ablation could not compare or train anything."""
+    ablation could compare or train nothing."""
     pipeline = load_profile(config.profile, config.overrides)
     if "tuned" not in pipeline.benchmark.models:
         raise UsageError(
@@ -86,8 +81,8 @@ def pipeline_of(config: AblationConfig) -> PipelineConfig:
 
 
 def planned_branches(config: AblationConfig) -> tuple[Plan, ...]:
-    """The branches by strategy, then size, then seed. Raises UsageError for an unknown strategy,
-    and for two branches of one name."""
+    """Branches by strategy, then size, then seed. Raises UsageError for an unknown strategy or two
+    branches of one name."""
     if too_small := [size for size in config.sizes if size is not None and size < 1]:
         raise UsageError(
             f"a size of {too_small[0]} holds no sample", "give sizes above 0, or leave them out"
@@ -114,8 +109,8 @@ def planned_branches(config: AblationConfig) -> tuple[Plan, ...]:
 
 
 def label_of(strategy: str) -> str:
-    """What a strategy is called in tables and in MLflow: its name, or the name of its file. Raises
-    UsageError for a name with other characters."""
+    """A strategy's label in tables and MLflow: its name, or its file's. Raises UsageError for a
+    name with other characters."""
     is_file = strategy.endswith((".yaml", ".yml")) or "/" in strategy
     label = Path(strategy).stem if is_file else strategy
     if not re.fullmatch(r"[\w.-]{1,60}", label):
@@ -129,8 +124,8 @@ def label_of(strategy: str) -> str:
 def parsed_list(
     text: str | None, option: str, kind: type[int] | type[str]
 ) -> tuple[object, ...] | None:
-    """ "a,b" as values; `all` is None among numbers, and every strategy that ships among names.
-    None for nothing given. Raises UsageError for anything else."""
+    """Values of "a,b"; `all` is None among numbers, and every shipped strategy among names. None
+    for nothing given. Raises UsageError for anything else."""
     if text is None:
         return None
     every = (None,) if kind is int else STRATEGY_NAMES
@@ -150,12 +145,10 @@ def parsed_list(
 def branch_pipeline(
     pipeline: PipelineConfig, plan: Plan, *, share: int | None = None
 ) -> PipelineConfig:
-    """The configuration of one branch.
+    """Configuration of one branch.
 
-    Seeds of its samples do not overlap those of another branch: sample i of seed s has
-    s x samples_per_task + i on top of the profile's. `share` is how many GPUs the branch may use,
-    which is no part of any fingerprint.
-    """
+    Sample seeds of branches do not overlap: sample i of seed s adds s x samples_per_task + i to the
+    profile's. `share` is the number of GPUs for the branch and in no fingerprint."""
     benchmark, synthesis = pipeline.benchmark, pipeline.synthesis
     first = benchmark.sampling.seed + plan.seed * benchmark.samples_per_task
     sampling = benchmark.sampling.model_copy(update={"seed": first})
@@ -179,7 +172,7 @@ def branch_pipeline(
 
 
 def visible_gpus(pipeline: PipelineConfig) -> int:
-    """GPUs of this machine, or of the cluster where one is named."""
+    """GPUs of this machine, or of a named cluster."""
     from kernels_eval import devices
     from kernels_eval.pool.ray import address_of, start_ray
 
@@ -192,11 +185,10 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
 
 
 def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int) -> int:
-    """At most one branch a GPU, or a group of GPUs where training or serving takes several.
+    """At most one branch per GPU, or per group of GPUs where training or serving takes several.
 
-    Models that answer in this process answer on its first GPU, which Ray does not know of: then one
-    branch at a time. Without GPUs as many as were asked for, else one.
-    """
+    Models sampled in this process use its first GPU, unknown to Ray: then one branch at a time.
+    Without GPUs the requested number, else one."""
     if not gpus:
         return config.max_parallel_branches or 1
     if pipeline.synthesis.sampler != "vllm":
@@ -206,7 +198,7 @@ def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int
 
 
 def _gpus_a_replica(pipeline: PipelineConfig, gpus: int) -> int:
-    """GPUs of a server of the base model, which a branch asks, where there are so many."""
+    """GPUs of a base model server of a branch, where there are enough."""
     limit = pipeline.benchmark.sampling.max_tokens
     base = pipeline.training.base_model
     return sizing.planned_gpus(base, pipeline.synthesis.server, limit, gpus)

@@ -1,8 +1,7 @@
-"""What an ablation leaves beside the snapshots, in `<root>/ablations/<fingerprint>/`: one file a
-branch, the comparison, and locks.
+"""Files of an ablation in `<root>/ablations/<fingerprint>/`: one per branch, the comparison, and
+locks.
 
-Guarantees: a file is replaced whole or not at all; a lock ends with its holder.
-"""
+Guarantees: files are replaced atomically; a lock ends with its holder."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_branch(directory: Path, branch: Branch) -> None:
-    """Keep how a branch ended. Raises UsageError where that cannot be written."""
+    """Record how a branch ended. Raises UsageError where that cannot be written."""
     write_text(_record_file(directory, branch.name), branch.model_dump_json(indent=2))
 
 

@@ -1,5 +1,4 @@
-"""What an ablation comes to: the comparison, its table and its page, and what a reader must know
-before the numbers."""
+"""Results of an ablation: comparison, table, page, and cautions for the reader."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ ERROR_LENGTH = 300
 
 
 class Results(NamedTuple):
-    """The table of strategies, the files of the comparison, and cautions in place of what could not
-    be made."""
+    """The table of strategies, the comparison's files, and cautions for what could not be made."""
 
     strategies: list[Json]
     files: list[Path]
@@ -24,7 +22,7 @@ class Results(NamedTuple):
 
 
 def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
-    """What a reader must know before the numbers."""
+    """Cautions for the reader."""
     failed = [branch.name for branch in branches if branch.state == "failed"]
     if not failed:
         return ()
@@ -36,8 +34,8 @@ def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
 
 
 def results_of(ablation: Ablation, directory: Path) -> Results:
-    """Compare the branches that finished, and write the comparison. What fails is a caution:
-    finished branches are not lost to a page that cannot be made."""
+    """Compare finished branches and write the comparison. Failures become cautions, so that
+    finished branches are not lost."""
     if not any(branch.state == "done" for branch in ablation.branches):
         return Results([], [], ())
     from tasks.benchmark.comparison.numbers import compared
@@ -53,7 +51,7 @@ def results_of(ablation: Ablation, directory: Path) -> Results:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, as one line without what a terminal would act on."""
+    """An error in one line, without terminal control characters."""
     text = str(error) if isinstance(error, EvalError) else f"{type(error).__name__}: {error}"
     line = next((part.strip() for part in text.splitlines() if part.strip()), type(error).__name__)
     return "".join(c if c.isprintable() else " " for c in line)[:ERROR_LENGTH]

@@ -1,5 +1,4 @@
-"""An ablation from a terminal: an embedded Prefect, progress while it works, a table when it
-ends."""
+"""An ablation from a terminal: an embedded Prefect, progress and a final table."""
 
 from __future__ import annotations
 
@@ -14,9 +13,8 @@ from tasks.progress import observed_by
 
 
 def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
-    """Run the flow in this process. Returns what the table shows, as plain data. Raises what the
-    flow raises; on an interrupt the local Ray is ended first, so that no training continues
-    without one."""
+    """Run the flow in this process. Returns the table's plain data. Raises what the flow raises; an
+    interrupt ends the local Ray first, so that no training continues alone."""
     embed(pipeline)  # before prefect is imported
     started = time.monotonic()
     start_server_apart()
@@ -43,12 +41,12 @@ def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
 
 
 SHARED = "shared"
-"""The row of what all branches share."""
+"""The row of shared work."""
 
 
 class AblationProgress(ProgressRows):
-    """An observer (tasks.progress) that shows on stderr which branch is where, and a line for each
-    branch that ended."""
+    """An observer (tasks.progress) that shows each branch's progress on stderr, and a line when it
+    ends."""
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         from flows.ablation.branches import BRANCH, ENDED

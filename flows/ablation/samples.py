@@ -1,4 +1,4 @@
-"""The samples that an ablation starts from, and what identifies an ablation."""
+"""Samples of an ablation, and its identity."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ DECIDING = (
     TRAINING_VERSION,
     SCORING_VERSION,
 )
-"""Versions of what decides a branch's results: after a change the same configuration is another
-ablation."""
+"""Versions of what decides a branch's results: a change makes another ablation of the same
+configuration."""
 
 
 def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
-    """The samples of a finished verification snapshot, by (the beginning of) its fingerprint, and
-    their language. Raises UsageError where it, its candidates or its tasks do not exist."""
+    """Samples of a finished verification snapshot, by (the beginning of) its fingerprint, and their
+    language. Raises UsageError where it, its candidates or its tasks do not exist."""
     found = find_snapshot(root, verdicts, "verification").open()
     source = Source(found.path, None, root)
     if source.tasks is None:
@@ -64,8 +64,8 @@ def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
 def fingerprint_of(
     pipeline: PipelineConfig, plans: Sequence[Plan], samples: Samples, suite: SnapshotRef
 ) -> str:
-    """What makes two calls the same ablation: configuration, samples, benchmark, device and
-    versions; not where it lies, not how wide it runs."""
+    """Identity of an ablation: configuration, samples, benchmark, device and versions; neither
+    place nor parallelism."""
     decides = pipeline.model_dump(mode="json", include={"language", "training", "benchmark"})
     decides["deduplication"] = pipeline.deduplication.enabled
     decides["synthesis"] = [

@@ -1,9 +1,7 @@
-"""Write an ablation to MLflow, read from its snapshots.
+"""Writes an ablation to MLflow, from its snapshots.
 
-Guarantees: metrics of all branches have the same names, without a model or a strategy in them, so
-that MLflow's own comparison of runs is useful at once; params `strategy`, `size` and `seed` are
-flat. MLflow that fails is logged and the ablation continues: the next call of it writes the rest.
-"""
+Guarantees: metric names are equal in all branches, so that MLflow can compare runs; `strategy`,
+`size` and `seed` are flat params. MLflow failures are logged; the next call writes the rest."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ from tasks.tracking.stages import times_of, training_headline, training_record
 from tasks.tracking.writing import NOTE_TAG
 
 CURVE = "exec_at_1_over_size"
-"""Exec at pass@1, at the step that is the number of rows trained on."""
+"""Exec at pass@1; its step is the number of rows trained on."""
 SCORE_COLUMNS = ("track", "metric", "k", "value", "lower", "upper", "tasks", "samples", "why_not")
 BRANCH_COLUMNS = (
     *("name", "strategy", "size", "seed", "state", "error"),
@@ -43,7 +41,7 @@ T = TypeVar("T")
 
 class AblationTracker:
     """Writes one ablation to MLflow from one thread. `failures` says what could not be written;
-    nothing is raised."""
+    never raises."""
 
     def __init__(
         self, pipeline: PipelineConfig, fingerprint: str, log: Callable[[str], None]
@@ -55,7 +53,7 @@ class AblationTracker:
         self._sink = AblationSink(destination_of(pipeline))
 
     def open(self, plans: Sequence[Plan]) -> None:
-        """Write the parent run, or open that of an earlier call again."""
+        """Start the parent run, or reopen an earlier call's."""
         values = {
             "strategies": (plan.strategy for plan in plans),
             "sizes": (size_of(plan.size) for plan in plans),
@@ -71,7 +69,7 @@ class AblationTracker:
         self.run_id = self._try(lambda: self._sink.open(record))
 
     def branch(self, config: PipelineConfig, branch: Branch) -> None:
-        """Write one branch that ended; `config` is the branch's own."""
+        """Write one ended branch; `config` is its own."""
         if self.run_id is None:
             return
         record = branch_run(config, branch)
@@ -103,12 +101,12 @@ class AblationTracker:
         self._try(lambda: self._sink.close(record))
 
     def url(self, branch: str | None = None) -> str | None:
-        """The page of the parent run or of a branch, where MLflow is a server."""
+        """Page of the parent run or of a branch, where MLflow is a server."""
         run_id = self.runs.get(branch) if branch else self.run_id
         return self._sink.url(run_id) if run_id else None
 
     def _try(self, call: Callable[[], T]) -> T | None:
-        """None where MLflow failed. After that it is left alone: the ablation waits for it once."""
+        """Call MLflow; None where it failed, after which it is not called again."""
         if self.failures or not self._pipeline.tracking.enabled:
             return None
 
@@ -120,12 +118,12 @@ class AblationTracker:
 
 
 def size_of(size: int | None) -> str:
-    """A size as MLflow's params and tags have it."""
+    """A size for MLflow's params and tags."""
     return "all" if size is None else str(size)
 
 
 def branch_run(config: PipelineConfig, branch: Branch) -> RunRecord:
-    """One branch as MLflow gets it; one that failed has its error. `config` is the branch's own."""
+    """One branch for MLflow; a failed one has its error. `config` is its own."""
     plan = {"strategy": branch.strategy, "size": size_of(branch.size), "seed": str(branch.seed)}
     fingerprints = {name: getattr(branch, name) for name in ("curated", "trained", "scores")}
     tags = {f"fingerprint.{name}": value for name, value in fingerprints.items() if value}
@@ -143,7 +141,7 @@ def branch_run(config: PipelineConfig, branch: Branch) -> RunRecord:
 
 
 def _results(config: PipelineConfig, branch: Branch) -> Json:
-    """What a run has of a branch that is done."""
+    """Results of a finished branch."""
     curated, trained, scores = (
         SnapshotRef(root=config.root, stage=stage, fingerprint=str(fingerprint))
         for stage, fingerprint in (
@@ -169,12 +167,12 @@ def _results(config: PipelineConfig, branch: Branch) -> Json:
 
 
 def branch_scores(scores: SnapshotRef) -> Metrics:
-    """The scores of a branch on the track of custom kernels."""
+    """Scores of a branch on custom kernels."""
     return metrics_of(scores_of(scores).filter(track=OWN_TRACK).iter_rows(named=True))
 
 
 def curves(rows: Sequence[Json]) -> Series:
-    """`exec_at_1_over_size/STRATEGY` from the table of strategies: Exec at each number of rows."""
+    """`exec_at_1_over_size/STRATEGY` from the table of strategies: Exec per number of rows."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for row in rows:
         if row["rows"] and row["exec_at_1"] is not None:

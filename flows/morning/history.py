@@ -1,11 +1,9 @@
-"""The refreshes of a root, in the order they began: `<root>/refreshes/<id>.began.json`, and
-`<id>.json` when it ended, however it ended.
+"""The refreshes of a root in order of start: `<root>/refreshes/<id>.began.json`, and `<id>.json` at
+the end.
 
-Guarantees: a file is complete or absent, and never changes; a refresh that was killed has begun and
-not ended, and is listed so; two refreshes at once do not disturb each other's files. Works on a
-local root and on an fsspec URL. Does not guarantee that snapshots of an old refresh still exist.
-Importing this module loads nothing heavy.
-"""
+Guarantees: files are complete or absent and never change; a killed refresh is listed as begun;
+local roots and fsspec URLs work. Does not guarantee that old snapshots still exist. Imports nothing
+heavy."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ PLACE = "refreshes"
 BEGAN, ENDED = ".began.json", ".json"
 ERROR_CHARS = 2000
 Ending = Literal["finished", "failed", "stopped", "unknown"]
-"""unknown: begun and not ended. It still runs, or it was killed."""
+"""unknown: begun and not ended, so still running or killed."""
 
 
 class Refresh(Record):
@@ -59,7 +57,7 @@ class Refresh(Record):
 
 
 class Entry:
-    """A refresh that has begun: `ends` writes how it ended, once."""
+    """A refresh that has begun; `ends` writes how it ended, once."""
 
     def __init__(self, root: str, begun: Refresh) -> None:
         self._root, self.begun = root, begun
@@ -76,9 +74,8 @@ class Entry:
 def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Entry]:
     """Record one refresh in the history.
 
-    A block that raises is recorded as failed, or as stopped if it was interrupted; one that ends
-    without `ends` looks as if it was killed. Raises UsageError if the root cannot be written.
-    """
+    An exception is recorded as failed, an interrupt as stopped; a block that ends without `ends`
+    looks killed. Raises UsageError if the root cannot be written."""
     began = datetime.now(UTC)
     begun = Refresh(
         id=f"{began:%Y%m%dT%H%M%S%f}Z-{uuid.uuid4().hex[:8]}",
@@ -103,9 +100,8 @@ def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Ent
 
 
 def refreshes(root: str) -> list[Refresh]:
-    """Every refresh of a root, oldest first. A file that cannot be read is skipped: the others
-    are still the history. Snapshots are those under this root, from whichever directory or under
-    whichever name the refresh knew it."""
+    """Every refresh of a root, oldest first, without unreadable files. Snapshots are mapped to this
+    root, by whatever directory or name the refresh knew it."""
     fs, folder = _located(root, PLACE)
     if not fs.exists(folder):
         return []
@@ -125,8 +121,8 @@ def refreshes(root: str) -> list[Refresh]:
 
 
 def before(root: str, refresh: Refresh) -> tuple[Refresh | None, list[Refresh]]:
-    """The last finished refresh of the same name and language before this one, and those between
-    the two, which did not finish."""
+    """The last finished refresh of the same name and language before this one, and the unfinished
+    ones between."""
     unfinished: list[Refresh] = []
     for each in reversed(refreshes(root)):
         if each.id < refresh.id and (each.name, each.language) == (refresh.name, refresh.language):
@@ -137,7 +133,7 @@ def before(root: str, refresh: Refresh) -> tuple[Refresh | None, list[Refresh]]:
 
 
 def write_under(root: str, name: str, text: str) -> str:
-    """Write a file under a root, atomically. Returns its path. Raises UsageError."""
+    """Write a file under a root atomically, and return its path. Raises UsageError."""
     fs, target = _located(root, name)
     hint = "free some disk, or correct its permissions; what was already written is intact"
     with explain_write_errors(target, hint):

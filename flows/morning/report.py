@@ -1,8 +1,7 @@
-"""What a refresh added that the one before did not have, what failed and why, and what to do.
+"""What a refresh added since the last one, what failed and why, and what to do.
 
-Guarantees: compares snapshots, never log lines; where a snapshot is that of the refresh before,
-nothing is read. What a refresh cost is in MLflow, stage by stage.
-"""
+Guarantees: compares snapshots, never log lines; unchanged snapshots are not read. Costs are in
+MLflow, by stage."""
 
 from __future__ import annotations
 
@@ -21,22 +20,22 @@ if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
 
 NAMED = 10
-"""Tasks and samples that are named; the others are counted."""
+"""Tasks and samples that are named; others are counted."""
 KEYS = {
     "tasks": ("task_id", "name"),
     "candidates": ("candidate_id", "candidate_id"),
     "verdicts": ("verdict_key", "verdict_key"),
     "curated": ("candidate_id", "task_name"),
 }
-"""The snapshots that are compared: the key of a row, and the column that names it."""
+"""Compared snapshots: key of a row, and the column that names it."""
 VERDICT_COLUMNS = (
     *("verdict_key", "candidate_id", "task_id", "status", "reason", "detail", "log_tail"),
 )
 
 
 class Change(Record):
-    """Rows of one snapshot that this refresh has and the one before had not (`new`), and the other
-    way round (`gone`)."""
+    """Rows of a snapshot that this refresh has and the last had not (`new`), and the reverse
+    (`gone`)."""
 
     what: str
     rows: int
@@ -67,7 +66,7 @@ class Morning(Record):
 
     @property
     def next_steps(self) -> tuple[str, ...]:
-        """What to do now, a sentence each; nothing after a refresh without a fault."""
+        """What to do now, a sentence each; empty after a refresh without a fault."""
         steps = []
         if self.refresh.ending != "finished":
             steps.append("Start the refresh again: it resumes, and what was finished is kept.")
@@ -94,8 +93,7 @@ def newest(root: str) -> Morning:
 
 
 def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[Refresh]) -> Morning:
-    """The report of a refresh, compared with the last one that finished; `unfinished` lie between
-    the two."""
+    """Report of a refresh against the last finished one; `unfinished` lie between."""
     bare = Morning(
         refresh=refresh,
         compared_with=previous,
@@ -154,7 +152,7 @@ def _change(name: str, ref: SnapshotRef, old: SnapshotRef | None, cautions: list
 
 
 def _names(ref: SnapshotRef | None, name: str) -> dict[str, str]:
-    """The rows by their key, with the name of their task."""
+    """Rows by key, with their task's name."""
     key, shown = KEYS[name]
     columns = list(dict.fromkeys((key, shown)))
     frame = ref.open().read(columns=columns, unique=key) if ref else None
@@ -185,7 +183,7 @@ def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, i
 
 
 def _new_verdicts(ref: SnapshotRef, old: SnapshotRef | None) -> pl.DataFrame:
-    """Verdicts that the refresh before did not have: status, reason, and the error of failures."""
+    """New verdicts: status, reason, and the error of failures."""
     frame = pl.DataFrame(schema=dict.fromkeys(VERDICT_COLUMNS, pl.String))
     if old != ref:
         found = ref.open().read(columns=VERDICT_COLUMNS, unique="candidate_id")

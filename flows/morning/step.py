@@ -1,5 +1,5 @@
-"""The morning report as the last step of a refresh: two files under the root, and artifacts of the
-run itself, because Prefect lists those of its tasks last."""
+"""The morning report, last step of a refresh: two files under the root, and artifacts of the run
+itself, because Prefect lists its tasks' last."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ FILE, FOLDER = "morning.md", "morning"
 
 
 def write_morning_report(root: str, ended: Refresh) -> None:
-    """Write the report of a refresh and show it in Prefect; reads nothing but the history and the
-    snapshots of this refresh and of the one before."""
+    """Write a refresh's report and show it in Prefect; reads only the history and the snapshots of
+    this refresh and the last."""
     summary, text, place = write_files(root, ended)
     get_run_logger().info("%s Report: %s", summary, place)
     create_markdown_artifact("morning-report", text, summary)
 
 
 def write_files(root: str, ended: Refresh) -> tuple[str, str, str]:
-    """Write `morning.md`, and `morning/<id>.md`, which stays. Returns the headline, the page and
-    the path of the second."""
+    """Write `morning.md` and the permanent `morning/<id>.md`. Returns the headline, the page and
+    the second path."""
     found = report_of(ended, *before(root, ended))
     text = markdown(found)
     write_under(root, FILE, text)

@@ -1,7 +1,6 @@
 """The morning report as Markdown and JSON: one table a section, one finding a row.
 
-Pure. What candidates, tasks or errors wrote is shown as text and is never markup.
-"""
+Pure. Text from candidates, tasks or errors is never markup."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def markdown(morning: Morning) -> str:
 
 
 def _sections(morning: Morning) -> list[Section]:
-    """A section without content is left out."""
+    """Sections with content."""
     verdicts = [
         {"verdict": name, "all": count, "new": morning.new_status_counts.get(name, 0)}
         for name, count in by_count(morning.status_counts)

@@ -1,1 +1,1 @@
-"""What a run works in: its workspace's lock, room on the disk, a clean end, and progress."""
+"""A run's surroundings: workspace lock, disk room, clean end, and progress."""

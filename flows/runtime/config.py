@@ -1,5 +1,4 @@
-"""How a run guards itself. None of it decides what a snapshot holds, so none of it is part of a
-fingerprint."""
+"""How a run guards itself. Affects no snapshot's content, so no fingerprint."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Whether a run has room on the disk, before it starts and while it works.
+"""Room on the disk, before and during a run.
 
 Guarantees: no run starts, and a running one stops within a second of reports, once a file system it
-writes to has less than the reserve; what it had is resumable, because the reserve is room enough to
-put it in order. Roots that are URLs have no free space that could be asked for.
-"""
+writes to is below the reserve; it stays resumable, as the reserve suffices for its cleanup. Not
+checked for URLs."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ FIX = (
 
 
 def require_room(root: str, reserve_gib: float, doing: str = "this run does not start") -> None:
-    """Raises DiskFullError where a file system that a run writes to has less than the reserve."""
+    """Raise DiskFullError where a file system that a run writes to is below the reserve."""
     places = {"build cache": default_cache(), "temporary files": Path(tempfile.gettempdir())}
     if "://" not in root:
         places["root"] = Path(root).absolute()
@@ -40,16 +39,16 @@ def require_room(root: str, reserve_gib: float, doing: str = "this run does not 
 
 
 def free_bytes(path: Path) -> int:
-    """Free to this user on the file system that holds `path`, or its nearest directory that exists.
-    Raises OSError."""
+    """Free bytes for this user on the file system of `path` or its nearest existing parent. Raises
+    OSError."""
     existing = next(each for each in (path, *path.parents) if each.exists())
     found = os.statvfs(existing)
     return found.f_bavail * found.f_frsize
 
 
 class DiskWatch:
-    """An observer (tasks.progress) that stops the run which reports to it, once a file system has
-    less than the reserve."""
+    """An observer (tasks.progress) that stops the reporting run once a file system is below the
+    reserve."""
 
     def __init__(
         self, root: str, reserve_gib: float, clock: Callable[[], float] = time.monotonic
@@ -58,7 +57,7 @@ class DiskWatch:
         self._clock, self._next = clock, 0.0
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
-        """Raises DiskFullError, from where the stage reports."""
+        """Raise DiskFullError in the reporting stage."""
         now = self._clock()
         if now < self._next:
             return

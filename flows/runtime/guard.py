@@ -1,10 +1,8 @@
-"""What a flow of the line works in: it ends soon when told to, holds its workspace against `concur
-gc`, watches the disk, and says what to do if it ends early.
+"""Guards of a flow: prompt end, workspace lock against `concur gc`, disk watch, and advice after an
+early end.
 
-Guarantees: an error leaves the flow as it is, after a Prefect artifact `unfinished` that has the
-error and its fix; a cancelled run writes nothing more. Text in the artifact is escaped: an error
-may quote what a model wrote.
-"""
+Guarantees: an error leaves the flow unchanged after a Prefect artifact `unfinished` with its fix; a
+cancelled run writes nothing more; the artifact is escaped, as errors quote models."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 GUARDED: ContextVar[bool] = ContextVar("concur_guarded", default=False)
-"""Whether this thread works for a run that is guarded already."""
+"""Whether this thread works for an already guarded run."""
 SHOWN_CHARS = 600
 
 
@@ -41,7 +39,7 @@ def guarded_flow(
 ) -> Callable[
     [Callable[Concatenate[PipelineConfig, P], T]], Flow[Concatenate[PipelineConfig, P], T]
 ]:
-    """Make a function of a configuration a flow that guards its run; its runs are named by `verb`
+    """Make a function of a configuration a guarded flow; its runs are named by `verb`
     (`run_name`)."""
     named = run_name(verb, strategy=strategy)
 
@@ -63,8 +61,7 @@ def guarded_flow(
 
 @contextmanager
 def guarding(config: PipelineConfig) -> Iterator[None]:
-    """Guard a run once, however deep its flows are nested. Raises DiskFullError, also while it
-    works."""
+    """Guard a run once, however deep its flows nest. Raises DiskFullError, also later."""
     if GUARDED.get():
         yield
         return
@@ -95,7 +92,7 @@ def _report(error: Exception, cautions: list[str]) -> None:
 
 
 def ending(error: BaseException, cautions: list[str]) -> str:
-    """Markdown: why a run ended, and how to resume."""
+    """Why a run ended and how to resume, in Markdown."""
     message = error.args[0] if error.args else ""
     lines = ["# This run ended early", f"**{type(error).__name__}**: {shown(message)}"]
     if hint := getattr(error, "hint", ""):
@@ -109,15 +106,15 @@ def ending(error: BaseException, cautions: list[str]) -> str:
 
 
 def shown(text: Any) -> str:
-    """One line without markup, wherever markdown is rendered: no HTML, links, tables or code."""
+    """One line without markup for any Markdown: no HTML, links, tables or code."""
     return as_text(text, SHOWN_CHARS)
 
 
 def optional(
     what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> tuple[T | None, tuple[str, ...]]:
-    """Do work that a run can do without, inside a flow. Returns its result, or None and a caution
-    that says what is missing and why; the next run of the same configuration tries again."""
+    """Do optional work inside a flow. Returns its result, or None and a caution on what is missing
+    and why; the next run of the configuration retries."""
     try:
         return work(*args, **kwargs), ()
     except Exception as error:  # whatever a model, a figure or a sandbox could not do

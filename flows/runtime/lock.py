@@ -1,8 +1,6 @@
-"""The lock of a workspace: runs share it, garbage collection holds it alone.
+"""The workspace lock: runs share it, garbage collection holds it alone.
 
-Guarantees: the lock of a process that dies is released. Does not guarantee anything for a root that
-is a URL.
-"""
+Guarantees: a dead process's lock is released. Does nothing for a URL."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ FILE = ".workspace-lock"
 
 @contextmanager
 def in_use(root: str) -> Iterator[None]:
-    """Hold a workspace while a run works on its snapshots; any number of runs may hold it. Waits
-    while garbage collection works."""
+    """Hold a workspace while a run works on its snapshots, shared with other runs. Waits for
+    garbage collection."""
     if "://" in root:
         yield
         return
@@ -31,7 +29,7 @@ def in_use(root: str) -> Iterator[None]:
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Hold a workspace against runs and other collections. Raises UsageError while one works."""
+    """Hold a workspace alone. Raises UsageError while a run or collection works."""
     try:
         with _lock(root).write_lock(blocking=False):
             yield

@@ -1,14 +1,10 @@
-"""How a run's process ends when it is told to stop, and how it survives the end of its worker.
+"""How a run's process ends when told to stop, and outlives its worker.
 
-SIGTERM (what a worker sends when a run is cancelled) and SIGINT (Ctrl-C) become an exception in the
-main thread, and every stage cleans up behind itself. But a stage may wait for something that takes
-minutes, so a thread counts from the signal.
+SIGTERM (a worker cancels) and SIGINT become exceptions in the main thread; a thread counts from the
+signal, as a stage may hang.
 
-Guarantees: `GRACE_S` after the first SIGTERM no process below this one is left and this one ends,
-also where the main thread hangs; the same after a SIGINT that the block has not ended by then.
-Finished work is on the disk: snapshots survive SIGKILL at any moment. Does nothing outside of the
-main thread, where there are no signals.
-"""
+Guarantees: `GRACE_S` after SIGTERM, or after a SIGINT that the block has not ended, this process
+and all below are gone. Snapshots survive SIGKILL. Main thread only."""
 
 from __future__ import annotations
 
@@ -24,15 +20,15 @@ from flows.stack.layout import ROOT_VARIABLE
 from kernels_eval.sandbox.process_tree import kill_descendants
 
 GRACE_S = 15.0
-"""A worker of Prefect kills the run's process 30 s after SIGTERM, and leaves its children."""
+"""Shorter than the 30 s after which Prefect's worker kills the process but leaves its children."""
 KILL_S = 3.0
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
-    """End this process within `grace_s` seconds and a few of a SIGTERM that arrives inside the
-    block; of a SIGINT, only where the block lasts that long: a caller may go on after it."""
+    """End this process within about `grace_s` seconds of a SIGTERM inside the block; of a SIGINT
+    only while the block lasts, as a caller may go on after it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -51,8 +47,8 @@ def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
 
 
 class SignalWatch(threading.Thread):
-    """Reads the numbers of the signals that arrive, hands them on to who read them before, and
-    counts from the first that tells this process to stop."""
+    """Reads numbers of arriving signals, passes them to the earlier reader, and counts from the
+    first that means stop."""
 
     def __init__(self, reading: int, before: int, grace_s: float) -> None:
         super().__init__(daemon=True)
@@ -74,8 +70,7 @@ class SignalWatch(threading.Thread):
             self._wait([])
 
     def _wait(self, handles: list[int]) -> None:
-        """Wait for one of these; where that takes too long after a signal, end this process and
-        all below it."""
+        """Wait for one of these; too long after a signal, end this process and all below it."""
         ready, _, _ = select.select(handles, [], [], self._grace_s if self.told else None)
         if not ready:
             kill_descendants(os.getpid(), KILL_S)
@@ -83,9 +78,8 @@ class SignalWatch(threading.Thread):
 
 
 def write_to_log() -> None:
-    """Write this process's output to the log of the stack's worker itself, where one has started
-    it: a worker that is killed takes along the other end of its pipe, and the next line would end
-    the run."""
+    """Let this process, if the stack's worker started it, write to that worker's log itself: a
+    killed worker closes its pipe, and the next line would end the run."""
     root = os.environ.get(ROOT_VARIABLE)
     if not root:
         return

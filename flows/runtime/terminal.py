@@ -12,10 +12,10 @@ NOTE_CHARS = 60
 
 
 class ProgressRows:
-    """One row for each thing that works. A context manager; threads may call it at once."""
+    """A row for each working thing. A context manager; thread-safe."""
 
     def __init__(self, width: int) -> None:
-        """`width`: characters for the name of a row."""
+        """`width`: characters of a row's name."""
         self._width = width
         self._lock = threading.Lock()
         self._bars: Any = None
@@ -44,7 +44,7 @@ class ProgressRows:
             self._bars.stop()
 
     def update(self, row: str, done: int, total: int, note: str, stage: str = "") -> None:
-        """Show how far a row is; `stage` is what it works on now. `note` may hold any text."""
+        """Show a row's progress; `stage` is its current work. `note` may hold any text."""
         note = "".join(c if c.isprintable() else " " for c in note)[:NOTE_CHARS]
         with self._lock:
             if self._bars:

@@ -1,10 +1,8 @@
-"""What the commands do with a stack: start it, look at it, stop it, and point a run at it.
+"""Commands of a stack: start it, show it, stop it, and point a run at it.
 
-Guarantees: `up` starts nothing twice, never stops what runs, and says every `SAY_S` seconds what it
-still waits for; `down` ends everything that `up` started, also after supervisord was killed: flow
-runs first, which have `RUNS_GRACE_S` to write what they have and to say how they ended while the
-servers still answer.
-"""
+Guarantees: `up` starts nothing twice, stops nothing, and reports every `SAY_S` seconds; `down` ends
+all that `up` started, also without supervisord, first flow runs, with `RUNS_GRACE_S` to report
+while servers still answer."""
 
 from __future__ import annotations
 
@@ -40,11 +38,11 @@ from tasks.files import atomic_write
 LOOK_S = 1.0
 SAY_S = 10.0
 RUNS_GRACE_S = 18.0
-"""A run that is told to stop needs 15 s at most (flows.runtime.shutdown), and then reports."""
+"""A stopped run needs 15 s at most (flows.runtime.shutdown), then reports."""
 KILL_S = 5.0
 TAIL_LINES = 12
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
-"""What Prefect puts into the environment of a run's process."""
+"""Prefect sets it in a run's process."""
 ADDRESSES: dict[Part, str] = {
     "prefect": "PREFECT_API_URL",
     "mlflow": "MLFLOW_TRACKING_URI",
@@ -54,7 +52,7 @@ OWN_CHOICE = {
     "PREFECT_": ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE"),
     "RAY_": ("RAY_ADDRESS",),
 }
-"""Variables that, where the caller has set one, keep a process away from that part of a stack."""
+"""Variables by which a caller keeps a process away from a part of a stack."""
 Say = Callable[[str], None]
 
 
@@ -62,12 +60,10 @@ Say = Callable[[str], None]
 
 
 def up(root: str, settings: StackSettings, say: Say, timeout_s: float | None = None) -> Json:
-    """Start a stack, or what is missing of one that runs, and wait until all of it is healthy.
-    Returns what `status` does.
+    """Start a stack, or its missing parts, and wait until all is healthy. Returns `status`.
 
     Raises UsageError for what must be corrected first, EvalError where a part cannot start or is
-    not healthy within `timeout_s`; the other parts go on.
-    """
+    not healthy within `timeout_s`; other parts go on."""
     layout = Layout(root)
     layout.make()
     supervisor = Supervisor(layout)
@@ -102,7 +98,7 @@ def _require_same(layout: Layout, settings: StackSettings) -> None:
 
 
 def _require_ports(settings: StackSettings) -> None:
-    """Raises UsageError where a port cannot be listened on."""
+    """Raise UsageError where a port cannot be listened on."""
     for port, part in settings.ports.items():
         try:
             with socket.socket() as tried:
@@ -158,7 +154,7 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
 
 
 def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
-    """Raises EvalError where waiting longer is of no use."""
+    """Raise EvalError where waiting longer is useless."""
     for row in found["parts"]:
         if row["health"] == "failed":
             hint = f"its log is {row['log']}; the other parts go on, `concur down` stops them"
@@ -171,8 +167,7 @@ def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
 
 
 def _waited_for(layout: Layout, row: Json, starts: int) -> str:
-    """A part and why it is waited for; of one that has ended before also the last line of its
-    log."""
+    """A part and why it is waited for; after an end also its log's last line."""
     if starts < 2:
         return f"{row['part']} ({row['reason']})"
     last = tail(layout, row["part"]).strip().rpartition("  | ")[2]
@@ -180,7 +175,7 @@ def _waited_for(layout: Layout, row: Json, starts: int) -> str:
 
 
 def tail(layout: Layout, name: str) -> str:
-    """The end of a log, on lines of its own."""
+    """The end of a log, on separate lines."""
     try:
         text = layout.log(name).read_bytes()[-8000:].decode(errors="replace")
     except OSError:
@@ -193,8 +188,7 @@ def tail(layout: Layout, name: str) -> str:
 
 
 def down(root: str, say: Say) -> Json:
-    """Stop a stack and everything that runs below it. Raises EvalError where something cannot be
-    stopped."""
+    """Stop a stack and everything below it. Raises EvalError where something cannot be stopped."""
     layout = Layout(root)
     began = time.monotonic()
     if not layout.stack.is_dir():
@@ -222,7 +216,7 @@ def down(root: str, say: Say) -> Json:
 
 
 def _end(processes: list[Identity]) -> list[Identity]:
-    """Returns those that could not be ended."""
+    """End processes; returns those that survive."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             send(process, number)
@@ -235,7 +229,7 @@ def _flow_runs(processes: list[Identity]) -> list[Identity]:
 
 
 def _servers(layout: Layout) -> list[Identity]:
-    """What supervisord left when it was killed, without flow runs, which go on."""
+    """What a killed supervisord left, without flow runs, which go on."""
     found = layout.processes()
     runs = _flow_runs(found)
     return [process for process in found if process not in runs]
@@ -245,8 +239,7 @@ def _servers(layout: Layout) -> list[Identity]:
 
 
 def status(root: str) -> Json:
-    """Each part as it is now, asked at its endpoint. Plain data; `healthy` only where all of it
-    is."""
+    """Current state of each part, asked at its endpoint, as plain data; `healthy` where all is."""
     layout = Layout(root)
     settings = layout.read_settings()
     if settings is None:
@@ -298,7 +291,7 @@ def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | No
 
 
 def export_lines(root: str) -> list[str]:
-    """Lines for a shell that point it at the stack. Raises UsageError without one."""
+    """Shell lines that point at the stack. Raises UsageError without one."""
     layout = Layout(root)
     settings = layout.read_settings()
     if settings is None:
@@ -311,8 +304,8 @@ def export_lines(root: str) -> list[str]:
 
 
 def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> list[str]:
-    """Point this process at the stack of `root`, where one runs; variables that are set already
-    win. Returns what is used, in words. Raises UsageError where a part of it is not healthy."""
+    """Point this process at the running stack of `root`; variables that are set already win.
+    Returns what is used, in words. Raises UsageError where a part is not healthy."""
     if "://" in root:
         return []
     layout = Layout(root)
@@ -336,11 +329,10 @@ def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def join_stack(root: str) -> None:
-    """Use the stack of `root` in this process where one runs, and say so.
+    """Use the stack of `root`, where one runs, and say so.
 
-    To be called before prefect is imported. Raises UsageError where a part of it is not healthy: a
-    run that went elsewhere would not be seen where it is looked for.
-    """
+    Call before importing prefect. Raises UsageError where a part is not healthy: the run would go
+    elsewhere unseen."""
     if used := use_stack(root):
         line = f"uses the stack of {Layout(root).root}: {', '.join(used)}"
         print(line, file=sys.stderr, flush=True)

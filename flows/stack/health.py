@@ -1,7 +1,6 @@
-"""Whether a part is healthy: each is asked at its own endpoint, as its users would ask it.
+"""Health of a stack's parts, each asked at its own endpoint as users would.
 
-Guarantees: an answer within `ANSWER_S`; a proxy in the environment is not used.
-"""
+Guarantees: an answer within `ANSWER_S`; proxies of the environment are not used."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ NOT_YET = "does not listen yet"
 
 
 def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.0) -> str:
-    """Why a part is not healthy; empty where it is. A worker is, once Prefect has heard of it after
-    `since` (seconds since 1970)."""
+    """Why a part is not healthy; empty where it is. A worker is healthy once Prefect has heard of
+    it after `since` (seconds since 1970)."""
     match part:
         case "prefect":
             return _http_fault(f"{settings.prefect_url}/api/health", "true")
@@ -36,13 +35,13 @@ def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.
 
 
 def worker_name() -> str:
-    """The name by which Prefect knows the worker of this machine."""
+    """Prefect's name of this machine's worker."""
     return f"{POOL}-{socket.gethostname()}"
 
 
 def mlflow_page(url: str) -> str:
-    """The runs of the newest experiment of a tracking server: its own first page is one for GenAI.
-    The list of experiments where there is none yet."""
+    """Page of a tracking server's newest experiment, else its list of experiments; its own first
+    page is for GenAI."""
     wanted = {"max_results": 1, "filter": "name != 'Default'", "order_by": ["creation_time DESC"]}
     with suppress(httpx.HTTPError, ValueError, LookupError):
         answer = _request(f"{url}/api/2.0/mlflow/experiments/search", wanted).json()

@@ -1,8 +1,7 @@
-"""Ports of a stack, and where it keeps its files: ROOT/stack, and a folder for sockets.
+"""Ports of a stack and its files: ROOT/stack, and a folder for sockets.
 
-Guarantees: files are readable by their user alone; one command at a time changes a stack, and its
-lock goes with the process that holds it.
-"""
+Guarantees: only the user can read the files; one command at a time changes a stack, and its lock
+ends with its process."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from tasks.files import atomic_write, explain_write_errors
 
 Part = Literal["prefect", "mlflow", "ray", "worker"]
 PARTS: tuple[Part, ...] = ("prefect", "mlflow", "ray", "worker")
-"""In the order of their start, and the reverse of the order of their end."""
+"""In starting order; they end in reverse."""
 ROOT_VARIABLE = "CONCUR_STACK_ROOT"
-"""Every process of a stack inherits it; its value is the root."""
+"""Every process of a stack inherits it, with the root as value."""
 PART_VARIABLE = "CONCUR_STACK_PART"
-"""Every process of a part inherits it, flow runs from the worker."""
+"""Every process of a part inherits it; flow runs have the worker's."""
 UNUSABLE = frozenset("%\"'#;\n")
-"""Characters that have a meaning in supervisord's configuration."""
+"""Special characters of supervisord's configuration."""
 Port = Annotated[int, Field(ge=1024, le=65534)]
 
 
@@ -47,13 +46,13 @@ class StackSettings(Record, title="concur up"):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What is started, in order; a worker needs a Prefect server."""
+        """Started parts, in order; a worker needs a Prefect server."""
         absent = {*self.without, *(("worker",) if "prefect" in self.without else ())}
         return tuple(part for part in PARTS if part not in absent)
 
     @property
     def ports(self) -> dict[int, Part]:
-        """TCP port -> the part that listens there, for the parts that are started."""
+        """TCP port -> listening part, of the started parts."""
         found: dict[int, Part] = {
             self.prefect_port: "prefect",
             self.mlflow_port: "mlflow",
@@ -80,7 +79,7 @@ class StackSettings(Record, title="concur up"):
 
 
 class Layout:
-    """Paths of the stack of one root. Raises UsageError where no stack can lie there."""
+    """Paths of a root's stack. Raises UsageError where no stack can be there."""
 
     def __init__(self, root: str | Path) -> None:
         if "://" in str(root):
@@ -111,11 +110,11 @@ class Layout:
         return self.logs / f"{name}.log"
 
     def mark(self, part: str) -> str:
-        """The value of `PART_VARIABLE`, different for each part of each stack."""
+        """Value of `PART_VARIABLE`, unique to each part of each stack."""
         return f"{part} of {self.sockets.name}"
 
     def make(self) -> None:
-        """Make the folders. Raises UsageError where that is not possible."""
+        """Make the folders. Raises UsageError where that fails."""
         fix = "choose another one with --root DIR, or correct its permissions"
         with explain_write_errors(f"to {self.stack}", fix):
             for folder in (self.stack, self.logs, self.prefect_home):
@@ -130,7 +129,7 @@ class Layout:
         self.require_owner()
 
     def require_owner(self) -> None:
-        """Raises UsageError where the stack is another user's."""
+        """Raise UsageError where the stack is another user's."""
         for folder in (self.stack, self.sockets):
             if folder.exists() and folder.lstat().st_uid != os.getuid():
                 raise UsageError(
@@ -139,17 +138,17 @@ class Layout:
                 )
 
     def clean(self) -> None:
-        """Remove what says that a stack runs. Databases and logs stay."""
+        """Remove signs of a running stack. Databases and logs stay."""
         for path in (self.settings, self.configuration, self.ray_token):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def processes(self) -> list[Identity]:
-        """All processes of the stack, whoever is their parent by now; never the caller."""
+        """All processes of the stack, whatever their parent; never the caller."""
         return members([], {ROOT_VARIABLE: str(self.root)})
 
     def read_settings(self) -> StackSettings | None:
-        """What the stack was started with; None where none was."""
+        """Settings of the started stack, or None."""
         try:
             return StackSettings.model_validate_json(self.settings.read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValidationError):
@@ -160,7 +159,7 @@ class Layout:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the stack alone; the lock is on its folder and leaves no file. Raises UsageError
+        """Hold the stack alone, by a lock on its folder that leaves no file. Raises UsageError
         where another command holds it."""
         handle = os.open(self.stack, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,9 +1,8 @@
-"""`python -m flows.stack.part MODULE WORDS`: what supervisord starts; it becomes that module.
+"""`python -m flows.stack.part MODULE WORDS`: supervisord's command, which becomes that module.
 
-Guarantees: what an earlier process of the same part has left (a server below it that holds the
-port) is killed first; flow runs of a worker that died go on. When supervisord is killed, servers
-are told to stop, and the worker is killed, so that its flow runs go on.
-"""
+Guarantees: leftovers of the same part (a server that holds the port) are killed first, not flow
+runs of a dead worker. If supervisord is killed, servers are stopped, and the worker is killed, so
+that its flow runs go on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The programs of a stack and supervisord's configuration of them.
+"""Programs of a stack, and supervisord's configuration.
 
-Guarantees: everything listens on loopback; variables of the caller that would point a part at
-another server, home or database are not handed on.
-"""
+Guarantees: everything listens on loopback; variables that would point a part at another server,
+home or database are not passed on."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from dataclasses import dataclass, field
 from flows.stack.layout import PART_VARIABLE, PARTS, ROOT_VARIABLE, Layout, Part, StackSettings
 
 PYTHON = (sys.executable, "-P", "-m")
-"""-P: a file of the working directory must not stand in for a package."""
+"""-P: no file of the working directory may replace a package."""
 QUICKLY_S, RETRIES = 5, 5
-"""A part that ends within so many seconds of its start, so many times in a row, is left alone."""
+"""A part that ends so quickly, so often in a row, is not restarted."""
 STOP_S = 8
 NOT_HANDED_ON = (
     *("PREFECT__", "PREFECT_API_", "PREFECT_HOME", "PREFECT_PROFILE", "PREFECT_SERVER_API_"),
@@ -31,7 +30,7 @@ NOT_HANDED_ON = (
     *("MLFLOW_DEFAULT_ARTIFACT_ROOT", "MLFLOW_ARTIFACTS_DESTINATION", "MLFLOW_SERVER_"),
     *("RAY_ADDRESS", "RAY_AUTH_", "SUPERVISOR_"),
 )
-"""Beginnings of the names of variables."""
+"""Prefixes of variables."""
 SUPERVISORD = """[supervisord]
 logfile = {logs}/supervisor.log
 logfile_maxbytes = 20MB
@@ -68,14 +67,14 @@ stdout_logfile_backups = 1
 
 @dataclass(frozen=True)
 class Program:
-    """A module of Python with its words, and the environment it needs beside the caller's."""
+    """A Python module with its arguments, and the environment it needs beside the caller's."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
-    """The programs of the parts that are started, in their order."""
+    """Programs of the started parts, in order."""
     found: dict[Part, Program] = {
         "prefect": Program(
             ("prefect", "server", "start"),
@@ -136,7 +135,7 @@ def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
 
 
 def client_environment(layout: Layout, settings: StackSettings) -> dict[str, str]:
-    """What points a client at the stack."""
+    """Environment of a client of the stack."""
     found: dict[str, str] = {}
     if "prefect" in settings.parts:
         found |= _prefect_client(layout, settings)
@@ -170,12 +169,12 @@ def _ray_client(layout: Layout) -> dict[str, str]:
 
 
 def inherited() -> dict[str, str]:
-    """The caller's variables that are handed on."""
+    """Variables of the caller that are passed on."""
     return {name: text for name, text in os.environ.items() if not name.startswith(NOT_HANDED_ON)}
 
 
 def configuration(layout: Layout, settings: StackSettings) -> str:
-    """What supervisord reads. Holds no secret."""
+    """supervisord's configuration. Holds no secret."""
     sections = [SUPERVISORD.format(logs=layout.logs, sockets=layout.sockets, user=os.getuid())]
     for part, program in programs(layout, settings).items():
         marks = {ROOT_VARIABLE: str(layout.root), PART_VARIABLE: layout.mark(part)}

@@ -1,10 +1,8 @@
-"""supervisord (https://supervisord.org) as the process manager of a stack: start it, and ask it
-through its own RPC.
+"""supervisord (https://supervisord.org) as a stack's process manager.
 
-Guarantees: a part that ends is started again at once; one that ends within seconds of its start
-after 1, 2, 3 ... s, and after a few such ends in a row it is FATAL and left alone. Parts end in the
-reverse order of their start. Does not restart a part that runs and does not answer: it may be busy.
-"""
+Guarantees: ended parts restart at once; those that end within seconds after 1, 2, 3 ... s, and
+after a few such ends are FATAL and left alone; parts end in reverse order. Does not restart a part
+that runs without answering: it may be busy."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from kernels_eval.records import Json
 
 
 class Supervisor:
-    """The supervisord of one stack. Requests to one that does not run do nothing."""
+    """The supervisord of one stack. Requests have no effect unless it runs."""
 
     def __init__(self, layout: Layout) -> None:
         from supervisor.xmlrpc import SupervisorTransport
@@ -53,12 +51,12 @@ class Supervisor:
         return found
 
     def processes(self) -> dict[str, Json]:
-        """What it says of each part: `statename` (STARTING, RUNNING, BACKOFF, FATAL, ...), `pid`
-        (0: none), `start` in seconds since 1970, `description`."""
+        """State of each part: `statename` (STARTING, RUNNING, BACKOFF, FATAL, ...), `pid` (0:
+        none), `start` in seconds since 1970, `description`."""
         return {each["name"]: each for each in self.ask("getAllProcessInfo") or []}
 
     def ask(self, method: str, *arguments: str | bool) -> Any:
-        """Call a method of its RPC; None where it does not run or refuses."""
+        """Call an RPC method; None where it does not run or refuses."""
         with suppress(OSError, HTTPException, Error):
             return getattr(self._server, method)(*arguments)
         return None

@@ -1,11 +1,8 @@
-"""The process worker of the pool `concur`: makes the pool, its queues, the limit `gpu` and the
-automations that free the slots of dead runs where they are absent, then becomes `prefect worker
-start`. Runs in a process of its own (`python -m flows.stack.worker`), also in a container.
+"""The process worker of the pool `concur` (`python -m flows.stack.worker`): makes absent pool,
+queues, limit `gpu` and automations, then becomes `prefect worker start`.
 
-Guarantees: two flow runs of the queue `gpu` never run at once unless there are as many GPUs; what
-was changed in Prefect stays. $CONCUR_GPU_LIMIT is the number of GPUs where this machine has none
-itself.
-"""
+Guarantees: runs of queue `gpu` never exceed the GPUs ($CONCUR_GPU_LIMIT where this machine has
+none), at least one; changes made in Prefect stay."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def limits() -> dict[str, int]:
 
 
 def prepare(client: SyncPrefectClient) -> None:
-    """Make what is absent, and leave what there is as it is."""
+    """Make what is absent, and keep what exists."""
     _make_pool(client)
     existing = {queue.name for queue in client.read_work_queues(work_pool_name=POOL)}
     for name, limit in limits().items():
@@ -70,7 +67,7 @@ def _make_pool(client: SyncPrefectClient) -> None:
 
 
 def _limit_gpus(client: SyncPrefectClient) -> None:
-    """The limit whose slots deployed flows hold (flows.deployments)."""
+    """Make the limit whose slots deployed flows hold (flows.deployments)."""
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectNotFound
 

@@ -1,2 +1,1 @@
-"""What reasoning length says of correctness and of speedup, how hard tasks are, and what a training
-set holds."""
+"""Observations of reasoning length, task difficulty and the content of training sets."""

@@ -1,10 +1,8 @@
-"""What training sets hold, as records and as one table.
+"""Contents of training sets, as records and as one table.
 
-Guarantees: pure; every sample is counted once, so that parts add up to their whole; a task belongs
-to one family, its leading one, and to "unknown" where nothing tells; speedups that are missing, not
-finite or not positive are counted as not timed, never as numbers. Does not guarantee that a family
-is what a task's time is spent on: it is read from the operators' names.
-"""
+Guarantees: pure; every sample is counted once, in one family of its task ("unknown" where nothing
+tells); missing, non-finite or non-positive speedups count as not timed. Does not guarantee that a
+family dominates a task's time: operators' names decide."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ LEADING = (
     "pooling",
     "cumulative",
 )
-"""Families that lead a task before any other, the first of these first: what a kernel of it mostly
-computes."""
+"""Families in order of precedence: what a task's kernel mostly computes."""
 QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
 TABLE = Path(__file__).parent / "templates" / "composition.md.j2"
 FIX = "give verdicts joined with the candidates they are of"
@@ -52,7 +49,7 @@ class Quantiles(Record):
 
 
 class SetComposition(Record):
-    """What one training set holds. `families` counts samples, the most frequent first; `tokens` and
+    """Content of one training set. `families` counts samples, the most frequent first; `tokens` and
     `speedups` are None without any."""
 
     name: str
@@ -66,15 +63,15 @@ class SetComposition(Record):
 
 
 def leading_family(families: Sequence[str]) -> str:
-    """The family that stands for a task with these: the first of LEADING among them, else the first
-    given; UNKNOWN of none."""
+    """The family that stands for a task: its first in LEADING, else the first given, else
+    UNKNOWN."""
     return next((name for name in (*LEADING, *families) if name in families), UNKNOWN)
 
 
 def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetComposition:
-    """What a set holds: `rows` has a line per sample with task_id, reasoning_tokens, `speedup` or
-    `timing`, and `operator_kind` or `reference_operators`; `families` task_id and family. Raises
-    UsageError for missing columns."""
+    """Content of a set: `rows` has a line per sample with task_id, reasoning_tokens, `speedup` or
+    `timing`, and `operator_kind` or `reference_operators`; `families` has task_id and family.
+    Raises UsageError for missing columns."""
     _require(rows, ("task_id", "reasoning_tokens"))
     singles = int(rows.select(_single(rows)).to_series().sum())
     tokens = _numbers(rows, "reasoning_tokens", pl.col("reasoning_tokens"))
@@ -102,7 +99,7 @@ def _require(frame: pl.DataFrame, columns: Sequence[str]) -> None:
 
 
 def _families(rows: pl.DataFrame, families: pl.DataFrame) -> dict[str, int]:
-    """How many samples each family has."""
+    """Number of samples per family."""
     _require(families, ("task_id", "family"))
     named = families.select(pl.col("task_id", "family").cast(pl.String))
     named = named.unique("task_id", keep="first")
@@ -119,7 +116,7 @@ def _single(rows: pl.DataFrame) -> pl.Expr:
 
 
 def _speedup(rows: pl.DataFrame) -> pl.Expr:
-    """Null where the timings have none."""
+    """Speedup, null without timings."""
     if "speedup" in rows.columns:
         return pl.col("speedup")
     _require(rows, ("timing",))
@@ -127,7 +124,7 @@ def _speedup(rows: pl.DataFrame) -> pl.Expr:
 
 
 def _numbers(rows: pl.DataFrame, name: str, column: pl.Expr) -> pl.Series:
-    """The finite ones."""
+    """Finite values."""
     try:
         values = rows.select(column.cast(pl.Float64).alias(name)).to_series()
     except pl.exceptions.PolarsError as error:

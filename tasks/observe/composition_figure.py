@@ -1,8 +1,7 @@
-"""The figure of what training sets hold, a row a set.
+"""The figure of training sets, one row a set.
 
-Guarantees: what `charts` guarantees; no letters over what is drawn. Does not guarantee that every
-number is written in it: the table beside it and the alternative text have them all.
-"""
+Guarantees: those of `charts`; no text over what is drawn. Does not guarantee that every number is
+in it: the table and the alternative text have them all."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DESCRIPTION = Path(__file__).parent / "templates" / "composition.txt.j2"
-"""The caption, and after a line of dashes the text for those who cannot see the figure."""
+"""Caption, and after a line of dashes the alternative text."""
 SINGLE, FUSION = LOOKS[0], LOOKS[3]
 FAMILY_LOOKS = LOOKS[:5]
 REST = "all others"
@@ -45,7 +44,7 @@ LABELS = ("samples", "share of samples (%)", "reasoning length (tokens)", "speed
 
 @style()
 def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
-    """Every set in a row: size with single operators apart, families, reasoning lengths,
+    """Draw every set in a row: size with single operators apart, families, reasoning lengths,
     speedups."""
     height = 2.1 + 0.34 * max(len(sets), 2)
     widths = (1.0, 1.25, 1.0, 1.0)
@@ -117,7 +116,7 @@ def _legend_above(axes: Axes, looks: Mapping[str, Look], columns: int) -> None:
 
 
 def _box(axes: Axes, place: int, found: Quantiles | None, colour: str) -> None:
-    """The median, the middle half and the 10 % and 90 % quantiles."""
+    """Draw the median, the middle half and the 10 % and 90 % quantiles."""
     if found is not None:
         wide: Json = {"linewidth": 6, "alpha": 0.55, "solid_capstyle": "butt"}
         axes.plot([found.p10, found.p90], [place, place], "-", color=colour, linewidth=1.2)

@@ -21,7 +21,7 @@ from tasks.reporting.charts import (
 from tasks.reporting.text import interval
 
 FULL_BIN = 20
-"""Samples under which the interval of a bin would cover half of the figure."""
+"""Fewest samples of a full bin: below, its interval would cover half of the figure."""
 
 
 @style()
@@ -54,5 +54,5 @@ def accuracy_figure(found: Observations) -> Drawn:
 
 
 def _middle(row: Json) -> float:
-    """The middle of a bin; where it is open, its start."""
+    """The middle of a bin, or an open bin's start."""
     return float(row["from_tokens"] + (row["to_tokens"] or row["from_tokens"])) / 2

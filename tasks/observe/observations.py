@@ -1,11 +1,8 @@
-"""ConCuR's observations (arXiv 2510.07356) on any verified candidates: reasoning length against
-correctness and against speedup, and the difficulty of tasks.
+"""ConCuR's observations (arXiv 2510.07356) on verified candidates: reasoning length against
+correctness and speedup, and task difficulty.
 
-Guarantees: pure; the same samples and configuration give the same record; every estimate has an
-interval over tasks, or says why it has none. Does not guarantee a cause: a sample may be long
-because it struggles. The intervals of the bins treat samples as independent, as the paper's figure
-does, and are for looking at.
-"""
+Guarantees: pure and deterministic; every estimate has an interval over tasks or says why not. Does
+not guarantee a cause. Intervals of bins treat samples as independent."""
 
 from __future__ import annotations
 
@@ -25,19 +22,18 @@ from tasks.scores import EXEC, GEOMETRIC_MEAN, affordable_resamples, scores, wil
 
 TOKENS, CORRECT, SPEEDUP = (pl.col(name) for name in ("reasoning_tokens", "correct", "speedup"))
 FEW_TASKS = 30
-"""Tasks with both outcomes under which only large effects show."""
+"""Tasks with both outcomes, below which only large effects show."""
 
 
 class Observations(Record):
-    """What the samples show: `rows` of the frame, of which `samples` were judged and measured.
+    """What the samples show: of the frame's `rows`, `samples` were judged and measured.
 
-    `left_out` counts the others by reason. `truncated` samples were cut off by the token limit
-    (None where nothing says). `bins` have the paper's fixed width: from_tokens, to_tokens (None:
-    open), samples, correct, accuracy, lower, upper. `thirds` of the tasks by ARL: third, from_arl,
-    to_arl (tokens), tasks, samples, and exec (a share) and speedup (a geometric mean), each with
-    its bounds. `findings` are the numbers by which runs are compared, `finding` the observations in
-    a sentence each, `cautions` what bounds them.
-    """
+    `left_out` counts the others by reason; `truncated` those cut off by the token limit (None:
+    unknown). `bins` have the paper's fixed width: from_tokens, to_tokens (None: open), samples,
+    correct, accuracy, lower, upper. `thirds` of the tasks by ARL: third, from_arl, to_arl (tokens),
+    tasks, samples, and exec (a share) and speedup (a geometric mean), each with bounds. `findings`
+    are numbers for comparing runs, `finding` one sentence per observation, `cautions` their
+    limits."""
 
     rows: int
     samples: int
@@ -53,17 +49,15 @@ class Observations(Record):
     cautions: tuple[str, ...] = ()
 
     def estimate(self, key: str) -> Estimate:
-        """Return the finding with this key. Raises KeyError where there is none."""
+        """Return the finding with this key. Raises KeyError without one."""
         return {row.key: row.estimate for row in self.findings}[key]
 
 
 def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Observations:
     """Return all observations of verdicts joined with their candidates.
 
-    `samples.samples_of` says which columns are read. Raises UsageError for a missing column and
-    where no sample has both a length and an outcome; anything else that the data cannot say (no
-    correct sample, one task, no speedup) is said in its place.
-    """
+    Columns are those of `samples.samples_of`. Raises UsageError for a missing column, and where no
+    sample has a length and an outcome; what else is missing is said in the record."""
     judged = samples_of(frame)
     data = judged.data
     thirds = thirds_of(data)
@@ -87,8 +81,8 @@ def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Obs
 
 
 def accuracy_by_length(data: pl.DataFrame, config: ObservationConfig) -> tuple[Json, ...]:
-    """Return the share correct in each bin of length that holds a sample, with Wilson's interval
-    (the paper's figure 2)."""
+    """Return the share correct per non-empty bin of length, with Wilson's interval (the paper's
+    figure 2)."""
     width = config.bin_tokens
     last = -(-config.last_bin_tokens // width)  # begins at a whole multiple of the width
     number = (TOKENS // width).clip(upper_bound=last).cast(pl.Int64)
@@ -108,12 +102,11 @@ def accuracy_by_length(data: pl.DataFrame, config: ObservationConfig) -> tuple[J
 
 
 def odds_within_tasks(data: pl.DataFrame) -> Estimate:
-    """Return the odds ratio of being correct per standard deviation of the length's rank within
-    its task (and token limit), in which anything that is a task's own cancels.
+    """Return the odds ratio of being correct per standard deviation of the length's rank within its
+    task (and token limit), which cancels effects of the task.
 
-    Ranks (ties: the mean rank) are shares of the task's samples: by them curation selects, and a
-    few very long samples do not move them.
-    """
+    Ranks (ties: the mean rank) are shares of the task's samples: curation selects by them, and they
+    are robust to very long samples."""
     some_correct = CORRECT.any().over("group")
     some_wrong = (~CORRECT).any().over("group")
     mixed = data.filter(some_correct & some_wrong)
@@ -135,8 +128,8 @@ def length_and_speedup(data: pl.DataFrame) -> Estimate:
 
 
 def thirds_of(data: pl.DataFrame) -> tuple[Json, ...]:
-    """Return Exec and the geometric-mean speedup of the thirds of the tasks by ARL, as every score
-    is computed."""
+    """Return Exec and geometric-mean speedup of the thirds of the tasks by ARL, as scores are
+    computed."""
     tasks = arl_thirds(data)
     if tasks.is_empty():
         return ()
@@ -236,7 +229,7 @@ def _findings_of_thirds(thirds: tuple[Json, ...]) -> Iterator[Finding]:
 
 
 def _sentences(found: Observations) -> Iterator[str]:
-    """The observations, a sentence each."""
+    """One sentence per observation."""
     odds = found.estimate("odds_ratio_within_tasks").shown(".2f")
     yield f"Longer by one standard deviation within a task: odds of being correct times {odds}."
     rho = found.estimate("spearman_of_length_and_speedup").shown(".2f")
@@ -253,7 +246,7 @@ def _sentences(found: Observations) -> Iterator[str]:
 
 
 def _cautions(found: Observations) -> Iterator[str]:
-    """What bounds the observations."""
+    """Limits of the observations."""
     if found.left_out:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
         yield f"{found.rows:,} rows, left out: {counts}."

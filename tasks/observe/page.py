@@ -1,9 +1,7 @@
-"""The observations as a directory: report.md (observations, numbers, the figure, tables, and what
-bounds them), analysis.json, the figure.
+"""The observations as a directory: report.md, analysis.json and the figure.
 
-Guarantees: everything in the page is in the JSON too; the same record gives the same bytes; names
-from the data are shown as text.
-"""
+Guarantees: the JSON has everything in the page; the same record gives the same bytes; names from
+the data are escaped."""
 
 from __future__ import annotations
 
@@ -24,10 +22,8 @@ TEMPLATE = Path(__file__).parent / "templates" / "report.md.j2"
 
 
 def write(found: Observations, directory: str | os.PathLike[str]) -> Path:
-    """Write the report, its data and its figure; return the report's path.
-
-    Raises UsageError where the directory cannot be written.
-    """
+    """Write the report, its data and its figure; return the report's path. Raises UsageError where
+    the directory cannot be written."""
     out = Path(directory)
     drawn = accuracy_figure(found)
     with explain_write_errors(out, "choose another directory with --out DIR"):

@@ -1,14 +1,10 @@
-"""What the observations read: one row a judged sample, with everything left out counted by its
-reason.
+"""Judged samples, one row each, with the others counted by reason.
 
-Guarantees: each candidate once; a length above 0 and a known outcome in every row; a speedup that
-is missing, not finite or not positive is null, never a number. Does not guarantee that lengths of
-two generators compare: each counts with its own tokenizer.
+Guarantees: each candidate once, with a length above 0 and a known outcome; unusable speedups are
+null. Does not guarantee that lengths of two generators compare: tokenizers differ.
 
-Of the statuses only `correct` is correct. `task_error` says nothing of a sample and is left out;
-all others count as incorrect, also `no_code` and `rejected`: whoever pays for reasoning pays for
-those too.
-"""
+Only `correct` is correct. `task_error` is left out; all other statuses count as incorrect, also
+`no_code` and `rejected`, whose reasoning cost as much."""
 
 from __future__ import annotations
 
@@ -31,12 +27,10 @@ class JudgedSamples(NamedTuple):
     """Samples with a length and an outcome.
 
     `data` has the columns task_id, group, reasoning_tokens, correct, truncated, speedup, generator
-    and stratum, sorted by group and length. The stratum is the level and the token limit as far as
-    the columns `level` and `max_tokens` or the task's id say them, "" where they do not; `group` is
-    a number per task and stratum, in which samples are compared. `left_out` counts the other rows
-    of the frame by reason. `knows_truncation` is False where no column says which samples the token
-    limit cut off.
-    """
+    and stratum, sorted by group and length. The stratum is level and token limit from `level`,
+    `max_tokens` or the task's id, "" where unknown; `group` numbers each task and stratum, in which
+    samples are compared. `left_out` counts other rows by reason. `knows_truncation`: a column says
+    which samples the token limit cut off."""
 
     data: pl.DataFrame
     rows: int
@@ -47,10 +41,8 @@ class JudgedSamples(NamedTuple):
 def samples_of(frame: pl.DataFrame) -> JudgedSamples:
     """Return the judged samples of verdicts joined with their candidates.
 
-    The frame needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); those of `OPTIONAL`
-    are read where they are there. Raises UsageError for a missing or unusable column, and where no
-    row is left.
-    """
+    Needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); `OPTIONAL` ones are used if
+    there. Raises UsageError for a missing or unusable column, and where no row is left."""
     data, left_out = _typed(frame), dict[str, int]()
     tokens, candidate = pl.col("reasoning_tokens"), pl.col("candidate_id")
     unusable = {
@@ -88,7 +80,7 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
 
 
 def _typed(frame: pl.DataFrame) -> pl.DataFrame:
-    """The columns that are read, in their types; an optional one that is missing is null."""
+    """Typed columns; a missing optional one is null."""
     missing = [name for name in REQUIRED if name not in frame.columns]
     if not {"timing", "speedup"} & set(frame.columns):
         missing.append("timing (or speedup)")

@@ -1,12 +1,8 @@
-"""Verdicts and their candidates in, the observations out: numbers, findings, the page and its
-figure.
+"""The analysis stage: verdicts and candidates in; numbers, findings, page and figure out.
 
-Guarantees: one finished snapshot for each pair of verdicts and candidates, the same numbers every
-time; samples that cannot be analysed (none with a length, an older table) are a finished snapshot
-too, without numbers and with a caution that says why: trying again would not change it. Reads the
-columns that the observations need, never a text. Does not guarantee the page and the figure on a
-remote root: there the words and numbers are in the manifest alone.
-"""
+Guarantees: deterministic; samples that cannot be analysed give a finished snapshot with a caution,
+as retrying would not help; no text is read. Does not guarantee page and figure on a remote root:
+only the manifest has numbers there."""
 
 from __future__ import annotations
 
@@ -34,11 +30,9 @@ OF_CANDIDATES = (
 
 
 class Found(Record):
-    """What an analysis found, and its files: the page first, then data and the figure.
+    """An analysis's findings and files: the page first, then data and figure.
 
-    `finding` are the observations in sentences, `findings` the numbers behind them, `cautions` what
-    bounds them.
-    """
+    `finding` has sentences, `findings` the numbers, `cautions` their limits."""
 
     finding: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -46,7 +40,7 @@ class Found(Record):
     files: tuple[Path, ...] = ()
 
     def markdown(self) -> str:
-        """Return all three for a page of another: a list, a table, a list; no heading."""
+        """Return all three for another page: a list, a table, a list; no heading."""
         table = [findings_table(self.findings)] if self.findings else []
         blocks: list[Block] = [Bullets(self.finding), *table, Bullets(self.cautions)]
         return "\n\n".join(map(block_markdown, blocks)).strip() + "\n"
@@ -60,9 +54,8 @@ def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationC
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
     """Return a finished snapshot of NUMBERS.
 
-    Its manifest has `finding`, `findings`, `cautions`, `files`, and `bins` and `thirds`, the tables
-    of the page. Raises UsageError where the root cannot be written.
-    """
+    Its manifest has `finding`, `findings`, `cautions`, `files`, and the page's tables `bins` and
+    `thirds`. Raises UsageError where the root cannot be written."""
     snapshot = planned(verdicts, candidates, config)
     if snapshot.finished:
         return snapshot.ref
@@ -76,7 +69,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfi
 
 
 def found_in(ref: SnapshotRef) -> Found:
-    """Return what a finished snapshot says, and its files."""
+    """Return a finished snapshot's findings and files."""
     snapshot = ref.open()
     found = Found.model_validate(
         {name: value for name, value in snapshot.manifest.items() if name in Found.model_fields}
@@ -86,8 +79,7 @@ def found_in(ref: SnapshotRef) -> Found:
 
 
 def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
-    """The columns that the observations read, one row per candidate, in the order of the
-    verdicts."""
+    """The columns for the observations, one row per candidate, in the verdicts' order."""
     left = verdicts.read(columns=OF_VERDICTS, unique="candidate_id")
     right = candidates.read(columns=OF_CANDIDATES, unique="candidate_id")
     if left.is_empty() or right.is_empty():
@@ -96,8 +88,8 @@ def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
 
 
 def number_rows(findings: Iterable[Finding]) -> list[Json]:
-    """Return rows of NUMBERS, by which runs are compared: ratios, shares and correlations;
-    `..._tokens` are tokens. Every row has its value or the reason why there is none, never both."""
+    """Return rows of NUMBERS for comparing runs: ratios, shares and correlations; `..._tokens` are
+    tokens. Every row has either a value or the reason for its absence."""
     rows = []
     for row in findings:
         estimate = row.estimate.model_dump(exclude={"n", "why_not"})
@@ -109,10 +101,7 @@ def number_rows(findings: Iterable[Finding]) -> list[Json]:
 def _analysed(
     frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
 ) -> tuple[Found, Json]:
-    """What is found, with the names of the files that were written, and the tables of the page.
-
-    Raises UsageError where files cannot be written.
-    """
+    """Findings, names of written files, and the page's tables. Raises UsageError if unwritable."""
     from tasks.observe.observations import observe
     from tasks.observe.page import write
 

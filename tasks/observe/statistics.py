@@ -1,10 +1,8 @@
-"""Two statistics whose intervals hold for clustered data: samples of one task share its difficulty,
-so tasks are what is independent.
+"""Two statistics with intervals for clustered data: tasks, not samples, are independent.
 
-Guarantees: the same arguments give the same numbers; what the data cannot support has no value and
-says why. Does not guarantee an interval's coverage for a handful of tasks: the rank correlation has
-none below `MIN_GROUPS`, and neither has a cause.
-"""
+Guarantees: deterministic; what the data cannot support has no value and a reason. Does not
+guarantee an interval's coverage for a handful of tasks (the rank correlation has none below
+`MIN_GROUPS`), or a cause."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ from numpy.typing import NDArray
 from tasks.reporting.findings import Estimate
 
 Z = 1.959963984540054
-"""Standard errors on either side of a value that hold 95 % of a normal distribution."""
+"""Standard errors on either side that hold 95 % of a normal distribution."""
 MIN_GROUPS, MAX_GROUPS = 5, 50
-"""Of tasks that are left out in turn."""
+"""Number of jackknife groups of tasks."""
 STEEPEST = 20.0
-"""A log odds ratio beyond it says that the fit has no finite answer."""
+"""Larger log odds ratios mean that the fit has no finite answer."""
 MOST_STEPS = 100
 
 Floats = NDArray[np.float64]
@@ -34,12 +32,11 @@ Mask = NDArray[np.bool_]
 
 
 def odds_ratio(exposure: Floats, correct: Mask, task: Codes) -> Estimate:
-    """Return the odds ratio of being correct per unit of the exposure, among samples of one task.
+    """Return the odds ratio of being correct per unit of exposure, among samples of one task.
 
     Conditional logistic regression (Breslow and Day 1980, chapter 7): the exact likelihood of which
-    samples of a task are correct, given how many are. Samples are sorted by task. Tasks whose
-    samples all have one outcome have no say. The interval is Wald's.
-    """
+    samples of a task are correct, given how many. Samples are sorted by task. Tasks with one
+    outcome are ignored. The interval is Wald's."""
     codes = np.unique(task, return_inverse=True)[1]
     sizes = np.bincount(codes)
     right = np.bincount(codes, weights=correct).astype(np.int64)
@@ -62,8 +59,7 @@ def odds_ratio(exposure: Floats, correct: Mask, task: Codes) -> Estimate:
 
 
 def _tables(exposure: Floats, sizes: Codes, right: Codes) -> Iterator[tuple[Floats, int]]:
-    """The exposures of tasks with as many samples and as many correct ones, a row a task, and how
-    many are correct."""
+    """Exposures of tasks with equal counts of samples and correct ones, and the correct count."""
     starts = np.cumsum(sizes) - sizes
     for size, count in np.unique(np.stack([sizes, right], axis=1), axis=0):
         if 0 < count < size:
@@ -72,8 +68,7 @@ def _tables(exposure: Floats, sizes: Codes, right: Codes) -> Iterator[tuple[Floa
 
 
 def _fitted(tables: list[tuple[Floats, int]], observed: float) -> tuple[float, float] | None:
-    """The slope that expects the observed sum over correct samples, and its standard error, by
-    Newton's method; None where there is no finite one."""
+    """Slope and standard error by Newton's method; None where there is no finite slope."""
     slope = 0.0
     for _ in range(MOST_STEPS):
         moments = [_moments(slope, *table) for table in tables]
@@ -90,13 +85,7 @@ def _fitted(tables: list[tuple[Floats, int]], observed: float) -> tuple[float, f
 
 
 def _moments(slope: float, exposure: Floats, count: int) -> tuple[float, float]:
-    """Mean and variance of the sum of the exposure over `count` correct samples, if each choice of
-    them is as likely as exp(slope * sum), added up over tasks (rows).
-
-    The recursion of Gail, Lubin and Rubinstein 1981 over the samples of a task. `total` has the
-    weight, first and second moment of all choices of 0 to `count` samples; only their ratios
-    matter, so they are scaled to stay in range.
-    """
+    """Mean and variance of correct samples' exposure sums (Gail, Lubin and Rubinstein 1981)."""
     weights = np.exp(slope * exposure)
     total = np.zeros((3, count + 1, len(exposure)))
     total[0, 0] = 1.0
@@ -140,8 +129,7 @@ def rank_correlation(x: Floats, y: Floats, task: Codes) -> Estimate:
 
 
 def _spearman(x: Floats, y: Floats) -> Callable[[Mask], float]:
-    """Spearman's rho of the samples that a mask keeps. Values are sorted once: ranks of a part
-    follow from how often each value is in it."""
+    """Spearman's rho of a mask's samples, from values sorted once."""
     codes = [np.unique(values, return_inverse=True)[1] for values in (x, y)]
 
     def rho(keep: Mask) -> float:
@@ -153,7 +141,7 @@ def _spearman(x: Floats, y: Floats) -> Callable[[Mask], float]:
 
 
 def _mean_ranks(codes: Codes) -> Floats:
-    """The rank of each sample, that of equal ones in the middle."""
+    """Ranks of samples; ties get the mean."""
     counts = np.bincount(codes)
     middle: Floats = np.cumsum(counts) - (counts - 1) / 2
     return middle[codes]

@@ -1,1 +1,1 @@
-"""What limits correct kernels: a stage of its own, no part of any verdict."""
+"""The profiling stage: what limits correct kernels. No part of any verdict."""

@@ -1,9 +1,7 @@
-"""Verdicts in, a profile and a finding for each correct one out.
+"""The profiling stage: verdicts in, a profile and a finding for each correct one out.
 
-Guarantees: only correct candidates are run again, one at a time, so that no other disturbs the
-clock; one that cannot be profiled has a row that says why, and never ends the stage; a killed run
-resumes, and a later one pays only for verdicts that are new. Nothing here is part of a verdict.
-"""
+Guarantees: only correct candidates are rerun, one at a time for undisturbed timing; a failed one
+gets a row that says why; a killed run resumes, later runs pay only for new verdicts."""
 
 from __future__ import annotations
 
@@ -24,16 +22,16 @@ from tasks.versions import KERNEL_PROFILE_VERSION
 
 STAGE = "kernel-profiles"
 TIMEOUT_S = 120.0
-"""Deadline of one program."""
+"""Deadline of one program, s."""
 BUDGET_S = 0.3
-"""Time of the calls that are profiled by operator."""
+"""Time of the calls profiled by operator, s."""
 READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
 DERIVED = ("memory_ms", "compute_ms", "least_ms", "speed_of_light", "sol_score", "kernel_share")
 
 
 class Line(Record):
-    """The snapshots that profiles are made of: `workloads` count what the tasks compute,
-    `references` say where the time of their programs goes."""
+    """The snapshots behind profiles: `workloads` count what tasks compute, `references` say where
+    their programs spend time."""
 
     verdicts: SnapshotRef
     candidates: SnapshotRef
@@ -51,10 +49,9 @@ def planned(
 
 
 def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Language) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.KERNEL_PROFILES, one row for each correct verdict.
+    """Return a finished snapshot of tasks.tables.KERNEL_PROFILES, one row per correct verdict.
 
-    Raises DeviceError where the language's device is missing, EvalError where the machine fails.
-    """
+    Raises DeviceError where the language's device is missing, EvalError where the machine fails."""
     snapshot = planned(line, config, protocol, language)
     if snapshot.finished:
         return snapshot.ref
@@ -81,7 +78,7 @@ def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Langu
 
 
 def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, Json]:
-    """The correct verdicts by the keys of their profiles."""
+    """Correct verdicts by profile key."""
     rows = verdicts.open().read(unique="candidate_id").filter(CORRECT)
     asked = [keyed(config), KERNEL_PROFILE_VERSION]
     return {
@@ -131,7 +128,7 @@ def _profiled(
 
 
 def _row(profile: KernelProfile) -> Json:
-    """A row of KERNEL_PROFILES, without its keys: the first finding counts."""
+    """A row of KERNEL_PROFILES without keys, from the first finding."""
     row = profile.model_dump(mode="json") | {name: getattr(profile, name) for name in DERIVED}
     for kernel in row["kernels"]:
         kernel["metrics"] = _pairs(kernel["metrics"])

@@ -1,11 +1,8 @@
-"""One look for every figure: palette, axes, caption, and how a figure becomes SVG or files.
+"""The shared look of figures: palette, axes, caption, and output as SVG or files.
 
-Guarantees: no pyplot, so no global state is opened or left; the same figure gives the same bytes on
-one matplotlib; a file reads on light and on dark pages (transparent ground, everything drawn of
-middle brightness); no formula, link or script of a label is obeyed; kinds are told apart by a
-colour and a hatch that stay apart for colour-blind readers (`tests/tasks/test_composition.py`
-computes it). Does not guarantee that a figure says anything.
-"""
+Guarantees: no pyplot state; the same bytes on one matplotlib; readable on light and dark pages;
+labels are inert; kinds differ in colour and hatch for colour-blind readers
+(`tests/tasks/test_composition.py`). Does not guarantee that a figure says anything."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _SVG_STYLE = (
 
 
 class Drawn(NamedTuple):
-    """A figure, the name of its files, and what it shows for those who cannot see it."""
+    """A figure, the name of its files, and its alternative text."""
 
     name: str
     figure: Figure
@@ -41,18 +38,16 @@ class Drawn(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How one kind is filled.
-
-    Three colours of one brightness are as many as every reader tells apart; the hatch says the
-    rest.
-    """
+    """Fill of one kind. Only three colours of one brightness are distinct for every reader; hatches
+    do the rest."""
 
     colour: str
     hatch: str | None = None
 
     @property
     def fill(self) -> dict[str, Any]:
-        """Arguments of a bar. A hatched bar has no ground: its lines would be too faint on one."""
+        """Arguments of a bar. Hatched bars have no ground, on which their lines would be too
+        faint."""
         ground = "none" if self.hatch else self.colour
         return {"facecolor": ground, "edgecolor": self.colour, "linewidth": 0.8} | (
             {"hatch": self.hatch} if self.hatch else {}
@@ -73,7 +68,7 @@ LOOKS = (
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look, as a decorator of a function that draws: labels are made while it draws."""
+    """Decorator of a drawing function, as labels are made while it draws."""
     import matplotlib
 
     with matplotlib.rc_context(fname=SETTINGS):
@@ -85,8 +80,7 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """Return an empty figure (inches) and its `rows` times `columns` axes, row by row.
 
-    `grid` is as in Figure.subplots. Call inside `style`.
-    """
+    `grid` is as in Figure.subplots. Call inside `style`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -109,8 +103,7 @@ def point_rows(
 ) -> None:
     """Name the rows of the axes, first on top, and draw a point with its interval in each.
 
-    A row is (value, lower, upper, colour); what is None is not drawn.
-    """
+    A row is (value, lower, upper, colour); None is not drawn."""
     for place, (value, lower, upper, colour) in enumerate(rows):
         if lower is not None and upper is not None:
             axes.hlines(place, lower, upper, color=colour, linewidth=1.8)
@@ -126,10 +119,9 @@ def note(axes: Axes, text: str) -> None:
 
 
 def legend(axes: Axes, columns: int = 2, **more: object) -> None:
-    """Put a legend above the axes, where it lies over no data, if anything has a label.
+    """Put a legend above the axes, clear of data, if anything has a label.
 
-    `more` is as in Axes.legend.
-    """
+    `more` is as in Axes.legend."""
     if "handles" in more or axes.get_legend_handles_labels()[0]:
         axes.legend(
             ncols=columns, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.3, **more
@@ -139,8 +131,7 @@ def legend(axes: Axes, columns: int = 2, **more: object) -> None:
 def ratios(axes: Axes, which: str = "y") -> None:
     """Make an axis of ratios logarithmic, after drawing.
 
-    Its ticks are 1, 2, 5, 10 where it spans little, else powers of ten.
-    """
+    Ticks are 1, 2, 5, 10 over a short span, else powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set(**{f"{which}scale": "log"})
@@ -161,14 +152,14 @@ def counts(axes: Axes, which: str = "x") -> None:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Write what is drawn, and of how many, under the figure and into its files."""
+    """Write the caption under the figure and into its files."""
     width = int(CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
     folded = textwrap.fill(" ".join(text.split()), width)
     figure.supxlabel(folded, x=0.01, ha="left", fontsize="small")
 
 
 def svg_of(figure: Figure) -> str:
-    """Return a figure as SVG text whose ink is the colour of the page's text. Call in `style`."""
+    """Return a figure as SVG text in the page's text colour. Call in `style`."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
@@ -178,10 +169,8 @@ def svg_of(figure: Figure) -> str:
 
 @style()
 def save(drawn: Drawn, directory: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write NAME.svg and NAME.png, which carry the description, into an existing directory.
-
-    Raises OSError where it cannot write.
-    """
+    """Write NAME.svg and NAME.png with the description into an existing directory. Raises
+    OSError."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(drawn.figure)

@@ -1,7 +1,6 @@
-"""A finding: one number with its interval, and what it says.
+"""A finding: one number with its interval and its meaning.
 
-Guarantees: an estimate without a value says why. Holds no formula.
-"""
+Guarantees: an estimate without a value says why. Holds no formula."""
 
 from __future__ import annotations
 
@@ -15,9 +14,8 @@ from tasks.reporting.text import interval
 class Estimate(Record):
     """One number: `lower` and `upper` bound `value` with 95 % confidence by `method`.
 
-    `n` samples of `tasks` tasks went in. Where `value` is None, `why_not` says why; where only the
-    bounds are, the tasks were too few or the method gives none.
-    """
+    From `n` samples of `tasks` tasks. `why_not` says why `value` is None; bounds alone are None
+    where tasks are too few or the method gives none."""
 
     value: float | None = None
     lower: float | None = None
@@ -45,8 +43,8 @@ class Estimate(Record):
 
 
 class Finding(Record):
-    """A row of a table of findings. `form` is how `text.interval` shows the number, `key` names it
-    for machines, where runs are compared by it."""
+    """A row of a table of findings. `form` formats the number as in `text.interval`; `key`
+    identifies it when runs are compared."""
 
     key: str
     name: str

@@ -1,11 +1,8 @@
 """A page from a template, as one self-contained HTML file or as Markdown.
 
-A page's template calls the parts of `html.j2` and `md.j2` (section, table, picture, ...), which
-have the same names and arguments, so it is written once. Guarantees: the HTML page loads nothing
-and runs no script; every value in either form is escaped, those of Markdown become one line; only
-an http(s) address becomes a link; a section without content is left out. Does not guarantee what
-lies behind a link.
-"""
+The parts in `html.j2` and `md.j2` share names and arguments, so one template serves both.
+Guarantees: HTML loads nothing and runs no script; values are escaped; only http(s) addresses become
+links; empty sections are omitted."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ Form = Literal["html", "md", "txt"]
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
 NOTHING = re.compile(r"([-+]?0(\.0+)?( %)?|n/a)( \(.*\))?|n/a: .*|1\.000|")
-"""A cell without a finding: a zero, what could not be estimated, a p value of 1."""
+"""A cell without a finding: zero, not estimated, or a p value of 1."""
 HEADING = re.compile(r'<h2 id="([a-z0-9-]*)">(.*?)</h2>', re.DOTALL)
 MARKDOWN_CHARS = 100_000  # of one value
 
@@ -41,7 +38,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Link:
-    """Text that leads to a page. What is no http(s) address stays text."""
+    """A link; an address that is not http(s) stays text."""
 
     text: str
     url: str
@@ -54,9 +51,8 @@ Cell = str | Link | None
 class Table:
     """A table; every row has as many cells as the header.
 
-    `keys` is how many of the first cells name a row. With it, HTML folds rows whose other cells
-    hold no finding. 0: every row is shown.
-    """
+    The first `keys` cells name a row; HTML folds rows whose other cells hold no finding. 0: every
+    row is shown."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -76,12 +72,11 @@ def page_of(
     drawn: Mapping[str, str] | None = None,
     **content: object,
 ) -> str:
-    """Return the page: title, a line of facts, the headline, and what the template makes of
+    """Return the page: title, a line of facts, the headline, and the template filled with
     `content`.
 
     Strings are raw. `drawn` maps a figure's name to its SVG. Raises jinja2.UndefinedError for a
-    value or a picture that is not given.
-    """
+    missing value or picture."""
     head = {"title": title, "facts": facts, "sentence": sentence, "drawn": drawn or {}}
     page = _environment(form, template.parent).get_template(template.name)
     text = page.render(content, form=form, **head)
@@ -89,23 +84,21 @@ def page_of(
 
 
 def rendered(template: Path, **values: object) -> str:
-    """Return a text template filled with values.
+    """Return a filled text template.
 
-    Of a template NAME.md.j2, nothing of the values is markup in the Markdown that is returned; any
-    other gives plain text.
-    """
+    In NAME.md.j2, values are escaped for Markdown; other templates give plain text."""
     form: Form = "md" if template.name.endswith(".md.j2") else "txt"
     return _environment(form, template.parent).get_template(template.name).render(values)
 
 
 def block_markdown(block: Block) -> str:
-    """Return one block as Markdown in which nothing of its texts is markup."""
+    """Return one block as Markdown with escaped texts."""
     parts = _environment("md", TEMPLATES).get_template("md.j2").module
     return _spaced(str(vars(parts)[type(block).__name__.lower()](**vars(block))))
 
 
 def _spaced(text: str) -> str:
-    """One empty line between the parts of a Markdown page."""
+    """Put one empty line between the parts of a Markdown page."""
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 
@@ -131,10 +124,7 @@ def _environment(form: Form, folder: Path) -> Environment:
 
 
 def _width(value: Cell) -> str:
-    """Return the class of a table cell.
-
-    "n" breaks a number only before its interval, "w" a sentence only between words.
-    """
+    """Return the class of a cell: "n" breaks only before an interval, "w" only between words."""
     if not isinstance(value, str):
         return ""
     if len(value) > NUMBER_CHARS:
@@ -143,7 +133,7 @@ def _width(value: Cell) -> str:
 
 
 def _unbroken(value: Cell) -> Cell:
-    """Return a cell whose number is not broken over lines but before its interval."""
+    """Return a cell whose number breaks over lines only before its interval."""
     narrow = isinstance(value, str) and _width(value) == "n"
     return re.sub(r" (?!\()", "\u00a0", str(value)) if narrow else value
 
@@ -151,8 +141,7 @@ def _unbroken(value: Cell) -> Cell:
 def _split(
     rows: Sequence[Sequence[Cell]], keys: int
 ) -> tuple[list[Sequence[Cell]], list[Sequence[Cell]]]:
-    """Return the rows with a finding, and those without one (NOTHING in every cell after the
-    first `keys`)."""
+    """Return rows with a finding, and those with NOTHING in every cell after the first `keys`."""
     split: tuple[list[Sequence[Cell]], list[Sequence[Cell]]] = ([], [])
     for row in rows:
         found = map(NOTHING.fullmatch, map(str, row[keys:]))
@@ -174,5 +163,5 @@ def _data(svg: str) -> str:
 
 
 def _indented(text: str) -> Markup:
-    """Code as a block of Markdown. It is indented, not fenced: no text can close such a block."""
+    """Code as an indented Markdown block, which no text can close."""
     return Markup("\n".join(f"    {line}" for line in clean(text).split("\n")))

@@ -1,7 +1,5 @@
-"""Templates of Jinja: one set of rules for pages, reports and what commands print.
-
-A value that is not given is an error, and a line that holds only a block leaves no line.
-"""
+"""Shared rules of Jinja templates. A missing value is an error; a line with only a block leaves no
+line."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def environment(*folders: Path, filters: Mapping[str, Any], **options: Any) -> Environment:
-    """Templates of these folders, the first one's first, with these filters beside Jinja's own.
-    Other `options` are those of `jinja2.Environment`."""
+    """Templates of these folders, the first one's first, with these filters beside Jinja's. Other
+    `options` are those of `jinja2.Environment`."""
     made = Environment(
         loader=FileSystemLoader(folders),
         undefined=StrictUndefined,

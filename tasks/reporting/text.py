@@ -1,9 +1,8 @@
-"""Text for people, and text from outside made harmless.
+"""Text for people, and escaping of text from outside.
 
-Guarantees: `clean` leaves no character that acts on a terminal or a page, `masked` no password
-inside a URL; what `as_text`, `cell`, `cells` and `fenced` return is shown and does nothing else: no
-markup, HTML, link, table or front matter. Escaping for HTML is `page`'s own work.
-"""
+Guarantees: `clean` leaves no character that acts on a terminal or page, `masked` no password inside
+a URL; `as_text`, `cell`, `cells` and `fenced` return inert text: no markup, HTML, link, table or
+front matter. HTML is escaped in `page`."""
 
 from __future__ import annotations
 
@@ -36,26 +35,21 @@ def clean(text: object, *, one_line: bool = False) -> str:
 
 
 def as_text(text: object, length: int = 2000) -> str:
-    """Return one line of Markdown in which nothing of `text` is markup.
-
-    At most `length` characters of the text are shown.
-    """
+    """Return one line of inert Markdown, with at most `length` characters of the text."""
     line = " ".join(clean(text, one_line=True).split())
     line = line if len(line) <= length else f"{line[: length - 3]}..."
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", line)
 
 
 def cell(value: object, length: int = 120) -> str:
-    """Return `as_text` of a length that fits a table cell or a sentence."""
+    """Return `as_text` cut for a table cell or sentence."""
     return as_text(value, length)
 
 
 def cells(rows: Iterable[Row]) -> list[Json]:
-    """Return rows of a Prefect table artifact, numbers as they are and texts without markup.
+    """Return rows of a Prefect table artifact, numbers unchanged and texts without markup.
 
-    Some pages render such texts as Markdown, some do not, so a few characters are replaced by
-    others that look alike.
-    """
+    Only some Prefect pages render Markdown, so a few characters are replaced by lookalikes."""
     return [
         {
             _alike(str(name)): _alike(value) if isinstance(value, str) else value
@@ -72,8 +66,7 @@ def _alike(text: str) -> str:
 def fenced(text: str, language: str = "", length: int = 1500) -> str:
     """Return a Markdown code block with at most `length` characters of a text.
 
-    Its fence has more backticks than the text has in a row.
-    """
+    Its fence has more backticks than the text has in a row."""
     text = clean(text)
     text = text if len(text) <= length else f"{text[:length]}\n[...]"
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
@@ -81,7 +74,7 @@ def fenced(text: str, language: str = "", length: int = 1500) -> str:
 
 
 def masked(value: Any) -> Any:
-    """Return the same value with passwords inside URLs replaced, at any depth."""
+    """Return the value with passwords in URLs replaced, at any depth."""
     if isinstance(value, Mapping):
         return {key: masked(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -92,8 +85,7 @@ def masked(value: Any) -> Any:
 def address(url: str) -> str | None:
     """Return an http(s) address in ASCII without quotes, spaces, brackets or a password, or None.
 
-    Such an address ends no HTML attribute and no Markdown link.
-    """
+    It ends no HTML attribute and no Markdown link."""
     plain = str(masked(url.strip()))
     if not re.match(r"https?://[^/]", plain, re.IGNORECASE):
         return None
@@ -111,9 +103,8 @@ def interval(
 ) -> str:
     """Return a number with its interval: `25.0 % (0.0 to 75.0)`, `1.83x (1.70 to 1.95)`, `n/a`.
 
-    `form` is a format of a float, or ends in "%" (a share in percent), "p" (the same without the
-    sign) or "x" (a ratio).
-    """
+    `form` is a float format, or ends in "%" (a share in percent), "p" (the same, no sign) or "x" (a
+    ratio)."""
     if value is None:
         return "n/a"
     scale, unit = _UNITS.get(form[-1], (1, ""))
@@ -123,12 +114,12 @@ def interval(
 
 
 def number(value: float | None, form: str) -> str:
-    """Return a number by its format, `n/a` where there is none."""
+    """Return a formatted number, `n/a` for None."""
     return "n/a" if value is None else f"{value:{form}}"
 
 
 def p_value(p: float | None) -> str:
-    """Return a p value: `0.034`, `< 0.001`, nothing where there is none."""
+    """Return a p value: `0.034`, `< 0.001`, empty for None."""
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 

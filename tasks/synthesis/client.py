@@ -1,12 +1,8 @@
 """A generator behind OpenAI-compatible endpoints (vLLM, SGLang, a hosted service).
 
-Guarantees: at most `concurrency` requests in flight; responses come as they finish; connection
-faults, 408, 409, 429 and 5xx are tried again by OpenAI's client, with growing pauses or what the
-server asks for; what fails at one address goes to the next; leaving the loop early (an exception,
-Ctrl-C) cancels what is in flight. The API key appears in no message, log line or repr. Does not
-guarantee an answer to every request: one that the endpoint refuses (400, 413, 422: the prompt is
-too long for the model, say) stays unanswered with a log line, unless it refuses all.
-"""
+Guarantees: at most `concurrency` requests in flight; retries and failover between addresses;
+leaving the loop cancels what is in flight; the API key is in no message, log line or repr. Does not
+guarantee an answer: refused requests (400, 413, 422) are logged, unless all are refused."""
 
 from __future__ import annotations
 
@@ -49,40 +45,35 @@ T = TypeVar("T")
 PATH = "/chat/completions"
 CONNECT_TIMEOUT_S = 10.0
 ATTEMPTS = 3
-"""Of a request, at one address after the other, each with the client's own retries."""
+"""Attempts of a request, each at the next address and with the client's own retries."""
 UNAUTHORIZED, NOT_FOUND = (401, 403), 404
 REFUSED = (400, 413, 422)
 RETRIED = (408, 409, 429)
 REFUSALS_BEFORE_GIVING_UP = 8
 KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"
-"""Sent where the environment holds no key: local servers ask for none, but the protocol has the
+"""Sent without a key in the environment: local servers need none, but the protocol has the
 header."""
 LONGEST_CAUSE = 300
 UNREAD = 256
-"""Most answers that wait for the caller (and never more than requests may be in flight), before the
-next request waits too: memory stays flat where the disk is slower than the server, and a stage that
-stops asks for few of them again."""
+"""Most answers that wait for the caller before the next request waits too: memory stays flat where
+the disk is slower than the server, and a stage that stops repeats few of them."""
 SIGNAL_CHECK_S = 0.5
-"""A Ctrl-C that comes just before the wait begins does not wake it: the wait ends now and then to
-see it."""
+"""Interval of checks for a Ctrl-C that came just before a wait began and did not wake it."""
 
 
 class _Refused(Exception):
-    """The endpoint does not take this request; it may take others."""
+    """The endpoint refuses this request; it may accept others."""
 
 
 @dataclass(repr=False)
 class OpenAISampler(Sampler):
-    """Chat completions of one model at one endpoint, or at several that serve the same. `generator`
-    is the model's name.
+    """Chat completions of one model (`generator`) at one or several equivalent endpoints.
 
-    `api_key` is used instead of what KEY_VARIABLE holds (`key_place` says in words where a wrong
-    one is corrected), and with `direct` no proxy of the environment is. `timeout_s` bounds the wait
-    for an answer, which is not streamed. `retries` are the further attempts after a fault, with
-    pauses of 0.5 s that double up to 8 s, or what the server asks for in `Retry-After`, at each of
-    the addresses in turn.
-    """
+    `api_key` replaces KEY_VARIABLE's value (`key_place` says in words where to correct a wrong
+    one); `direct` ignores proxies of the environment. `timeout_s` bounds the wait for an answer,
+    which is not streamed. `retries` are further attempts after a fault, with pauses that double
+    from 0.5 s to 8 s or follow `Retry-After`, at each address in turn."""
 
     base_url: str | Sequence[str]
     model: str
@@ -139,9 +130,9 @@ class OpenAISampler(Sampler):
             asking.result()
 
     def require_model(self) -> str:
-        """Ask every address which models it has, in words. Raises EvalError where one does not
-        answer, UsageError where it refuses the key or lacks the model. One that keeps no list, as
-        some gateways, is taken at its word."""
+        """Ask every address for its models, and report them in words. Raises EvalError where one
+        does not answer, UsageError where it refuses the key or lacks the model. One without a list,
+        such as some gateways, is trusted."""
         with start_blocking_portal() as portal:
             found = {url: portal.call(self._models_at, url) for url in self.urls}
         for url, names in found.items():
@@ -157,7 +148,7 @@ class OpenAISampler(Sampler):
         return f"{urls}: answers, and does not list {self.model}"
 
     async def _models_at(self, url: str) -> list[str]:
-        """The names of an address's models; empty where it keeps no list."""
+        """Model names of an address; empty where it keeps no list."""
         from openai import APIConnectionError, APIStatusError
 
         async with self._client(url) as client:
@@ -226,8 +217,8 @@ class OpenAISampler(Sampler):
         )
 
     async def _ask(self, clients: Sequence[AsyncOpenAI], turn: int, request: Request) -> Response:
-        """One answer, from the address whose turn it is, else from the next. Raises _Refused,
-        UsageError for what is wrong with every request, and EvalError where no address answers."""
+        """One answer from the next address that gives one. Raises _Refused, UsageError or
+        EvalError."""
         from openai import APIConnectionError, APIStatusError
 
         cause = ""
@@ -252,7 +243,7 @@ class OpenAISampler(Sampler):
         )
 
     def body(self, request: Request) -> Json:
-        """What is sent for a request."""
+        """Body of a request."""
         return {
             "model": self.model,
             "messages": [{"role": "user", "content": request.prompt}],
@@ -260,7 +251,7 @@ class OpenAISampler(Sampler):
         }
 
     def read(self, request: Request, body: Any) -> Response:
-        """The first choice of an answer. Raises what Python does where there is none: servers do
+        """The first choice of an answer. Raises Python's own errors for a malformed one: servers
         answer 200 with anything."""
         choice = body["choices"][0]
         message, usage = choice["message"], body.get("usage")
@@ -305,7 +296,7 @@ class OpenAISampler(Sampler):
         return self.api_key or os.environ.get(KEY_VARIABLE) or NO_KEY
 
     def _line(self, text: str) -> str:
-        """What happened, in one line without the key, which servers quote."""
+        """A one-line error without the key, which servers quote."""
         if self._key != NO_KEY:
             text = text.replace(self._key, "***")
         return " ".join(text.split())[:LONGEST_CAUSE]
@@ -319,7 +310,7 @@ def _result(future: Future[T]) -> T:
 
 
 def _parsed(body: object) -> Any:
-    """An answer's JSON, which the client leaves a text where the server names another type."""
+    """An answer's JSON, also where the server names another content type."""
     return json.loads(body) if isinstance(body, str) else body
 
 
@@ -333,6 +324,5 @@ def _count(value: object) -> int | None:
 
 
 def _text(value: object) -> str | None:
-    """A string that UTF-8 can hold (JSON may carry lone surrogates, records and Parquet may not);
-    None for what is no string."""
+    """A string without lone surrogates, which Parquet cannot hold; None for other types."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else None

@@ -1,11 +1,9 @@
-"""Earlier kernels of a task in its prompt, each with its speedup, for a model to compare.
+"""A prompt with a task's earlier kernels and their speedups, for a model to compare.
 
-Source of the form: Li et al., "CUDA-L1: Improving CUDA Optimization via Contrastive Reinforcement
-Learning", arXiv:2507.14111, section 2.4; the wording is ours.
+Form: Li et al., "CUDA-L1", arXiv:2507.14111, section 2.4; own wording.
 
-Guarantees: the prompt begins with the task's own. A kernel is quoted as in a follow-up: in a fence
-that nothing inside can close, without control characters and marks of a chat template.
-"""
+Guarantees: the task's own prompt comes first; a kernel stands in a fence that nothing inside can
+close, without control characters or chat template marks."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ class Kernel(NamedTuple):
 
 
 def with_earlier_kernels(prompt: str, kernels: Sequence[Kernel]) -> str:
-    """The prompt with all of these kernels, in their order."""
+    """The prompt with all of these kernels, in order."""
     quoted = []
     for kernel in kernels:
         code = block(bounded(kernel.code, MOST_CODE, paths=True))

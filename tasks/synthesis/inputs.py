@@ -1,10 +1,8 @@
-"""What people keep candidates in, as parts with rows: tables, folders of .py files, runs of
-KernelBench, data sets on the hub.
+"""Sources of candidates, as parts with rows: tables, folders of .py files, KernelBench runs, hub
+data sets.
 
-Guarantees: rows have the columns of `ALIASES` under their own name, whatever the place calls them;
-the same place gives the same rows in the same order, and a digest that changes with them. Does not
-judge a row.
-"""
+Guarantees: columns are renamed by `ALIASES`; the same place gives the same rows in order, and a
+digest that changes with them. Does not judge a row."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ from tasks.sources.hub import load_rows
 from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out
 
 ALIASES: dict[str, list[str]] = table_beside(__file__)
-"""Columns, and what other tables call them; the first existing one is used."""
+"""Columns, and their names in other tables; the first existing one is used."""
 MOST_SPLIT = "train"
 _NAME = re.compile(
     r"(?:level_(?P<level>\d+)_problem_(?P<problem_id>\d+)|(?P<task_id>.+?))"
     r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
 )
-"""The names of files: KernelBench's, and a task's with the number of a sample."""
+"""File names: KernelBench's, or a task's with a sample number."""
 
 
 READ = (
@@ -43,8 +41,8 @@ READ = (
 
 
 class Part(NamedTuple):
-    """Rows of one file, folder or data set. `columns` maps the names of `rows` to its own, of which
-    `given` are all."""
+    """Rows of one file, folder or data set. `columns` maps the names of `rows` to its own; `given`
+    are all of its own."""
 
     name: str
     given: Sequence[str]
@@ -59,8 +57,8 @@ class Part(NamedTuple):
 
 
 def parts_of(location: str | Path) -> list[Part]:
-    """The parts of a location: a table, a folder or a glob of them, a .py file, a folder of .py
-    files or of solutions (FlashInfer-Bench's, SOL-ExecBench's), or a hub id (`OWNER/NAME`, or
+    """Parts of a location: a table, a folder or a glob of them, a .py file, a folder of .py files
+    or of solutions (FlashInfer-Bench, SOL-ExecBench), or a hub id (`OWNER/NAME`,
     `OWNER/NAME:SPLIT`). Raises UsageError for another."""
     path = Path(location).expanduser()
     hub_id, _, split = str(location).partition(":")
@@ -80,8 +78,8 @@ def parts_of(location: str | Path) -> list[Part]:
 
 
 def model_of(location: str | Path) -> str:
-    """What the model of a place is called that names none: what KernelBench's
-    `generation_config.yaml` says, else the folder's or file's own name."""
+    """Model name for a place that gives none: from KernelBench's `generation_config.yaml`, else the
+    folder's or file's name."""
     path = Path(location).expanduser()
     note = path / "generation_config.yaml"
     if note.is_file() and (
@@ -105,7 +103,7 @@ def _of_file(path: Path) -> Part:
 
 
 def _own_names(given: Sequence[str]) -> dict[str, str]:
-    """A table's own column names by the names of READ."""
+    """A table's column names by those of READ."""
     found = {}
     for name in READ:
         for own in (name, *ALIASES.get(name, ())):
@@ -118,8 +116,7 @@ def _own_names(given: Sequence[str]) -> dict[str, str]:
 
 
 def _modules(path: Path) -> Iterator[Json]:
-    """One candidate per .py file. Where names are those of KernelBench's runs, other files are left
-    out."""
+    """One candidate per .py file; only KernelBench's names, where there are such."""
     patterns = ("[!_]*.py", "level*/[!_]*.py")
     files = [path] if path.suffix == ".py" else sorted(chain(*map(path.glob, patterns)))
     if not files:

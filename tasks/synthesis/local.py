@@ -1,10 +1,8 @@
-"""Sampling in this process with transformers' `generate`: for the demo's small model and for
-checking an adapter where no server is at hand.
+"""Sampling in this process with transformers' `generate`, for small models and adapter checks.
 
-Guarantees: one response per request; the same requests in the same batches on the same machine give
-the same text; how long an answer may become depends on its own prompt alone. Does not refill a
-batch while it runs: for throughput use a vLLM server.
-"""
+Guarantees: one response per request; the same batches on one machine give the same text; room for
+an answer depends on its own prompt alone. Does not refill a running batch: for throughput use a
+vLLM server."""
 
 from __future__ import annotations
 
@@ -35,17 +33,15 @@ NO_CHAT = "sample from an instruct or reasoning model"
 
 
 class TransformersSampler(Sampler):
-    """A `Sampler` over a causal model directory or hub id, with or without a LoRA adapter (merged
-    once, so it costs nothing).
+    """A `Sampler` over a causal model directory or hub id, with an optional LoRA adapter (merged
+    once).
 
-    The text of a response is what follows the generation prompt: with a template that opens the
-    think block it begins inside it and keeps `</think>`. `name` is the generator's identity in
-    every candidate. `batch_size` is how many responses are written at once; None: 16 on a CPU, and
-    on a GPU as many as half of its free memory holds keys and values of, 1,024 at most. It is
-    halved where the device's memory ends. The model is loaded at the first request. Raises
-    UsageError where model or adapter cannot be loaded, where a prompt leaves no room in the model's
-    window, and where the device cannot hold one response.
-    """
+    A response is the text after the generation prompt: with a template that opens the think block
+    it starts inside it and keeps `</think>`. `name` identifies the generator in every candidate.
+    `batch_size` is the number of responses at once; None: 16 on a CPU; on a GPU as many as have
+    keys and values in half of its free memory, at most 1,024, halved where memory runs out. The
+    model is loaded at the first request. Raises UsageError where model or adapter cannot be loaded,
+    a prompt leaves no room in the window, or the device cannot hold one response."""
 
     def __init__(
         self,
@@ -100,7 +96,7 @@ class TransformersSampler(Sampler):
                 yield loaded.response(row, tokens)
 
     def close(self) -> None:
-        """Lets the model and its memory go. Sampling again loads it again."""
+        """Free the model; sampling again reloads it."""
         import torch
 
         if vars(self).pop("loaded", None):
@@ -112,7 +108,7 @@ class TransformersSampler(Sampler):
 
 
 class Row(NamedTuple):
-    """A request with its prompt in token ids, and the most tokens of its answer."""
+    """A request with its prompt's token ids and its answer's token limit."""
 
     request: Request
     prompt: list[int]
@@ -139,7 +135,7 @@ class Loaded:
 
     @classmethod
     def load(cls, location: str | Path, adapter: Path | None) -> Loaded:
-        """Load them onto a GPU, where there is one. Raises UsageError where that cannot be done."""
+        """Load both, onto a GPU where there is one. Raises UsageError where that fails."""
         import torch
 
         tokenizer: Any = load_tokenizer(location)
@@ -151,7 +147,7 @@ class Loaded:
         return cls(tokenizer, model.to("cuda" if gpu else "cpu"))
 
     def batch_size(self, tokens: int) -> int:
-        """How many responses to write at once, prompt and answer of so many tokens."""
+        """How many responses of so many tokens, prompt included, to write at once."""
         import torch
 
         if self.model.device.type != "cuda":
@@ -170,7 +166,8 @@ class Loaded:
         return max(1, min(MOST_IN_BATCH, fit))
 
     def encode(self, request: Request) -> Row:
-        """The chat up to the generation prompt. Raises UsageError where it fills the window."""
+        """Token ids of the chat up to the generation prompt. Raises UsageError where it fills the
+        window."""
         text = chat_text(self.tokenizer, request.prompt)
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) >= self.window:
@@ -182,7 +179,7 @@ class Loaded:
         return Row(request, ids, min(request.sampling.max_tokens, self.window - len(ids)))
 
     def response(self, row: Row, tokens: Sequence[int]) -> Response:
-        """What was written, up to the end token or the row's room."""
+        """The text up to the end token or the row's token limit."""
         tokens = tokens[: row.room]
         end = next((place for place, token in enumerate(tokens, 1) if token in self.ends), None)
         written = list(tokens[:end])
@@ -194,7 +191,7 @@ class Loaded:
         )
 
     def text_of(self, tokens: list[int]) -> str:
-        """Special tokens are left out; `<think>` and `</think>` are no special tokens and stay."""
+        """Text without special tokens; `<think>` and `</think>` are none and stay."""
         return str(
             self.tokenizer.decode(
                 tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -202,8 +199,7 @@ class Loaded:
         )
 
     def respond(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Tokens of one batch of responses with the same settings. Behind a row's end stands what
-        fills the batch."""
+        """Tokens of one batch of responses with equal settings. Padding follows a row's end."""
         import torch
         from transformers import GenerationConfig, StoppingCriteriaList
 
@@ -243,12 +239,12 @@ class Loaded:
 
 
 def _order(row: Row) -> tuple[str, int, list[int], str]:
-    """Rows of the same settings together, then those of one prompt."""
+    """Sort key: rows of equal settings together, then those of one prompt."""
     return str(row.settings), len(row.prompt), row.prompt, row.request.request_key
 
 
 def generate_settings(sampling: SamplingParams) -> dict[str, Any]:
-    """Parameters of `generate`; what a request leaves open does nothing."""
+    """Parameters of `generate`; settings that a request leaves open have no effect."""
     return {
         "do_sample": sampling.temperature > 0,
         "temperature": sampling.temperature or 1.0,

@@ -1,12 +1,8 @@
-"""A response in, reasoning and code out.
+"""Parsing of a response into reasoning and code.
 
-Guarantees: never raises, whatever the text; time linear in its length; either `code` (a complete
-fenced block, or a bare module, that defines the class ModelNew) or the one `parse_reason` why there
-is none; a draft inside the reasoning, one that thoughts follow, is never taken while there is an
-answer; the same text gives the same parts whether the server or this module separated its
-reasoning; every string that comes out can be encoded as UTF-8. Does not guarantee that the code
-compiles: a syntax error is the verifier's.
-"""
+Guarantees: never raises; linear time; either `code` that defines ModelNew or the one
+`parse_reason`; no draft from the reasoning while there is an answer; UTF-8 strings; the same parts
+whoever separated the reasoning. Does not guarantee that the code compiles."""
 
 from __future__ import annotations
 
@@ -45,8 +41,8 @@ _DEEPEST = 2
 
 
 class Parsed(Record):
-    """A response taken apart: exactly one of `code` and `parse_reason` is None. `parse_reason` is a
-    reason of Status.NO_CODE."""
+    """A parsed response: exactly one of `code` and `parse_reason` (a reason of Status.NO_CODE) is
+    None."""
 
     reasoning: str
     answer: str
@@ -57,17 +53,16 @@ class Parsed(Record):
 def parse_response(
     text: str, *, reasoning: str | None = None, finish_reason: str | None = None
 ) -> Parsed:
-    """Take a response apart. `reasoning` is what the server separated, if it did; `finish_reason`
-    what it said, "length" if cut off.
+    """Parse a response. `reasoning` is what the server separated, if it did; `finish_reason` its
+    own, "length" if cut off.
 
-    The reasoning is the text before the last `</think>`, or what the server gave. Where neither is
-    there, nothing says where it ends: a chat template may have opened the block and the model
-    forgotten to close it. Then it ends where the last module begins; a text that was cut off before
-    that is all reasoning, any other without a module is all answer. The code is the last complete
-    fenced block that defines ModelNew; a block in the reasoning only where the model stopped by
-    itself, and no answer follows, or one without any block where the module is the last thing in
-    the reasoning: then the tag came a block too late, and the answer begins with the module.
-    """
+    The reasoning is the server's, or the text before the last `</think>`. With neither, a chat
+    template may have opened a block that was never closed: the reasoning ends where the last module
+    begins; a text cut off before that is all reasoning, any other without a module all answer. The
+    code is the last complete fenced block that defines ModelNew. A block in the reasoning counts
+    only where the model stopped by itself and no answer follows, or an answer without any block
+    while the module ends the reasoning: the tag came a block too late, and the answer begins with
+    the module."""
     text = clean_text(text)
     thought, answer = _split(text)
     if reasoning and reasoning.strip():
@@ -91,8 +86,7 @@ def parse_response(
 
 
 def _moved(thought: str, found: _Found, answer: str = "") -> Parsed:
-    """A module in the reasoning begins the answer, with what follows it there. Closing tags go:
-    some models close twice."""
+    """Move a module that ends the reasoning, and what follows it, to the answer's beginning."""
     rest = thought[found.end :].replace(THINK_CLOSE, "")
     return Parsed(
         reasoning=_untagged(thought[: found.start]),
@@ -102,7 +96,7 @@ def _moved(thought: str, found: _Found, answer: str = "") -> Parsed:
 
 
 def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) -> Parsed:
-    """All there is came before `</think>`, or no tag says what it is."""
+    """Parse a response that ends before an answer, or has no tag."""
     opened = not closed and THINK_OPEN in thought
     found = _find_code(thought, finish_reason)
     draft = (closed and finish_reason == "length") or (opened and finish_reason != "stop")
@@ -118,9 +112,9 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
 
 
 def is_unfinished(text: str) -> bool:
-    """Whether a recorded response breaks off: a think block or its last fence was never closed, or
-    the prose after its last block ends with a letter, a digit or a comma. Replaces a finish reason
-    that was not recorded."""
+    """Whether a recorded response breaks off: an unclosed think block or last fence, or prose after
+    the last block that ends with a letter, a digit or a comma. Replaces an unrecorded finish
+    reason."""
     thought, answer = _split(clean_text(text))
     if answer is None and THINK_OPEN in thought:
         return True
@@ -134,25 +128,23 @@ def is_unfinished(text: str) -> bool:
 
 
 def guessed_finish(text: str) -> Json:
-    """`finish_reason` and `finish_guessed` of a response whose finish reason was not recorded."""
+    """`finish_reason` and `finish_guessed` where no finish reason was recorded."""
     return {"finish_reason": "length" if is_unfinished(text) else "stop", "finish_guessed": True}
 
 
 def clean_text(text: str) -> str:
-    """The text with Unix line ends, and lone surrogates (which JSON can carry and UTF-8 cannot) as
-    U+FFFD."""
+    """The text with Unix line ends, and lone surrogates (invalid in UTF-8) as U+FFFD."""
     return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Text before and after the last `</think>`; the answer is None where there is no such tag."""
+    """Text before and after the last `</think>`; the answer is None without such a tag."""
     thought, tag, answer = text.rpartition(THINK_CLOSE)
     return (_untagged(thought), answer) if tag else (text, None)
 
 
 def _untagged(thought: str) -> str:
-    """The reasoning behind its opening tag, which begins a line. QwQ-32B often continues the prompt
-    first: that is no reasoning."""
+    """The reasoning after its opening tag; QwQ-32B often continues the prompt before it."""
     opened = _OPEN.search(thought)
     return thought[opened.end() if opened else 0 :].strip()
 
@@ -182,8 +174,8 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
-    """Whether the class is defined. Code that does not parse is searched as text, unless `strict`
-    (it may be no Python at all)."""
+    """Whether the class is defined. Unless `strict`, code that does not parse is searched as
+    text."""
     if len(code) > _AST_LIMIT:
         return not strict
     try:
@@ -196,7 +188,7 @@ def _defines_model(code: str, *, strict: bool) -> bool:
 
 @dataclass(slots=True)
 class _Block:
-    """A fenced block: offsets of its opening line, of its content and of its content's end."""
+    """A fenced block: offsets of its opening line, content and content's end."""
 
     opening: int
     start: int
@@ -226,12 +218,7 @@ class _Scan:
 
 
 def _scan(text: str) -> _Scan:
-    """Every complete fenced block, in the order in which they close.
-
-    More lenient than CommonMark (https://spec.commonmark.org/0.31.2/#fenced-code-blocks) where real
-    responses are sloppy: prose after a closing fence, an opening fence inside a block that was
-    never closed or that is itself Markdown, one at the end of a line of prose.
-    """
+    """Every complete fenced block, in the order of their ends; more lenient than CommonMark."""
     scan = _Scan()
     for match in _FENCE.finditer(text):
         top = scan.open[-1] if scan.open else None

@@ -1,10 +1,8 @@
-"""The prompts that ask a generator for a kernel: one template, with the words and the worked
-example of a language (`kernels_eval.languages`).
+"""Prompts that ask a generator for a kernel: one template, with a language's words and worked
+example (`kernels_eval.languages`).
 
-Guarantees: the same task, language and hardware line give the same prompt, character for character,
-in every release with the same `PROMPT_VERSION`; the task's code appears whole and unchanged. Holds
-no task of any benchmark: the example was written for concur.
-"""
+Guarantees: the same task, language and hardware line give the same prompt in all releases with one
+`PROMPT_VERSION`; the task's code is unchanged. Holds no benchmark task."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import re
 from kernels_eval.records import KernelTask, Language, stable_hash
 
 PROMPT_VERSION = 1
-"""Raised with every change of the wording or the examples."""
+"""Raised with every change of wording or examples."""
 
 EXAMPLE_TASK = """\
 import torch
@@ -70,8 +68,8 @@ No tests, no example calls.
 
 
 def render(task: KernelTask, language: Language, hardware: str | None = None) -> str:
-    """The prompt that asks for a kernel in `language` for `task`. `hardware` is one line on the
-    machine it will run on."""
+    """The prompt for a kernel in `language` for `task`. `hardware` is one line on the machine it
+    will run on."""
     return TEMPLATE.format(
         entry_point=task.entry_point,
         means=language.means,
@@ -87,13 +85,12 @@ def render(task: KernelTask, language: Language, hardware: str | None = None) ->
 
 
 def prompt_hash(prompt: str, *versions: int) -> str:
-    """Identity of a prompt: hash(`PROMPT_VERSION`, further versions, prompt)."""
+    """Prompt hash, of `PROMPT_VERSION`, further versions and the prompt."""
     return stable_hash([PROMPT_VERSION, *versions, prompt])
 
 
 def block(code: str, language: str = "python") -> str:
-    """`code` as a fenced block. The fence is longer than any run of backticks inside, so that
-    nothing in the code can close it."""
+    """`code` in a fence longer than any run of backticks inside, which nothing in it can close."""
     longest = max((len(run) for run in re.findall("`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{code.rstrip()}\n{fence}"

@@ -1,11 +1,7 @@
-"""Samplers that replay what a generator wrote earlier: the bundled responses, or a Parquet file of
-them.
+"""Samplers that replay recorded responses: the bundled ones, or a Parquet file.
 
-Guarantees: the same request always gives the same response; a request without a recording is passed
-over, never answered with another task's text, and no follow-up has one: what was recorded answers
-the first prompt. Sampling parameters are not looked at: the recording was made with those of its
-own time.
-"""
+Guarantees: the same request gives the same response; requests without a recording, follow-ups
+included, are skipped. Sampling parameters are ignored: the recording used its own."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
 
 
 class RecordedSampler(Sampler):
-    """The bundled responses: sample i of a bundled task is its i-th recording in the language asked
-    for."""
+    """The bundled responses: sample i of a task is its i-th recording in the requested language."""
 
     generator = "recorded"
     answers_follow_ups = False
@@ -39,7 +34,7 @@ class RecordedSampler(Sampler):
 
     @classmethod
     def data_version(cls, config: SynthesisConfig) -> str:
-        """Recorded responses are data: their content is part of what was asked."""
+        """Hash of the recorded responses, which are part of the request."""
         if not config.responses:
             return stable_hash(bundled.texts())
         path = Path(config.responses)
@@ -51,7 +46,7 @@ class RecordedSampler(Sampler):
         return stable_hash([path.stat().st_size, path.stat().st_mtime_ns])
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """Responses in the order of the requests, fewer where a recording is missing."""
+        """Responses in request order, fewer where a recording is missing."""
         for request in requests:
             text = self._text(request) if request.turn == 1 else None
             if text is not None:
@@ -71,9 +66,8 @@ class ResponsesFile(RecordedSampler):
     """Recorded responses to KernelBench: columns level, problem_id, sample_id, model, response, and
     language where it is not CUDA.
 
-    `generator` is the file's `model`. Raises UsageError for a file that lacks a column, holds
-    several models, or two responses for one level, problem_id and sample_id.
-    """
+    `generator` is the file's `model`. Raises UsageError for a missing column, several models, or
+    two responses for one level, problem_id and sample_id."""
 
     def __init__(self, path: str | Path, tokenizer: str | Path | None = None) -> None:
         super().__init__(tokenizer)

@@ -1,17 +1,12 @@
-"""Refinement turns: which attempts are followed up, and the prompt that does it. Pure: a task, a
-code and a verdict in, text out.
+"""Refinement turns: which attempts are followed up, and the prompt. Pure.
 
-Guarantees: the same task, language, hardware, code and verdict give the same prompt, character for
-character, in every release with the same `PROMPT_VERSION` and `FOLLOW_UP_VERSION`; it begins with
-the task's own prompt, so that a server shares the work of both; and it is bounded, whatever a
-compiler or a candidate printed. What a candidate has written (its code, and through logs its
-errors) stands in a fence that nothing inside can close, is called data, and holds no control
-characters, no marks of a chat template and no absolute path. A rejected attempt is told which rule
-it broke, never what gave it away: the verifier's eye is not for training against.
+Guarantees: the same inputs give the same bounded prompt per `PROMPT_VERSION` and
+`FOLLOW_UP_VERSION`, beginning with the task's own (shared prefix). Text by candidates is fenced,
+labelled as data, and free of control characters, chat template marks and absolute paths.
 
-Does not guarantee that a model follows the label: a candidate can still print text that tries to
-persuade it. This only affects its own next answer, which is verified like the first.
-"""
+A rejected attempt is told which rule it broke, never how that was detected, so that models do not
+train against the verifier. Does not guarantee that a model ignores instructions in quoted text;
+they affect only its next answer, which is verified too."""
 
 from __future__ import annotations
 
@@ -24,21 +19,19 @@ from tasks.synthesis.prompts import block
 
 Named = Json
 FOLLOW_UP_VERSION = 1
-"""Raised with every change of the wording."""
+"""Raised with every change of wording."""
 
 MOST_ERROR = 2_000
-"""Characters of an error that are quoted: beginning and end."""
+"""Characters of an error that are quoted, from both ends."""
 MOST_CODE = 48_000
-"""Characters of a code that are quoted. A candidate of 16,384 tokens is about as long; longer ones
-lose their middle."""
+"""Characters of code that are quoted, about 16,384 tokens; longer code loses its middle."""
 READ_TIMES = 8
-"""So many times what is quoted is looked at, at each end: a text of any size costs the same."""
+"""Text read at each end, as a multiple of what is quoted, so that any size costs the same."""
 WORD = 4_096
-"""A word that is cut where looking at a text ends is left out, up to so many characters: it may be
-half of a path."""
+"""Longest partial word that is dropped where reading ends: it may be half of a path."""
 
 WORDS: dict[str, str] = table_beside(__file__)
-"""What an attempt is told of its reason."""
+"""What an attempt is told for each reason."""
 
 FOLLOW_UP = """\
 {prompt}
@@ -52,20 +45,18 @@ module in a single code block.
 
 
 def followed_up(verdict: Verdict, below_speedup: float = 1.0) -> bool:
-    """Whether the attempt is asked for again. Every attempt that failed is, and a correct one whose
-    speedup's lower bound is at most this.
+    """Whether to follow up the attempt: every failed one, and a correct one whose speedup's lower
+    bound is at most this.
 
-    Never where the task itself failed, and never a correct one that was not timed. A fault of the
-    verifier's machine has no verdict.
-    """
+    Never a failed task, an untimed correct attempt or one without a verdict."""
     if verdict.status is Status.CORRECT:
         return verdict.timing is not None and verdict.timing.speedup_lower <= below_speedup
     return verdict.status is not Status.TASK_ERROR
 
 
 def follow_up_prompt(prompt: str, code: str | None, said: str, correct: bool) -> str:
-    """The prompt that asks again after an attempt: the first prompt, the attempt's code (None where
-    it had none), and what `said_of` says of it."""
+    """The follow-up prompt: the first prompt, the attempt's code (None: it had none), and
+    `said_of`."""
     what = "."
     if code is not None:
         what = f", with this module:\n\n{block(bounded(code, MOST_CODE, paths=True))}"
@@ -74,8 +65,8 @@ def follow_up_prompt(prompt: str, code: str | None, said: str, correct: bool) ->
 
 
 def said_of(verdict: Verdict) -> str:
-    """What a verdict says, in a few lines. At most about `MOST_ERROR` characters more than its own
-    words. Raises ValueError for the task's own fault: there is nothing to follow up."""
+    """What a verdict says, in a few lines, at most about `MOST_ERROR` characters beside its fixed
+    words. Raises ValueError for the task's own fault."""
     status, words = verdict.status, WORDS.get(verdict.reason)
     if status is Status.TASK_ERROR:
         raise ValueError(f"{verdict.reason} is a fault of the task, not of an answer to it")
@@ -96,14 +87,14 @@ def said_of(verdict: Verdict) -> str:
 
 
 LIMIT = ("limit", "cause", "where", "numbers", "suggestion")
-"""What of a profile a follow-up says (tasks.tables.KERNEL_PROFILES)."""
+"""Profile text of a follow-up (tasks.tables.KERNEL_PROFILES)."""
 
 
 def limit_words(
     limit: str, cause: str | None, where: str | None, numbers: list[Named], suggestion: str | None
 ) -> str:
-    """One bottleneck, its numbers and one suggestion, in words that no name of a candidate can
-    leave."""
+    """One bottleneck, its numbers and one suggestion, in fixed words without a candidate's
+    names."""
     name = re.sub(r"\W", "", where or "")[:60]
     kind = limit.replace("_", " ") + (f" ({cause.replace('_', ' ')})" if cause else "")
     shown = ", ".join(f"{row['name'].replace('_', ' ')} {row['value']:.2g}" for row in numbers)
@@ -121,7 +112,7 @@ def _time(timing: Timing | None) -> str:
 
 
 def _errors(correctness: Correctness | None) -> str:
-    """The numbers, where there are any. All relative, without unit."""
+    """Relative errors, where there are any."""
     if correctness is None:
         return ""
     numbers = {
@@ -158,12 +149,11 @@ MARKS = re.compile(
 
 
 def bounded(text: str, most: int, *, paths: bool = False) -> str:
-    """At most `most` characters of a text and a line on what is left out: beginning and end,
-    `inert`, and printable; unless `paths`, without the directories of absolute paths.
+    """At most `most` characters from both ends of a text, `inert` and printable, and a line on what
+    is left out; unless `paths`, without directories of absolute paths.
 
-    Control characters and terminal escapes are gone, and so is what has no width: it could hide
-    text from a person.
-    """
+    Control characters, terminal escapes and zero-width characters, which can hide text, are
+    removed."""
     reach, half = READ_TIMES * most, most // 2
     if len(text) <= 2 * reach:
         plain = _plain(text, paths)
@@ -196,12 +186,11 @@ def _printable(found: re.Match[str]) -> str:
 
 
 def _name(found: re.Match[str]) -> str:
-    """The last name of a path: where a header or a source lies is private and says nothing
-    to a model."""
+    """The last part of a path: directories are private and tell a model nothing."""
     return found[1] or found[0].rstrip("/").rpartition("/")[2]
 
 
 def inert(text: str) -> str:
-    """A text without the marks that chat templates and reasoning use: a blank parts them. C++ and
-    Python mean the same with it."""
+    """A text in which a space breaks the marks of chat templates and reasoning; C++ and Python keep
+    their meaning."""
     return MARKS.sub(lambda found: f"{found[0]} ", text)

@@ -1,13 +1,8 @@
-"""What a generator is asked: one request for each sample of each task at first, later one follow-up
-for each attempt of the turn before that needs it.
+"""Requests to a generator: one per sample of each task, later one follow-up per attempt that needs
+it.
 
-Guarantees: a request's key names everything that was asked (task, prompt, generator, sampling,
-sample index, recorded data, in later turns the turn and the parent), and the same key gives the
-same request, made when it is read. First requests take the memory of the tasks and of a key each,
-follow-ups that of their compressed prompts too (about 2 KB each). Candidates and verdicts are read
-once, part by part. Does not notice rows that are added meanwhile: both snapshots are to be
-finished.
-"""
+Guarantees: a key names everything asked, and requests are made when read; follow-ups take about 2
+KB of memory each. Does not notice rows added meanwhile: both snapshots must be finished."""
 
 from __future__ import annotations
 
@@ -33,8 +28,8 @@ from tasks.synthesis.sampler import Request, Response, Sampler
 ENOUGH = 5
 """Answers before a rate is shown."""
 SEED_STEP = 1_000_000
-"""Between the seeds of a sample's turns: more than the samples that anyone draws of a task, so that
-no two answers of one share a seed."""
+"""Distance of the seeds of a sample's turns: more than the samples of any task, so that no two
+answers share a seed."""
 ATTEMPT = ("candidate_id", "task_id", "sample_index", "code")
 SAID = (
     *("candidate_id", "task_id", "language", "status", "reason", "detail", "timing"),
@@ -43,8 +38,7 @@ SAID = (
 
 
 class RequestSet:
-    """Requests by their keys, each made by `make` when it is read; `places` says of each key what
-    it is made from, in the order of asking."""
+    """Requests by key, made by `make` when read; `places` maps each key to its source, in order."""
 
     def __init__(self, places: Row, make: Callable[[Any], Request]) -> None:
         self._places, self._make = places, make
@@ -70,7 +64,7 @@ class RequestSet:
 
 @dataclass(frozen=True)
 class Questions:
-    """What every request of a run has in common."""
+    """What all requests of a run share."""
 
     tasks: list[KernelTask]
     config: SynthesisConfig
@@ -87,8 +81,8 @@ class Questions:
     def request(
         self, task: KernelTask, prompt: str, sample_index: int, *follow_up: int | str
     ) -> Request:
-        """One request; `follow_up` is the turn and the parent where it is not the first. The seed
-        of a sample's later turn is `SEED_STEP` further on than that of its last one."""
+        """One request; `follow_up` is its turn and parent. Each later turn of a sample adds
+        `SEED_STEP` to the seed."""
         turn, parent = follow_up or (1, None)
         seed = self.config.sampling.seed + sample_index + (int(turn) - 1) * SEED_STEP
         sampling = self.config.sampling.model_copy(update={"seed": seed})
@@ -115,8 +109,8 @@ class Questions:
 
 
 def first_requests(asked: Questions) -> RequestSet:
-    """All requests of a first turn, in the order of the tasks; those of one task one after the
-    other, so that they share a prefix."""
+    """All requests of a first turn in task order; those of a task are adjacent, to share a
+    prefix."""
 
     def make(place: tuple[int, int]) -> Request:
         number, index = place
@@ -128,7 +122,7 @@ def first_requests(asked: Questions) -> RequestSet:
 
 
 class _FollowUp(NamedTuple):
-    """What a follow-up is made from; in the order in which they are asked."""
+    """Source of a follow-up; sorts in request order."""
 
     task: int
     sample_index: int
@@ -143,13 +137,11 @@ def follow_up_requests(
     turn: int,
     profiles: Snapshot | None = None,
 ) -> RequestSet:
-    """All requests of turn `turn` (2 or later), by task as in the first one, so that those of one
-    task share a prefix. With `profiles`, those of correct kernels say what limits them.
+    """All requests of turn `turn` (2 or later), by task, to share a prefix. With `profiles`, those
+    of correct kernels say what limits them.
 
-    What is followed up are candidates of the turn before, in the same language, whose verdict says
-    so (tasks.synthesis.refine.followed_up); a candidate without a verdict is not. Raises UsageError
-    where the task of one is not among the tasks.
-    """
+    Followed up are candidates of the turn before, in the same language, by their verdict
+    (tasks.synthesis.refine.followed_up). Raises UsageError where one's task is missing."""
     attempts = _attempts(candidates, turn - 1)
     limits = _limits(profiles) if profiles else {}
     feedback = _feedback(asked, verdicts, set(attempts["candidate_id"]), limits)
@@ -181,8 +173,7 @@ def follow_up_requests(
 def _feedback(
     asked: Questions, verdicts: Snapshot, attempts: set[str], limits: Mapping[str, str]
 ) -> dict[str, tuple[bytes, bool]]:
-    """Of each attempt that is followed up: what its verdict says, packed, and whether it was
-    correct."""
+    """Packed verdict text and correctness of each attempt to follow up."""
     found: dict[str, tuple[bytes, bool]] = {}
     below = asked.config.refine_below_speedup
     for row in verdicts.rows_of(verdicts.index(["candidate_id"]), SAID):
@@ -206,19 +197,19 @@ def _unpacked(data: bytes) -> str:
 
 
 def _limits(profiles: Snapshot) -> dict[str, str]:
-    """What a follow-up says of each candidate that has a profile."""
+    """Follow-up text of each candidate with a profile."""
     rows = profiles.read(columns=["candidate_id", *LIMIT], unique="candidate_id")
     return {row.pop("candidate_id"): limit_words(**row) for row in rows.to_dicts() if row["limit"]}
 
 
 def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
-    """Ids and places of the candidates of one turn, each once."""
+    """Ids and places of one turn's candidates, each once."""
     found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
     return found.unique("candidate_id", keep="first", maintain_order=True)
 
 
 class Speed:
-    """Tokens a second and the time left, from the answers of this run."""
+    """Tokens a second and time left, from this run's answers."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -229,7 +220,7 @@ class Speed:
         self._tokens += response.completion_tokens or 0
 
     def line(self, left: int) -> str:
-        """For a progress line: empty until a few answers are there."""
+        """Progress text; empty until a few answers have arrived."""
         if self._answers < ENOUGH:
             return ""
         passed_s = max(1e-6, time.monotonic() - self._began)

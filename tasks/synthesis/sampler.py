@@ -1,5 +1,4 @@
-"""The one way to ask a generator for kernels: a `Sampler` takes requests and yields responses as
-they finish."""
+"""The interface to generators: a `Sampler` takes requests and yields responses as they finish."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class Request(Record):
 
 
 class Requests(Protocol):
-    """Any number of requests, made as they are read: each reading begins anew. A list of them will
-    do."""
+    """Requests made as they are read; each reading starts anew. A list will do."""
 
     def __len__(self) -> int: ...
 
@@ -63,14 +61,13 @@ class Response(Record):
 class Sampler:
     """A generator of responses.
 
-    `generator` is its identity, recorded in every candidate; `tokenizer` a directory, a hub id, or
-    None where tokens are not counted. `served` says what servers it started with which settings.
-    """
+    `generator` is the identity recorded in candidates; `tokenizer` a directory, a hub id, or None
+    where tokens are not counted. `served` describes servers that it started."""
 
     generator: str
     served: str | None = None
     answers_follow_ups: ClassVar[bool] = True
-    """whether a later turn can be asked of it"""
+    """whether it can answer later turns"""
 
     def __init__(self, tokenizer: str | Path | None = None) -> None:
         self.tokenizer = tokenizer
@@ -79,42 +76,41 @@ class Sampler:
     def from_config(
         cls, config: SynthesisConfig, root: str, adapter: Path | None = None
     ) -> Sampler:
-        """The sampler that a configuration asks for; `root` is the folder of snapshots, `adapter`
-        the directory of a LoRA adapter to sample from. Raises UsageError naming the setting that
-        is wrong."""
+        """Make the configured sampler; `root` is the folder of snapshots, `adapter` a LoRA
+        adapter's directory. Raises UsageError naming the wrong setting."""
         raise NotImplementedError
 
     @classmethod
     def data_version(cls, config: SynthesisConfig) -> str:
-        """What beside the configuration decides its answers, such as the content of a file; part
-        of every request's key. Raises UsageError where a file is missing."""
+        """What else decides its answers, such as a file's content; part of every request's key.
+        Raises UsageError for a missing file."""
         return ""
 
     def prompt(self, task: KernelTask, prompt: str) -> str:
-        """The prompt that it is asked with; `prompt` is the task's own."""
+        """The prompt to send, from the task's own `prompt`."""
         return prompt
 
     def feedback(self, task: KernelTask, code: str | None, feedback: str) -> str:
-        """What a follow-up says of an attempt; `feedback` is what its verdict says. The same
-        arguments give the same text, or a turn that is resumed asks anew."""
+        """Follow-up text of an attempt, from its verdict's `feedback`. Must be deterministic, or a
+        resumed turn asks anew."""
         return feedback
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """Responses in any order, at most one per request. Raises an EvalError only for
-        infrastructure faults."""
+        """Responses in any order, at most one per request. Raises EvalError only for infrastructure
+        faults."""
         raise NotImplementedError
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer
-        cannot be loaded."""
+        """Tokens of each text; None without a tokenizer. Raises UsageError where it cannot be
+        loaded."""
         return None if self.tokenizer is None else count_tokens(self.tokenizer, texts)
 
     def close(self) -> None:
-        """Nothing is held between calls of `sample`."""
+        """Free resources; by default there are none."""
 
 
 def required(config: SynthesisConfig, setting: str, example: str) -> Any:
-    """A setting of the configuration. Raises UsageError where it is not set."""
+    """A required setting. Raises UsageError where it is not set."""
     value = getattr(config, setting)
     if value is None:
         raise UsageError(
@@ -125,15 +121,15 @@ def required(config: SynthesisConfig, setting: str, example: str) -> Any:
 
 
 def tokenizer_of(config: SynthesisConfig, root: str) -> str | None:
-    """The generator's tokenizer, as a directory or hub id; None where it is not counted here."""
+    """The generator's tokenizer, a directory or hub id; None where tokens are not counted here."""
     if config.tokenizer in (None, USAGE):
         return None
     return resolve_model(config.tokenizer, root)
 
 
 def adapter_of(config: SynthesisConfig, adapter: Path | None) -> Path | None:
-    """The directory of the adapter to sample from: the one that was trained, else the configured
-    one. Raises UsageError where it holds none."""
+    """Directory of the adapter to sample from: the trained one, else the configured one. Raises
+    UsageError where it holds none."""
     if adapter is not None or config.adapter is None:
         return adapter
     directory = Path(config.adapter).expanduser().absolute()
@@ -146,13 +142,13 @@ def adapter_of(config: SynthesisConfig, adapter: Path | None) -> Path | None:
 
 
 def adapter_name(adapter: Path) -> str:
-    """An adapter by the fingerprint of the snapshot it lies in, else by its directory."""
+    """An adapter's name: its snapshot's fingerprint, else its directory."""
     return adapter.parent.name[:12] if adapter.name == "adapter" else adapter.name
 
 
 def adapter_digest(config: SynthesisConfig, *others: str) -> str:
-    """Hash of the configured adapter's files and of `others`; empty where there are neither. Its
-    content counts, not where it lies."""
+    """Hash of the content of the configured adapter's files and of `others`, wherever they lie;
+    empty without either."""
     adapter = adapter_of(config, None)
     files = sorted(adapter.glob("adapter_*")) if adapter else []
     digests = [[path.name, file_sha256(path)] for path in files]
@@ -160,5 +156,5 @@ def adapter_digest(config: SynthesisConfig, *others: str) -> str:
 
 
 def model_name(model: str | None, adapter: Path | None) -> str:
-    """The generator's identity: the model, and the adapter."""
+    """The generator's identity: model and adapter."""
     return f"{model}+{adapter_name(adapter)}" if adapter else str(model)

@@ -1,4 +1,4 @@
-"""Which sampler a configuration asks for: one of ours, or one of an installed package."""
+"""Choice of the configured sampler, ours or an installed package's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES = {
 
 
 def sampler_class(name: str) -> type[Sampler]:
-    """The class of a sampler by its name in the configuration. Raises UsageError."""
+    """A sampler's class by its configured name. Raises UsageError."""
     if name in CLASSES:
         module, class_name = CLASSES[name]
         found: type[Sampler] = getattr(import_module(module), class_name)
@@ -34,8 +34,8 @@ def sampler_class(name: str) -> type[Sampler]:
 
 
 def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None) -> Sampler:
-    """The configured sampler; `adapter` is the directory of a LoRA adapter to sample from. Raises
-    UsageError naming the setting that is missing or wrong."""
+    """The configured sampler; `adapter` is a LoRA adapter's directory. Raises UsageError naming the
+    missing or wrong setting."""
     return sampler_class(config.sampler).from_config(config, root, adapter)
 
 

@@ -1,11 +1,8 @@
-"""The sampler `vllm`: one `vllm serve` command of our own, and the client that asks it.
+"""The sampler `vllm`: its own `vllm serve` command and a client.
 
-Guarantees: the server starts at the first request and is sized by its model, GPUs and prompts; one
-that ends is started again, and what it has not answered is asked again; when `close` has returned,
-or an exception has left `sample`, no server is left. It asks for a key that is made for this run
-and that is on no command line. Does not guarantee the same draws from another number of replicas or
-other batch sizes: vLLM's rounding depends on the batch.
-"""
+Guarantees: started at the first request; restarted when it ends, with unanswered requests asked
+again; no server is left after `close` or an exception; the key is random and on no command line.
+Does not guarantee equal draws for other batches."""
 
 from __future__ import annotations
 
@@ -42,20 +39,19 @@ from tasks.synthesis.vllm import FAILED, VllmServer, reserved_gpus
 log = logging.getLogger(__name__)
 
 ASK_AHEAD = 1.25
-"""Requests in flight over what the replicas write at once: a response that ends has its successor
-waiting."""
+"""Requests in flight beyond what the replicas write at once, so that a successor is waiting."""
 ANSWER_TIMEOUT_S = 4 * 3600.0
 RESTARTS = 5
-"""Times that the rest of some requests is asked again, of a server that is started again where it
-has ended."""
+"""Restarts of an ended server for the rest of some requests."""
 RETRIES = 1
-"""Of the client: a server that has ended is to be noticed soon."""
+"""Of the client: few, so that an ended server is noticed soon."""
 CPU_MEMORY = {"VLLM_CPU_KVCACHE_SPACE": str(sizing.CPU_CACHE_BYTES >> 30)}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 def serve_command(config: ServerConfig) -> list[str]:
-    """What starts vLLM, up to the model's name. Raises UsageError where nothing does."""
+    """The command that starts vLLM, up to the model's name. Raises UsageError where there is
+    none."""
     fix = "give one like '/opt/vllm/bin/vllm serve'"
     if config.command is not None:
         words, named = shlex.split(config.command), "synthesis.server.command"
@@ -101,7 +97,7 @@ def options(
 
 
 def served_tokenizer(model: str) -> Path | None:
-    """The tokenizer that vllm serve uses for `model`, where its files are on this machine. Asks no
+    """The tokenizer that vllm serve uses for `model`, if its files are on this machine. Uses no
     network."""
     directory = sizing.model_directory(model)
     held = directory is not None and any((directory / name).is_file() for name in TOKENIZER_FILES)
@@ -109,12 +105,11 @@ def served_tokenizer(model: str) -> Path | None:
 
 
 class VllmSampler(Sampler):
-    """Chat completions of a server that is started at the first request and stopped by `close`.
+    """Chat completions of a server that starts at the first request and ends with `close`.
 
-    `model` is a directory or a hub id, served as `name`; with the directory of a LoRA `adapter`,
-    that is what is asked. Logs go to `logs`. Raises UsageError where vLLM or the adapter is
-    missing, DeviceError where the GPUs are too few, EvalError where the server does not start.
-    """
+    `model` is a directory or hub id, served as `name`; with a LoRA `adapter` directory, that is
+    sampled. Logs go to `logs`. Raises UsageError where vLLM or the adapter is missing, DeviceError
+    for too few GPUs, EvalError where the server does not start."""
 
     def __init__(
         self,
@@ -151,7 +146,7 @@ class VllmSampler(Sampler):
         return adapter_digest(config, *config.server.args)
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """Responses as they finish. An exception, in here or at the caller's, stops the server."""
+        """Responses as they finish. An exception here or in the caller stops the server."""
         if not requests:
             return
         left = Unanswered(requests)
@@ -179,7 +174,7 @@ class VllmSampler(Sampler):
             raise
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text under the tokenizer given, else the one served; None, with a warning,
+        """Tokens of each text by the given tokenizer, else the served one; None, with a warning,
         where this machine has neither."""
         if self.tokenizer is None:
             self.tokenizer = served_tokenizer(self._model)
@@ -193,8 +188,8 @@ class VllmSampler(Sampler):
         return super().count_tokens(texts)
 
     def close(self, at_once: bool = False) -> None:
-        """Stop the server; sampling again starts it again. `at_once`: answers in flight are not
-        waited for."""
+        """Stop the server; sampling again restarts it. `at_once`: do not wait for answers in
+        flight."""
         server, self.server = self.server, None
         if server is not None:
             server.stop(at_once)
@@ -213,7 +208,7 @@ class VllmSampler(Sampler):
         )
 
     def _serve(self, requests: Requests) -> VllmServer:
-        """The server, running, with room for these requests."""
+        """A running server with room for these requests."""
         prompts = [sizing.size_of(request.prompt) for request in requests]
         most = max(request.sampling.max_tokens for request in requests)
         size = sizing.server_size(self._model, self._config, len(visible_gpus()), prompts, most)
@@ -245,7 +240,7 @@ class VllmSampler(Sampler):
 
 
 class Unanswered:
-    """Those of some requests that have no answer yet."""
+    """Requests without an answer yet."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests

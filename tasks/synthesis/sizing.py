@@ -1,14 +1,11 @@
-"""How long, how many and how fast the sequences of a vLLM server are: arithmetic over a model's
-config.json and the GPUs it has.
+"""Size and speed of a vLLM server, computed from a model's config.json and the GPUs.
 
-A token of context takes `2 * layers * kv_heads * head_dim * value_bytes` bytes: a key and a value a
-layer and head (https://docs.vllm.ai/en/stable/design/paged_attention.html). A server's memory for
-them is what its GPUs give it, less the weights and 2 GiB a GPU for activations. A response being
-written holds on average its prompt and half of its length, and reasoning models write about half
-of what they may (7,000 of 16,384 tokens in the paper's set). Where responses run longer vLLM
-preempts some and resumes them later. `decoding` has the formula of the speed, and its error. Does
-not know of layers with a sliding window or of latent attention: these need less.
-"""
+A token of context takes `2 * layers * kv_heads * head_dim * value_bytes` bytes
+(https://docs.vllm.ai/en/stable/design/paged_attention.html). Memory for keys and values is the GPU
+share less weights and 2 GiB a GPU for activations. A running response holds on average its prompt
+and half of its length; reasoning models write about half of their limit (7,000 of 16,384 tokens in
+the paper's set), and vLLM preempts where they write more. Does not know sliding windows or latent
+attention, which need less."""
 
 from __future__ import annotations
 
@@ -29,37 +26,35 @@ from tasks.synthesis.config import ServerConfig
 MOST_SEQS = 256
 """vLLM's own default on most GPUs."""
 LEAST_SEQS = 16
-"""Below so many at once most of the time goes into reading the weights."""
+"""Below this many sequences, most of the time goes into reading weights."""
 GPU_SHARE = 0.9
-"""--gpu-memory-utilization: of a GPU's memory, what a server takes."""
+"""--gpu-memory-utilization: share of a GPU's memory for a server."""
 ENOUGH = 0.85
-"""Of the fastest speed: the smaller replica is taken, since each of two estimates can be off by
-7 %."""
+"""Share of the fastest speed at which the smaller replica is taken: estimates can be off by 7 %."""
 STEP_S, SEQUENCE_S = 1.5e-3, 0.045e-3
-"""What a step takes beyond moving bytes, and each sequence in it: measured, see `decoding`."""
+"""Time of a step beyond moving bytes, and per sequence in it: measured, see `decoding`."""
 READING_SHARE, FP8_READING = 0.7, 2.2e12
-"""How fast attention reads keys and values: of the bandwidth, and bytes per second of a GPU at most
-in an FP8 cache, whose values are converted."""
+"""Speed at which attention reads keys and values: share of the bandwidth, and bytes per second and
+GPU at most for an FP8 cache, which is converted."""
 FP8_WEIGHTS = 0.55
-"""Of 16-bit weights: layers halve, embeddings stay (measured, QwQ-32B's shape)."""
+"""Share of 16-bit weights: layers halve, embeddings stay (measured, QwQ-32B's shape)."""
 ANSWER_SHARE = 0.5
-"""Of `max_tokens`, what a response takes."""
+"""Share of `max_tokens` that a response takes."""
 PROMPT_TOKENS = 1_300
 """Mean prompt: 4,500 bytes for CUDA (KernelBook and KernelBench), 3.5 bytes per token."""
 BYTES_A_TOKEN = 2.0
-"""Of code and English, for a tokenizer of today: 3 to 4. Fewer is safe."""
+"""Bytes of code and English per token: 3 to 4 today. Fewer is safe."""
 MEAN_BYTES_A_TOKEN = 3.5
 TEMPLATE_TOKENS = 256
-"""What a chat template adds."""
+"""Tokens that a chat template adds."""
 ROUND_TO = 256
 ACTIVATIONS_BYTES = 2 << 30
 CPU_CACHE_BYTES = 1 << 30
-"""Memory for keys and values of a server without GPUs (VLLM_CPU_KVCACHE_SPACE=1)."""
+"""Memory for keys and values without GPUs (VLLM_CPU_KVCACHE_SPACE=1)."""
 WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
-"""Files of a model's weights. The first that there are count: some repositories have the same in
-several forms."""
+"""Weight files. The first kind found counts: some repositories hold the weights in several."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for --max-lora-rank."""
+"""Values of --max-lora-rank in vLLM."""
 
 
 class Shape(Record):
@@ -80,8 +75,8 @@ class Shape(Record):
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
 
     def served(self, args: Sequence[str], gpus: int = 1) -> Shape:
-        """The shape as `vllm serve` with these arguments holds it on so many GPUs: FP8 weights and
-        cache, and a head for keys and values on each GPU, where there are fewer a copy."""
+        """The shape as `vllm serve` with these arguments holds it: FP8 weights and cache, and a key
+        and value head on each of `gpus` GPUs, copied where there are fewer."""
         words = " ".join(args).replace("=", " ").replace("_", "-")
         fp8 = re.search(r"(--quantization|-q) fp8( |$)", words) and not self.quantized
         changed = {
@@ -134,15 +129,13 @@ def decoding(
     step = weights / bandwidth + n * context * bytes per token / reading + STEP_S + n * SEQUENCE_S
     tokens/s = n / step
 
-    The bytes over the bandwidth are the bound of memory (Pope et al., arXiv 2211.05102, section
-    2.1); `reading` is what attention reaches of it (READING_SHARE, FP8_READING). The constants are
-    fitted to fourteen measurements of QwQ-32B's shape (2026-11-23-decoding-h200.md: eager;
+    Bytes over bandwidth are the memory bound (Pope et al., arXiv 2211.05102, section 2.1);
+    `reading` is what attention reaches of it (READING_SHARE, FP8_READING). Constants are fitted to
+    fourteen measurements of QwQ-32B's shape (2026-11-23-decoding-h200.md: eager;
     2026-11-26-protocol-14-and-h200.md, 2026-11-26-refresh-on-gpus.md and
     2026-11-26-client-fp8-and-two-h200.md: CUDA graphs, H200 and H100, one and two GPUs a replica;
-    256 answers of 384 tokens). Thirteen are within 7.5 % of it; 4 sequences on an H100 wrote 0.90
-    times as much. Other sizes of model were not measured. Does not count prefill (1 to 4 % of a
-    night).
-    """
+    256 answers of 384 tokens). Thirteen are within 7.5 %; 4 sequences on an H100 wrote 0.90 times
+    as much. Other model sizes were not measured. Prefill (1 to 4 % of a night) is not counted."""
     context = prompt + answer / 2
     memory = kv_cache_bytes(shape, gpu.memory_bytes, gpus, utilization) or 0
     fit = min(most, _fitting(shape, memory, context))
@@ -162,12 +155,11 @@ def gpus_a_replica(
     prompt: float,
     answer: float,
 ) -> int:
-    """GPUs of a replica on nodes of so many GPUs: `tensor_parallel`, where it is given.
+    """GPUs of a replica on nodes of so many GPUs: `tensor_parallel`, where given.
 
-    Else the fewest with which a GPU writes at least ENOUGH of the most by `decoding`, idle GPUs
-    included: 1, 2, 4 or 8, if the model's key and value heads can be divided by it. 1 where the
-    shape or the GPU is not known, or nothing fits.
-    """
+    Else the fewest of 1, 2, 4 or 8 that divide the key and value heads and with which a GPU, idle
+    ones counted, writes at least ENOUGH of the most by `decoding`. 1 where shape or GPU is unknown,
+    or nothing fits."""
     if server.tensor_parallel or not (shape and shape.weight_bytes and gpu):
         return server.tensor_parallel or 1
     rates = dict[int, float]()
@@ -190,7 +182,7 @@ def _decoding_of(
 
 
 def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus: int) -> int:
-    """GPUs of a replica on a machine of `gpus` like this one's, before any prompt is known."""
+    """GPUs of a replica on a machine of `gpus` GPUs like this one's, before any prompt is known."""
     if server.tensor_parallel:
         return server.tensor_parallel
     shape, answer = read_shape(model) if model else None, ANSWER_SHARE * max_tokens
@@ -198,8 +190,8 @@ def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus:
 
 
 def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[Decoding, str]:
-    """How a replica for this model will write, and in words what that rests on. What is not on this
-    machine, the model or a GPU, is assumed: QwQ-32B's shape, an H200."""
+    """How a replica for this model will write, and in words what is assumed: QwQ-32B's shape or an
+    H200, where the model or a GPU is not on this machine."""
     shape, gpu = read_shape(model) if model else None, read_gpu()
     assumed = ""
     if shape is None or not shape.weight_bytes:
@@ -238,8 +230,8 @@ class ServerSize(Record):
 def server_size(
     model: str, server: ServerConfig, machine_gpus: int, prompts: Sequence[int], max_tokens: int
 ) -> ServerSize:
-    """What a server for these prompts (their bytes) is started with on this machine. Raises
-    DeviceError where it has too few GPUs for what `server` asks."""
+    """Server settings for these prompts (in bytes) on this machine. Raises DeviceError for fewer
+    GPUs than `server` asks."""
     shape, gpu = read_shape(model), read_gpu()
     window = shape.window if shape else None
     longest, mean = prompt_tokens(prompts)
@@ -266,8 +258,8 @@ def server_size(
 
 
 def read_gpu() -> Gpu | None:
-    """The first GPU of this machine, by NVML: memory clock times bus width, two bits a line and
-    clock. None where that cannot be asked."""
+    """This machine's first GPU, by NVML: memory clock times bus width, two bits a line and clock.
+    None where NVML does not answer."""
     try:
         import pynvml
 
@@ -285,8 +277,8 @@ def read_gpu() -> Gpu | None:
 
 
 def read_shape(model: str) -> Shape | None:
-    """The shape of a model directory, or of a hub id that this machine's hub cache holds; None
-    where its config.json says too little. vLLM serves weights of 32 bits in 16."""
+    """Shape of a model directory or cached hub id; None where its config.json says too little. vLLM
+    serves 32-bit weights in 16."""
     directory = model_directory(model)
     if directory is None:
         return None
@@ -316,8 +308,8 @@ def size_of(prompt: str) -> int:
 
 
 def prompt_tokens(sizes: Sequence[int]) -> tuple[int, int]:
-    """Tokens of prompts of so many bytes in their template: an upper estimate for the longest, and
-    about how many the mean one has."""
+    """Tokens of prompts of so many bytes with their template: an upper estimate for the longest,
+    and about the mean."""
     most, mean = max(sizes, default=0), sum(sizes) / max(1, len(sizes))
     return (
         int(most / BYTES_A_TOKEN) + TEMPLATE_TOKENS,
@@ -334,12 +326,11 @@ def model_len(prompt: int, max_tokens: int, window: int | None) -> int:
 
 def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tokens: int) -> int:
     """--max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens (the mean) fit
-    into the memory for keys and values; 256 where that is not known.
+    into the memory for keys and values; 256 where unknown.
 
-    Counted with the longest prompt, slots stay empty: computed for KernelBench on an H200, 14 % of
-    the speed for a longest prompt of 4,808 tokens, 44 % for one of 13,419; too many slots by half
-    cost 2 %, since vLLM preempts (benchmarks/results/2026-11-25-night.md).
-    """
+    With the longest prompt instead, slots stay empty: 14 % of the speed for 4,808 tokens, 44 % for
+    13,419 (computed, KernelBench on an H200). Half too many slots cost 2 % by preemption
+    (benchmarks/results/2026-11-25-night.md)."""
     if shape is None or memory_bytes is None:
         return MOST_SEQS
     fit = _fitting(shape, memory_bytes, prompt + ANSWER_SHARE * max_tokens / 2)
@@ -354,15 +345,15 @@ def _fitting(shape: Shape, memory_bytes: int, context: float) -> int:
 def kv_cache_bytes(
     shape: Shape | None, gpu_bytes: int | None, gpus: int, utilization: float
 ) -> int | None:
-    """Memory for keys and values of a replica on `gpus` GPUs of `gpu_bytes` each; None where it is
-    not known."""
+    """Memory for keys and values of a replica on `gpus` GPUs of `gpu_bytes` each; None where
+    unknown."""
     if shape is None or gpu_bytes is None:
         return None
     return int(gpus * (gpu_bytes * utilization - ACTIVATIONS_BYTES)) - shape.weight_bytes
 
 
 def lora_rank(adapter: Path) -> int:
-    """--max-lora-rank for an adapter directory: the smallest that vLLM takes and it fits into."""
+    """--max-lora-rank for an adapter directory: the smallest in vLLM that fits."""
     try:
         words = (adapter / "adapter_config.json").read_text(encoding="utf-8")
         needed = int(json.loads(words)["r"])
@@ -372,8 +363,8 @@ def lora_rank(adapter: Path) -> int:
 
 
 def model_directory(model: str) -> Path | None:
-    """Where a model's files lie: its directory, or this machine's hub cache for a hub id. Asks no
-    network; None where it is in neither."""
+    """Directory of a model's files: its own, or the local hub cache's. Uses no network; None where
+    it is in neither."""
     if Path(model).expanduser().is_dir():
         return Path(model).expanduser()
     from huggingface_hub import try_to_load_from_cache

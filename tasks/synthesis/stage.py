@@ -1,19 +1,12 @@
-"""Tasks in, candidates out: every response is parsed, counted and kept as it arrives. A later turn
-takes candidates and verdicts too.
+"""The synthesis stage: tasks in, candidates out; every response is parsed, counted and stored as it
+arrives.
 
-Guarantees: n candidates per task in the finished snapshot unless the generator has fewer; a
-response to the same request (task, prompt, generator, sampling, sample index, in later turns the
-turn and the parent) in this or an earlier snapshot is never asked for again; a killed run loses at
-most what is in flight. A later turn's snapshot holds the rows of the turns before it: who reads
-candidates reads one snapshot.
+Guarantees: n candidates per task unless the generator has fewer; no request is repeated that any
+snapshot answers; a killed run loses only what is in flight. A later turn's snapshot includes the
+turns before.
 
-Raw answers and the rows of candidates derived from them.
-
-A row keeps what a generator sent: `response`, `separated_reasoning` where its server divided the
-two, `finish_reason` and the token count. `reasoning`, `answer`, `code` and `parse_reason` are
-derived from those by today's parser, also when an earlier snapshot's row is reused: a better parser
-reaches answers that were paid for long ago. A candidate's id depends on the raw answer alone.
-"""
+Rows keep the raw answer; derived columns come from today's parser, also for reused rows. A
+candidate's id depends on the raw answer alone."""
 
 from __future__ import annotations
 
@@ -45,16 +38,15 @@ from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
 
 STAGE = "synthesis"
 OF_LATER_TURNS = ("refine_below_speedup", "profiles")
-"""Settings that the first turn does not use."""
+"""Settings unused by the first turn."""
 
 
 class Synthesis:
-    """One turn of one generator over a snapshot of tasks; `snapshot` is what `run` fills.
+    """One turn of one generator over a snapshot of tasks; `run` fills `snapshot`.
 
     The first turn asks for every task. A later `turn` holds all rows of `candidates`, and one
-    answer more for those of them, of the turn before, whose verdict asks for it. Raises UsageError
-    for a later turn of recorded responses, which cannot answer.
-    """
+    answer more for each of the turn before whose verdict asks for it. Raises UsageError for a later
+    turn of recorded responses."""
 
     def __init__(
         self,
@@ -122,7 +114,7 @@ class Synthesis:
         return snapshot.publish(config=self.config, rows=len(turns), extra=extra).ref
 
     def _bring_along(self) -> None:
-        """Take the rows of the turns before into the snapshot."""
+        """Copy the rows of earlier turns into the snapshot."""
         if self._before:
             before, snapshot = self._before[0].open(), self.snapshot
             every = before.index(["candidate_id"]).unique(
@@ -140,8 +132,8 @@ class Synthesis:
         return follow_up_requests(asked, candidates, verdicts, self._turn, self._profiles)
 
     def _ask(self, requests: RequestSet, sampler: Sampler) -> dict[str, int]:
-        """Take what earlier snapshots know, ask for the rest. Returns how many `requests` there
-        are, and how many stay `unanswered`."""
+        """Reuse earlier answers and ask for the rest. Returns counts of `requests` and
+        `unanswered`."""
         snapshot, missing = self.snapshot, requests.without(self.snapshot.keys("request_key"))
         kept = known_rows(
             snapshot.root,
@@ -185,7 +177,7 @@ def run(
     turn: int = 1,
     profiles: SnapshotRef | None = None,
 ) -> SnapshotRef:
-    """What `Synthesis` with these arguments makes."""
+    """Run `Synthesis` with these arguments."""
     return Synthesis(tasks, config, language, adapter, candidates, verdicts, turn, profiles).run()
 
 

@@ -1,16 +1,8 @@
-"""Candidates that were sampled elsewhere: what tasks.synthesis.inputs reads in, a snapshot of
-tasks.tables.CANDIDATES out.
+"""Candidates sampled elsewhere: tasks.synthesis.inputs in, tasks.tables.CANDIDATES out.
 
-Guarantees: one candidate a row of the chosen language, in the order of the rows; a candidate's
-identity is its content (the program of its task, its language, its code, the id and the number that
-the table gives it), never a table's word: a verdict is not reused for code that has changed under
-an old id. Rows are read and written a few hundred at a time. The same files, tasks and language
-give the same snapshot; an unfinished one is resumed. Where the table does not number
-the samples of a task, their order does.
-
-Where the table has no code, responses are parsed as synthesis parses its own. Does not look at what
-the code does.
-"""
+Guarantees: one candidate per row of the language, in order, identified by content, never by a
+table's id alone, so that changed code reuses no verdict; bounded memory; resumable. Does not look
+at what the code does."""
 
 from __future__ import annotations
 
@@ -53,11 +45,11 @@ FORMS = (
 """Columns that make a table of candidates; level and problem_id are KernelBench's."""
 
 SCHEMA = CANDIDATES.append(pa.field("given_id", pa.string())).append(pa.field("row", pa.int64()))
-"""`given_id`: the candidate_id of the table, null where it has none. `row`: the row of the table,
-from 0, over all its files."""
+"""`given_id`: the table's candidate_id, or null. `row`: row of the table, from 0, over all its
+files."""
 
 Row = tuple[int, str, Json]
-"""The number of a row in all files, its place in words, and some of its columns."""
+"""Row number over all files, its place in words, and some of its columns."""
 
 _KEPT = (
     *("prompt_hash", "response", "reasoning", "answer", "reasoning_tokens", "completion_tokens"),
@@ -66,8 +58,8 @@ _KEPT = (
 
 
 class CandidateTable:
-    """The candidates of one location. Raises UsageError, when made, for a file whose columns do not
-    make candidates."""
+    """The candidates of one location. Raises UsageError, when made, for a file without the columns
+    of candidates."""
 
     def __init__(self, location: str | Path, model: str | None = None) -> None:
         self.location, self._parts = shown(location), parts_of(location)
@@ -77,12 +69,10 @@ class CandidateTable:
                 raise unusable(part.name, part.given, "candidates", FORMS)
 
     def language(self, asked: Language | None) -> Language:
-        """What to verify: what is asked for, else the one language of the table, else C++.
+        """The language to verify: the requested one, else the table's only one, else C++.
 
-        A row is of the language that it names, or that its source shows; C++ alone, or nothing,
-        may be judged as any. Raises UsageError where the table holds several, or not the one that
-        is asked for, or nothing.
-        """
+        A row has the language that it names or its source shows; C++ alone, or nothing, may be any.
+        Raises UsageError where the table holds several, not the requested one, or nothing."""
         if not self._languages:
             raise UsageError(f"{self.location} has no rows", "give a table of candidates")
         shown_by = Counter(language for language, _ in self._languages if language)
@@ -106,22 +96,21 @@ class CandidateTable:
 
     @cached_property
     def _languages(self) -> list[tuple[Language | None, bool]]:
-        """The language of each row, and whether it can be no other."""
+        """Language of each row, and whether it is certain."""
         return [_language(row, where) for _, where, row in self._rows()]
 
     def asked_tasks(self, language: Language) -> Counter[str]:
-        """How many candidates answer each task, in the order of the rows."""
+        """Candidates per task, in row order."""
         return Counter(_task_id(row, where) for _, where, row in self._rows_in(language))
 
     def write(
         self, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
     ) -> SnapshotRef:
-        """A finished snapshot of `SCHEMA` beside `upstream`, the snapshot of the tasks, which must
-        hold every task asked for.
+        """Write a finished snapshot of `SCHEMA` beside `upstream`, the tasks' snapshot, which must
+        hold every task.
 
-        Raises UsageError for a row that makes no candidate, and where one id of the table stands
-        for two different candidates.
-        """
+        Raises UsageError for a row that makes no candidate, and for one id with two different
+        candidates."""
         digests = [part.digest() for part in self._parts]
         versions = (CANDIDATE_TABLE_VERSION, PARSER_VERSION)
         identity = [digests, language.value, self._model]
@@ -177,7 +166,7 @@ class CandidateTable:
             yield candidate.model_dump(mode="json") | added
 
     def _rows_in(self, language: Language) -> Iterator[Row]:
-        """Rows of one language; those that may be of any are of it."""
+        """Rows that are, or may be, of one language."""
         for each in self._rows():
             own, sure = self._languages[each[0]]
             if own is language or not sure:
@@ -204,7 +193,7 @@ def _task_id(row: Mapping[str, object], where: str) -> str:
 
 
 def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool]:
-    """The language that a row names or its source shows, and whether it can be no other."""
+    """The language that a row names or its source shows, and whether it is certain."""
     given = row.get("language")
     try:
         if given is not None:
@@ -219,8 +208,7 @@ def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool
 
 
 def _content(row: Mapping[str, Any]) -> Json:
-    """Code or the reason why there is none; and what a response holds besides, where it was parsed
-    for that."""
+    """Code or the reason for its absence, and the parsed parts of a response."""
     code, reason, response = row.get("code"), row.get("parse_reason"), row.get("response")
     if code is not None and code.strip():
         if not code.lstrip().startswith("```"):
@@ -234,7 +222,7 @@ def _content(row: Mapping[str, Any]) -> Json:
 
 
 def _finish(row: Mapping[str, Any]) -> Json:
-    """Why the answer ended, guessed where the table has its text but not the reason."""
+    """Finish reason, guessed where only the text is known."""
     if row.get("finish_reason") or row.get("response") is None:
         return {"finish_reason": row.get("finish_reason"), "finish_guessed": None}
     return guessed_finish(row["response"])

@@ -1,10 +1,8 @@
-"""One `vllm serve` process under a `with`, and the GPUs that it runs on.
+"""One `vllm serve` process as a context manager, and its GPUs.
 
-Guarantees: `with VllmServer(...) as server` is entered when /health answers, or raises one
-EvalError with the end of the log; when the block is left nothing that it started is left. Where
-this process is killed, the kernel sends the server SIGTERM. Does not guarantee that what a server
-has started ends where both are killed at once.
-"""
+Guarantees: `with VllmServer(...) as server` starts when /health answers, or raises one EvalError
+with the end of the log; nothing is left after the block; SIGTERM reaches the server where this
+process is killed. Does not guarantee this for its children where both are killed."""
 
 from __future__ import annotations
 
@@ -29,35 +27,35 @@ from kernels_eval.sandbox.syscalls import PR_SET_PDEATHSIG, prctl
 
 HOST = "127.0.0.1"
 PLACE_S = 600.0
-"""How long Ray may take to hand out GPUs: another stage gives them back."""
+"""Seconds for Ray to hand out GPUs: another stage may have to free them."""
 START_S = 1800.0
-"""From a server's start until it is healthy."""
+"""Seconds from a server's start until it is healthy."""
 LOOK_S = 0.25
 HEALTH_TIMEOUT_S = 60.0
-"""A server that has not answered for so long is taken for ended."""
+"""Seconds without an answer after which a server counts as ended."""
 STOP_S = 30.0
-"""From SIGTERM to SIGKILL: answers in flight."""
+"""Seconds from SIGTERM to SIGKILL, for answers in flight."""
 HURRY_S = 5.0
-"""The same where nobody wants them: a run that is cancelled has 30 s to be gone."""
+"""The same where nobody wants them: a cancelled run has 30 s to end."""
 GIVE_UP_S = 60.0
-"""A process that a device driver holds cannot be killed."""
+"""Seconds of waiting for a killed process; a device driver may hold it forever."""
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""Of this interpreter, not of the one that has vLLM."""
+"""Variables of this interpreter, not of vLLM's."""
 MARK = "CONCUR_VLLM_SERVER"
-"""A variable by which everything that a server started is known."""
+"""A variable that marks everything that a server started."""
 TAIL_BYTES, TAIL_LINES = 1 << 17, 30
 ENGINE_FAULT = re.compile(
     r"^\((?!APIServer)\w+[^)\n]*\) ERROR [^\]\n]*\] (?:\w+\.)*\w*(?:Error|Exception)\b.*",
     re.MULTILINE,
 )
-"""An exception of one of vLLM's other processes. Its server, which ends later, names no cause."""
+"""An exception of another vLLM process. Its server ends later, without naming a cause."""
 FAILED = (
     "fix the cause in its log, such as a wrong synthesis.server setting; answers so far are kept"
 )
 
 
 class VllmServer:
-    """A server of `command` (without the address) with `env` added to the environment; its log is
+    """A server of `command` (without the address), with `env` added to the environment; its log is
     `log`."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
@@ -83,7 +81,7 @@ class VllmServer:
 
     def start(self) -> None:
         """Start the server on a free port and wait until it answers. Raises EvalError where it ends
-        before, or takes too long."""
+        before or takes too long."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         port = free_port()
         self.address = f"http://{HOST}:{port}"
@@ -101,13 +99,13 @@ class VllmServer:
             time.sleep(LOOK_S)
 
     def restart(self) -> None:
-        """End what is left of the server and start it again."""
+        """End the server's remains and start it again."""
         self._end(HURRY_S)
         self.start()
 
     def stop(self, at_once: bool = False) -> None:
-        """Returns when nothing of the server is left. `at_once`: answers in flight are not waited
-        for."""
+        """Stop; returns when nothing of the server is left. `at_once`: do not wait for answers in
+        flight."""
         self._end(HURRY_S if at_once else STOP_S)
         self._thread.shutdown()
 
@@ -140,7 +138,7 @@ class VllmServer:
         )
 
     def _end(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL for whatever is left of it."""
+        """Send SIGTERM, then SIGKILL to whatever is left."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -157,7 +155,7 @@ class VllmServer:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what belongs to this interpreter and to Ray."""
+    """The environment without variables of this interpreter and of Ray."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -174,14 +172,14 @@ def _status_words(status: int) -> str:
 
 
 def free_port(host: str = HOST) -> int:
-    """A port that is free now. Another program may take it before the server does."""
+    """A port that is free now; another program may take it first."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def log_tail(path: Path) -> str:
-    """The last lines of a server's log, behind the first exception of its engine."""
+    """The last lines of a server's log, after its engine's first exception."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")
@@ -191,7 +189,7 @@ def log_tail(path: Path) -> str:
 
 
 class _GpuHolder:
-    """An actor that does nothing but hold the GPUs it was given."""
+    """An actor that only holds its GPUs."""
 
     def visible(self) -> str:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -199,8 +197,8 @@ class _GpuHolder:
 
 @contextmanager
 def reserved_gpus(count: int) -> Iterator[dict[str, str]]:
-    """The environment that shows `count` GPUs of this machine, which Ray gives to nobody else
-    meanwhile; empty for 0. Raises DeviceError where Ray finds none."""
+    """The environment for `count` GPUs of this machine, reserved in Ray meanwhile; empty for 0.
+    Raises DeviceError where Ray finds none."""
     if not count:
         yield {}
         return

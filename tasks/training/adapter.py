@@ -1,8 +1,7 @@
-"""What a trained adapter's directory holds, and whether anything was learned.
+"""Checks of a trained adapter's directory.
 
-Guarantees: an adapter that passes is whole, finite and changes its base model. Does not guarantee
-that it is any good: the benchmark says that.
-"""
+Guarantees: an adapter that passes is complete, finite and changes its base model. Does not
+guarantee that it is any good: the benchmark says that."""
 
 from __future__ import annotations
 
@@ -28,11 +27,10 @@ class AdapterFacts(Record):
 
 
 def check_adapter(adapter_dir: Path) -> AdapterFacts:
-    """Read an adapter directory. Nothing is loaded onto a device; every tensor is read once.
+    """Read every tensor of an adapter directory once, on the CPU.
 
-    Raises UsageError for a directory that is not a LoRA adapter in PEFT's form, a matrix without
-    its partner, values that are not finite, and an adapter that changes nothing.
-    """
+    Raises UsageError for a directory that is not PEFT's LoRA form, a matrix without its partner,
+    values that are not finite, and an adapter that changes nothing."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,10 +1,8 @@
-"""The card of an adapter: README.md beside it, with the front matter that the hub reads.
+"""The model card of an adapter: README.md with the hub's front matter.
 
-Guarantees: every number is of the run that trained it; what is not known is left out, never
-guessed; the front matter is YAML whatever names it holds; no path of the machine that trained it is
-written. Does not guarantee that publishing is allowed: the licences of the base model and of the
-data are the publisher's to check, and the card says so.
-"""
+Guarantees: numbers are the training run's, unknown ones are omitted; valid YAML front matter for
+any names; no local path. Does not guarantee that publishing is allowed: the card tells the
+publisher to check the licences."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
 def sources_of(recipe: TrainingRecipe | FixedSettings) -> dict[str, str]:
-    """Where each value of a recipe comes from: the descriptions of its fields, which are about the
-    defaults. Of another value it says so."""
+    """Where each value of a recipe comes from: its field's description, or a note that it is not
+    the default."""
     sources = {}
     for name, option in type(recipe).model_fields.items():
         default = option.get_default(call_default_factory=True)
@@ -39,8 +37,8 @@ def sources_of(recipe: TrainingRecipe | FixedSettings) -> dict[str, str]:
 
 
 def write_card(result: TrainingResult, *args: Any, **facts: Any) -> Path:
-    """Write README.md into an adapter's directory, in place of PEFT's empty form. Returns its
-    path. Arguments are those of `card`."""
+    """Write README.md into an adapter's directory, replacing PEFT's template, and return its path.
+    Arguments are those of `card`."""
     return atomic_write(result.adapter_dir / CARD, card(result, *args, **facts))
 
 
@@ -55,11 +53,10 @@ def card(
     strategy: str | None = None,
     tools: Mapping[str, str] = {},
 ) -> str:
-    """The whole README.md.
+    """Text of README.md.
 
-    `name` is what the adapter is called, also in the vLLM command line; `base_model` a hub id or a
-    directory; `curated` the fingerprint of the training set; `tools` are versions by name.
-    """
+    `name` is the adapter's name, also in the vLLM command; `base_model` a hub id or a directory;
+    `curated` the fingerprint of the training set; `tools` are versions by name."""
     on_hub = is_hub_id(base_model) and not Path(base_model).exists()
     losses = [
         EvalResult(
@@ -112,5 +109,5 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Inline code; a name cannot end it or a table's cell."""
+    """Inline code that no name can end, in a table's cell too."""
     return f"`{' '.join(text.split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`"

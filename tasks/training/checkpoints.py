@@ -1,12 +1,8 @@
-"""Checkpoints of a training run: when they are written, which one a run resumes from, and the
-adapter that it leaves.
+"""Checkpoints of a training run, and the adapter that it leaves.
 
-Guarantees: a checkpoint counts only once all of it is on disk and every process has written its
-part (a marker file, written last); two are kept, so that a whole one is there while the next is
-being written. The adapter's directory is there whole or not at all, and the same weights give the
-same bytes. Does not guarantee anything
-against a loss of power (files are not synced), nor where two runs share one directory at a time.
-"""
+Guarantees: a checkpoint counts once every process has written its part (marker file last); two are
+kept; the adapter's directory is complete or absent, equal weights give equal bytes. Does not guard
+against power loss or two runs in one directory."""
 
 from __future__ import annotations
 
@@ -27,8 +23,7 @@ KEPT = 2
 
 
 def newest_checkpoint(checkpoints: Path) -> Path | None:
-    """The newest whole checkpoint, or None. What a killed process left half written is removed (by
-    the first process alone)."""
+    """The newest complete checkpoint, or None. The first process removes incomplete ones."""
     newest = None
     for directory in sorted(checkpoints.glob("checkpoint-*"), key=checkpoint_step):
         if (directory / COMPLETE).exists():
@@ -44,8 +39,8 @@ def checkpoint_step(checkpoint: Path | None) -> int:
 
 
 def agreed(choice: T) -> T:
-    """The first process's choice, in all of them: a shared file system may show a new marker to one
-    node before another."""
+    """The first process's choice, in all processes: a shared file system may show a new marker to
+    one node before another."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -56,8 +51,8 @@ def agreed(choice: T) -> T:
 
 
 def save_adapter(trainer: Trainer, adapter_dir: Path) -> Path:
-    """Write the trained adapter. Every process must call it, as parameters may be spread over all
-    of them; the first one writes."""
+    """Write the trained adapter. Every process must call it, as parameters may be sharded; the
+    first writes."""
     state = _gathered(trainer.model) if trainer.is_fsdp_enabled else None
     if trainer.is_world_process_zero():
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -71,8 +66,7 @@ def save_adapter(trainer: Trainer, adapter_dir: Path) -> Path:
 
 
 def _gathered(model: Any) -> dict[str, Any]:
-    """The trainable parameters of a model that FSDP2 spread over all processes, whole and in main
-    memory. Collective."""
+    """Gather a sharded model's trainable parameters in main memory. Collective."""
     from torch.distributed.tensor import DTensor
 
     state = {}
@@ -84,15 +78,15 @@ def _gathered(model: Any) -> dict[str, Any]:
 
 
 def _sort_targets(path: Path) -> None:
-    """PEFT keeps the projections as a set, whose order changes from process to process."""
+    """Sort PEFT's set of projections, whose order varies between processes."""
     config = json.loads(path.read_text(encoding="utf-8"))
     config["target_modules"].sort()
     path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
 class MarkWhole(TrainerCallback):
-    """Says of a checkpoint that it is whole: transformers writes it file by file, and every process
-    its own part."""
+    """Marks a checkpoint as complete: transformers writes it file by file, and each process its
+    part."""
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         PartialState().wait_for_everyone()

@@ -1,11 +1,8 @@
-"""Held-out tasks: which they are.
+"""The choice of held-out tasks.
 
-Guarantees: all rows of a task are on one side; with a share, the side follows from the task's id
-alone, so that a refresh with more tasks moves none across, and with an equal share and the seed 0
-the held-out tasks are those that publishing puts into its split `test`. Does not guarantee that no
-held-out program resembles a training program (deduplication of the tasks is a stage of its own),
-nor that a lower loss means better kernels.
-"""
+Guarantees: all rows of a task are on one side; a share is chosen by task id, so new tasks move
+none, and with the same share and seed 0 it is the published split `test`. Does not guarantee that
+held-out programs differ from training programs."""
 
 from __future__ import annotations
 
@@ -17,17 +14,16 @@ from tasks.sources.holdout import place_of
 from tasks.training.formatting import Rows
 
 SEED = 0
-"""Not the recipe's, so that runs of several seeds compare."""
+"""Not the recipe's seed, so that runs of several seeds compare."""
 LEAST_TASKS = 20
-"""A share is held out only from sets with at least this many tasks (ours)."""
+"""Fewest tasks of a set from which a share is held out (ours)."""
 
 
 def held_out_tasks(task_ids: Iterable[str], held_out: float) -> set[str]:
-    """Those of the tasks that are held out, a share of them or, from 1 on, so many; repeats of an
-    id do not matter, nor does the order.
+    """The held-out tasks: a share of the tasks or, from 1 on, a number of them. Repeats and order
+    of the ids have no effect.
 
-    Raises UsageError where nothing would be left to train on.
-    """
+    Raises UsageError where nothing would be left to train on."""
     places = {name: place_of(name, SEED) for name in sorted(set(task_ids))}
     if held_out >= 1:
         by_place = sorted(places, key=lambda name: (places[name], name))
@@ -45,7 +41,7 @@ def held_out_tasks(task_ids: Iterable[str], held_out: float) -> set[str]:
 
 
 def split_by_task(rows: Rows, held_out: float) -> tuple[Rows, Rows]:
-    """Rows (with `task_id`) to train on and held-out rows, in their order. Raises UsageError where
+    """Rows (with `task_id`) to train on and held-out rows, in order. Raises UsageError where
     nothing is left to train on."""
     chosen = held_out_tasks((row["task_id"] for row in rows), held_out)
     training: list[Mapping[str, Any]] = []

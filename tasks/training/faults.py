@@ -1,9 +1,8 @@
-"""Errors of a training that cannot start or breaks: one message with the numbers and the ways out.
+"""Errors of training with their numbers and fixes.
 
-Guarantees: running out of memory, on the host or on a GPU, in torch or below it, is one UsageError
-that names the device, what was in use and asked for, the batch and the longest row; a base model
-that lacks a projection is refused before PEFT leaves it out in silence.
-"""
+Guarantees: running out of memory, on host or GPU, becomes one UsageError with the device, memory
+used and requested, the batch and the longest row; a base model that lacks a projection is refused,
+which PEFT ignores silently."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def explain(
     device: str,
     out_dir: Path,
 ) -> EvalError:
-    """The error to raise instead of `error`: UsageError for too little memory, EvalError for all
-    else."""
+    """The error to raise instead of `error`: UsageError for too little memory, else EvalError."""
     if is_out_of_memory(error):
         return out_of_memory(error, recipe, examples, device)
     return EvalError(
@@ -51,7 +49,7 @@ def explain(
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, in this error or in what caused it."""
+    """Whether memory ran out, in this error or its causes."""
     import torch
 
     seen = 0
@@ -81,7 +79,7 @@ def out_of_memory(
 
 
 def require_projections(model: Any, recipe: TrainingRecipe) -> None:
-    """Raises UsageError where a projection matches no layer of the model: PEFT silently trains the
+    """Raise UsageError where a projection matches no layer of the model: PEFT silently trains the
     others."""
     import torch
 

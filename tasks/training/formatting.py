@@ -1,10 +1,8 @@
 """Curated rows as the tokens a reasoning model reads and emits, and which of them carry loss.
 
-Guarantees: the prompt ends exactly where generation starts and the completion is exactly what the
-model would emit from there, with the whole reasoning, and the end token where it wrote one. A row
-that cannot be trained on is listed with its reason, never truncated and never repaired. Does not
-guarantee anything of what the text says.
-"""
+Guarantees: the prompt ends where generation starts; the completion is exactly what the model would
+emit, with the whole reasoning. An unusable row is listed with its reason, never truncated or
+repaired."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class Dropped(Record):
 
 
 class Example(NamedTuple):
-    """One row as text and as tokens: those of the prompt, then those of the completion."""
+    """One row as text and as token ids: prompt, then completion."""
 
     candidate_id: str
     reasoning: str
@@ -53,7 +51,7 @@ class Example(NamedTuple):
 
     @property
     def labels(self) -> list[int]:
-        """The ids of the completion, IGNORED for the prompt."""
+        """Completion ids, with IGNORED for the prompt."""
         return [IGNORED] * self.prompt_tokens + list(self.input_ids[self.prompt_tokens :])
 
 
@@ -61,11 +59,10 @@ def examples_of(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Example]
     """One example per row of `tasks.tables.CURATED` with its `prompt`, the user's turn, in order.
 
     The prompt is the chat rendered up to the generation prompt; the completion the reasoning,
-    `</think>`, the answer and the tokenizer's end token. An answer that the token limit cut off
-    (`finish_reason` "length") gets no end token: its model wrote none there. White space around
-    reasoning and answer is not kept: the newlines around `</think>` are QwQ's own. Raises
-    UsageError where the tokenizer has no chat template or no end token.
-    """
+    `</think>`, the answer and the tokenizer's end token, except after an answer cut off by the
+    token limit (`finish_reason` "length"). White space around reasoning and answer is normalised to
+    QwQ's newlines around `</think>`. Raises UsageError for a tokenizer without chat template or end
+    token."""
     _require_template(tokenizer)
     examples = [_as_text(row, tokenizer) for row in rows]
     prompts = _token_ids([each.prompt for each in examples], tokenizer)
@@ -105,8 +102,7 @@ def _as_text(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Exam
 
 
 def _token_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """The template has written the special tokens already. Rows above the model's window are listed
-    later: the tokenizer need not warn."""
+    """Token ids without added special tokens or a warning about the window."""
     if not texts:
         return []
     encoded = tokenizer(texts, add_special_tokens=False, verbose=False)
@@ -119,10 +115,8 @@ def select_examples(
 ) -> tuple[list[Example], list[Dropped]]:
     """Examples to train on and those that cannot be, in order.
 
-    `control_token`: the text itself holds a think tag or one of the tokenizer's special tokens,
-    which would end the turn or the reasoning in the middle. Raises UsageError where nothing is
-    left.
-    """
+    `control_token`: the text itself holds a think tag or a special token, which would end the turn
+    or the reasoning early. Raises UsageError where nothing is left."""
     kept, dropped = [], []
     for example in examples:
         if reason := _reason_to_drop(example, tokenizer, max_length):

@@ -1,13 +1,9 @@
-"""Reinforcement of a LoRA adapter by the verifier, with TRL's GRPOTrainer (group relative policy
-optimisation: Shao et al. 2024, arXiv:2402.03300, section 4.1).
+"""Reinforcement of a LoRA adapter by the verifier, with TRL's GRPOTrainer (Shao et al. 2024,
+arXiv:2402.03300, section 4.1).
 
-Guarantees: training begins with the adapter that it is given, and the KL divergence is against it;
-an answer without a reward (a fault of the machine or of the task) is left out of its group; a
-second call in the same `out_dir` resumes from the newest whole checkpoint. Where vLLM writes the
-answers, TRL corrects for the difference between its probabilities and the trainer's (truncated
-importance sampling). Does not guarantee the same adapter twice: a timed kernel's speedup is never
-the same. Importing it takes seconds.
-"""
+Guarantees: KL divergence is against the adapter given; answers without a reward (machine or task
+fault) leave their group; a second call in `out_dir` resumes. Does not guarantee the same adapter
+twice: timings vary. Importing takes seconds."""
 
 from __future__ import annotations
 
@@ -45,20 +41,19 @@ from tasks.training.trainer_settings import machine_settings
 
 
 class Judged(NamedTuple):
-    """What an answer earned its reward by: its verdict (None: the machine failed), and the
-    reasoning in it."""
+    """The verdict (None: the machine failed) and the reasoning by which an answer is rewarded."""
 
     verdict: Verdict | None
     reasoning: str
 
 
 Judge = Callable[[Sequence[str], Sequence[str]], Sequence[Judged]]
-"""(task ids, answers) -> what each is, in order."""
+"""(task ids, answers) -> a `Judged` for each, in order."""
 OnLog = Callable[[dict[str, Any]], None]
 WARMUP_STEPS = 3
-"""Optimiser steps in which the learning rate rises; then it stays."""
+"""Optimiser steps of linear warm-up; then the learning rate is constant."""
 MAX_GRAD_NORM = 0.2
-"""Gradients are scaled down to this norm."""
+"""Gradients are clipped to this norm."""
 UNBOUNDED = 1 << 30
 CHECKPOINT_STEPS = 10
 """Optimiser steps between checkpoints."""
@@ -73,12 +68,11 @@ def reinforce(
     judge: Judge,
     on_log: OnLog | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Train the adapter on tasks (task_id -> user's prompt). Returns the directory of the new
-    adapter (`out_dir/adapter`) and the log: what TRL and `measures` say of each optimiser step.
+    """Train the adapter on tasks (task_id -> user's prompt). Returns the new adapter's directory
+    (`out_dir/adapter`) and the log: TRL's numbers and `measures` of each optimiser step.
 
-    Raises UsageError for models and settings that cannot be used; what `judge` raises ends the run,
-    which resumes when it is called again.
-    """
+    Raises UsageError for unusable models and settings; what `judge` raises ends the run, which
+    resumes when called again."""
     tokenizer = load_tokenizer(base_model_dir)
     gpu = torch.cuda.is_available()
     base = load_causal_model(base_model_dir, dtype=torch.bfloat16 if gpu else torch.float32)
@@ -115,7 +109,7 @@ def reinforce(
 
 
 def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOConfig:
-    """TRL's settings of the recipe. Raises UsageError where vLLM is asked for and not installed."""
+    """TRL's settings of the recipe. Raises UsageError where vLLM is requested and not installed."""
     if recipe.vllm != "none" and importlib.util.find_spec("vllm") is None:
         raise UsageError(
             f"reinforcement.vllm is {recipe.vllm} and vLLM is not installed beside TRL",
@@ -167,7 +161,7 @@ def _prompt_tokens(
 
 
 def window_of(config: Any) -> int:
-    """Positions that a model was made for."""
+    """Maximum positions of a model."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or UNBOUNDED
 
 
@@ -198,9 +192,8 @@ def _reward_function(
 
 
 def measures(verdicts: Sequence[Verdict | None], recipe: RewardRecipe) -> dict[str, float]:
-    """What a person follows: mean of each part of the reward, share of each status, share of each
-    reason among the rejected (is the model learning to cheat?), and the geometric mean of the
-    speedups of correct kernels."""
+    """Mean of each part of the reward, share of each status, share of each reason among the
+    rejected (to show learned cheating), and geometric mean speedup of correct kernels."""
     known, count = [verdict for verdict in verdicts if verdict], len(verdicts)
     statuses = Counter(verdict.status for verdict in known)
     reasons = Counter(verdict.reason for verdict in known)
@@ -218,7 +211,7 @@ def measures(verdicts: Sequence[Verdict | None], recipe: RewardRecipe) -> dict[s
 
 
 class StepLog(TrainerCallback):
-    """Tells of each optimiser step as it ends."""
+    """Reports each optimiser step as it ends."""
 
     def __init__(self, tell: OnLog | None) -> None:
         self.tell = tell
@@ -230,8 +223,8 @@ class StepLog(TrainerCallback):
 
 
 class SkipNonFinite(TrainerCallback):
-    """Drops an optimiser step whose gradient is not finite, as loss scalers do: one such step would
-    make every later logit NaN. `count`: how many of this process."""
+    """Drops an optimiser step with a non-finite gradient, as loss scalers do: it would make every
+    later logit NaN. `count`: drops in this process."""
 
     count = 0
 
@@ -247,6 +240,5 @@ class SkipNonFinite(TrainerCallback):
 
 
 def _not_counted(record: logging.LogRecord) -> bool:
-    """Not TRL's warning of an answer without a reward, with its whole prompt: the log counts these
-    (`without_reward`)."""
+    """Filter TRL's warning of an answer without reward, which quotes its whole prompt."""
     return "All reward functions returned None" not in str(record.msg)

@@ -1,14 +1,8 @@
-"""Where training runs: one Ray task on one device, or a group of Ray Train's workers on several, of
-one node or of many.
+"""Where training runs: one Ray task, or a group of Ray Train workers on one or many nodes.
 
-Guarantees: logs reach the caller as they happen, in its own thread; an interrupted caller leaves no
-process behind; a lost worker takes its group with it and the group resumes from the newest
-checkpoint, a few times; what cannot get better by trying again (the rows, the model, too little
-memory) ends the run at once, as the error that `trainer.train` raises; anything else is an
-EvalError that says how to resume. Does not guarantee that paths mean the same on another node: the
-snapshots' root must be a folder that all nodes share. After a restart the steps since the
-checkpoint are logged once more.
-"""
+Guarantees: live logs in the caller's thread; no process survives an interrupted caller; a lost
+worker restarts its group from the newest checkpoint; UsageErrors end the run at once. Does not
+guarantee that paths mean the same on another node."""
 
 from __future__ import annotations
 
@@ -27,18 +21,17 @@ from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import TrainingResult
 
 RESTARTS = 3
-"""Times that a group of workers is started again in one call before the fault is raised."""
+"""Restarts of a group of workers in one call before the fault is raised."""
 STARTS = 10
-"""Minutes, about, that a group waits for devices which others hold, before the fault is raised."""
+"""Approximate minutes that a group waits for devices held by others."""
 ABORT_S = 120.0
-"""How long the end of a group may take: one that is being started ends when it has started."""
+"""Seconds that ending a group may take: a starting group ends once it has started."""
 OnLog = Callable[[dict[str, float]], None]
 RESUMES = "run it again to resume from the last checkpoint"
 
 
 class Job(NamedTuple):
-    """What every worker needs, as it travels. Paths are absolute: a worker has a working directory
-    of its own."""
+    """What every worker needs. Paths are absolute: each worker has its own working directory."""
 
     rows: Rows
     recipe: TrainingRecipe
@@ -58,17 +51,14 @@ def train_on_ray(
     out_dir: Path,
     on_log: OnLog | None = None,
 ) -> TrainingResult:
-    """`train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU core.
-    Logs reach `on_log` in the caller's thread as they happen.
+    """Run `train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU
+    core. Logs reach `on_log` in the caller's thread as they happen.
 
-    One worker is a plain Ray task and not Ray Train's TorchTrainer, which with one worker adds a
-    controller, a placement group and a process group, 17 to 22 s measured against 2 s, and no
-    ability. Several are a TorchTrainer (NCCL on GPUs, gloo on CPUs), driven by such a task. Where
-    no Ray is connected, joins the one that $RAY_ADDRESS names, or starts one here. `base_model_dir`
-    and `out_dir` must mean the same on every node. Raises what `train` and `start_ray` raise,
-    UsageError where the cluster has fewer devices than the recipe has workers, and EvalError where
-    the worker processes die.
-    """
+    One worker is a plain Ray task: a TorchTrainer took 17 to 22 s to start against 2 s, without
+    benefit. Several are a TorchTrainer (NCCL on GPUs, gloo on CPUs), driven by such a task. Joins
+    $RAY_ADDRESS, or starts Ray here, where none is connected. `base_model_dir` and `out_dir` must
+    mean the same on every node. Raises what `train` and `start_ray` raise, UsageError for too few
+    devices, and EvalError where worker processes die."""
     import ray
     from ray.exceptions import RayError
 
@@ -115,8 +105,7 @@ def train_on_ray(
 
 
 def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
-    """Whether workers get GPUs. Raises UsageError where there are too few devices: Ray would wait
-    for more silently."""
+    """Whether workers get GPUs. Raises UsageError for too few devices: Ray would wait silently."""
     gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     have, kind = (gpus, "GPUs") if gpus else (cpus, "CPU cores and no GPU")
     if recipe.workers > max(have, 1):
@@ -130,8 +119,7 @@ def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
 
 
 def _end(events: Any, controller: Any) -> None:
-    """End a run that has not ended by itself. A group's controller gives back its devices, which
-    Ray would hold until this process ends."""
+    """End a run. A group's controller must free its devices, which Ray would hold until we exit."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
@@ -145,13 +133,11 @@ def _end(events: Any, controller: Any) -> None:
 
 
 def _events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """("log", entry) as training goes, then ("result", TrainingResult) or ("failure", error). A
-    generator, so that Ray streams it.
+    """Yield ("log", entry) repeatedly, then ("result", TrainingResult) or ("failure", error).
 
-    It trains by itself, or owns the group of workers that does: when its process ends, however it
-    does, Ray ends theirs. A failure is an event, after which the caller ends this process: other
-    workers may wait for the one that failed, and would not end by themselves.
-    """
+    It trains itself or owns the group of workers: when its process ends, Ray ends theirs. After a
+    failure the caller ends this process, since other workers may wait for the failed one
+    forever."""
     from ray.util.queue import Queue
 
     alone = job.recipe.workers == 1
@@ -220,11 +206,7 @@ def _fit(job: Job, gpu: bool, news: Any) -> None:
 
 
 def _trainer_class() -> Any:
-    """Ray Train's TorchTrainer without the actor that outlives it to remove its placement group.
-
-    That one asks the dashboard whether the controller lives, and where there is no dashboard stays
-    for ever. `_end` does its work.
-    """
+    """TorchTrainer without the placement-group actor, which never ends without a dashboard."""
     from ray.train.v2._internal.callbacks.placement_group_callback import (
         PlacementGroupCleanerCallback,
     )
@@ -242,8 +224,7 @@ def _trainer_class() -> Any:
 
 
 def _announcement(news: Any) -> Any:
-    """Tells the caller the controller's handle, by which alone a group can be ended in good
-    order."""
+    """Give the caller the controller's handle, needed to end a group in order."""
     import ray
     from ray.train.v2._internal.execution.callback import ControllerCallback
 
@@ -255,8 +236,7 @@ def _announcement(news: Any) -> Any:
 
 
 def _worker(config: dict[str, Any]) -> TrainingResult:
-    """In each worker's process. Ray has set RANK, WORLD_SIZE and the process group, which is where
-    transformers looks."""
+    """Train in a worker's process, where Ray has set RANK, WORLD_SIZE and the process group."""
     import ray
 
     news = config["news"]

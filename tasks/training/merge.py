@@ -1,10 +1,8 @@
-"""An adapter merged into its base model: one model for servers without LoRA.
+"""An adapter merged into its base model, for servers without LoRA.
 
-Guarantees: merged weights are on disk only where the logits of the files themselves agree with
-those of base and adapter apart, and the figures lie beside them in `merge.json`. Does not guarantee
-that merged and unmerged give the same text (rounding to bfloat16 moves logits, by how much is what
-the figures say), nor that probes of a few hundred tokens see every difference.
-"""
+Guarantees: merged weights are published only where the logits of the files agree with base plus
+adapter; the figures are in `merge.json`. Does not guarantee equal text (bfloat16 rounding), or that
+short probes see every difference."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ MERGE = "merge.json"
 PROBE_TOKENS = 512
 MergedType = Literal["float32", "bfloat16"]
 TOLERANCES: dict[MergedType, float] = {"float32": 1e-3, "bfloat16": 0.15}
-"""Share of what the adapter changes that merging may change again; docs/how-to/use-the-adapter.md
-has the measurements."""
+"""Share of the adapter's effect by which merging may differ; docs/how-to/use-the-adapter.md has the
+measurements."""
 
 
 class MergeCheck(Record):
@@ -67,12 +65,10 @@ def merge_adapter(
     """Write base and adapter as one model with its tokenizer to `out_dir`, which must not exist,
     and return how well it agrees.
 
-    `probes` are texts as the model sees them (prompts and completions); of each the first 512
-    tokens count. Merging and comparing are done in float32 on the CPU, one model in memory at a
-    time: 4 bytes a parameter (131 GB for QwQ-32B), twice while it is saved in another type. What is
-    compared is read back from the files. Raises UsageError for input that cannot be used, EvalError
-    where merged and unmerged differ by more than `TOLERANCES` says: nothing is published then.
-    """
+    `probes` are texts as the model sees them (prompts and completions), cut to 512 tokens. Computed
+    in float32 on the CPU, one model in memory at a time: 4 bytes a parameter (131 GB for QwQ-32B),
+    twice that while saving in another type. The saved files are read back for comparison. Raises
+    UsageError for unusable input, EvalError, without publishing, above `TOLERANCES`."""
     import torch
 
     if out_dir.exists():
@@ -117,8 +113,7 @@ def _merged_into(
     encoded: Sequence[list[int]],
     dtype: Any,
 ) -> torch.Tensor:
-    """Save the merged model; returns the logits before merging. A function of its own, so that its
-    model is freed when it ends."""
+    """Save the merged model and return the earlier logits; returning frees the model."""
     import torch
     from peft import PeftModel
 

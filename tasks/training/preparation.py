@@ -1,6 +1,4 @@
-"""What training decides before it loads a model: the device, the longest row, the examples held out
-and how workers share the model.
-"""
+"""Decisions before a model is loaded: device, longest row, held-out examples, parallelism."""
 
 from __future__ import annotations
 
@@ -19,9 +17,8 @@ from tasks.training.recipe import TrainingRecipe
 
 
 def training_device(recipe: TrainingRecipe) -> str:
-    """ "cuda" or "cpu". Raises UsageError where this process is not one of as many as the recipe
-    says, and where it is alone and sees several GPUs: transformers would spread each batch over
-    them with nn.DataParallel."""
+    """The device, "cuda" or "cpu". Raises UsageError where the number of processes is not the
+    recipe's, and for a lone process with several GPUs: transformers would use nn.DataParallel."""
     together = int(os.environ.get("WORLD_SIZE", "1"))
     if together != recipe.workers:
         raise UsageError(
@@ -40,8 +37,8 @@ def training_device(recipe: TrainingRecipe) -> str:
 def longest_allowed(
     recipe: TrainingRecipe, examples: Sequence[Example], base_model_dir: str | Path
 ) -> int:
-    """Tokens. The recipe's limit, or the longest row for 'data'; never more than the positions that
-    the base model was made for."""
+    """Row limit in tokens: the recipe's, or the longest row for 'data'; at most the base model's
+    positions."""
     longest = max((example.tokens for example in examples), default=0)
     limit = longest if recipe.max_length == "data" else recipe.max_length
     try:
@@ -54,7 +51,7 @@ def longest_allowed(
 def held_out_examples(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[Example]:
-    """Held-out rows as examples; those that could not be trained on either are left out."""
+    """Held-out rows as examples, without those that could not be trained on."""
     examples = examples_of(rows, tokenizer)
     try:
         return select_examples(examples, tokenizer, max_length)[0]
@@ -65,7 +62,7 @@ def held_out_examples(
 def with_parallelism(
     recipe: TrainingRecipe, base_model_dir: str | Path, max_length: int
 ) -> tuple[TrainingRecipe, dict[str, str]]:
-    """The recipe with `parallelism: auto` decided, the same in all processes, and why."""
+    """The recipe with `parallelism: auto` decided equally in all processes, and why."""
     if recipe.parallelism != "auto" or recipe.workers == 1:
         return recipe, {}
     choice, why = "ddp", "without a GPU"

@@ -1,10 +1,8 @@
-"""The training recipe: every number that decides what the adapter becomes, with where it comes
-from.
+"""The training recipe: every number that decides the adapter, with its source.
 
-Guarantees: frozen, validated, JSON-serialisable; the defaults are the paper's where the paper gives
-one. Does not guarantee that a machine can hold the base model: `faults` says so with the numbers
-when it cannot. Every key is part of a run's fingerprint.
-"""
+Guarantees: frozen, validated, JSON-serialisable; the paper's defaults where it gives one; every key
+is part of a run's fingerprint. Does not guarantee that a machine can hold the base model
+(`faults`)."""
 
 from __future__ import annotations
 
@@ -127,17 +125,17 @@ class TrainingRecipe(Record):
 
     @property
     def rows_per_step(self) -> int:
-        """Rows that one optimiser step sees, over all workers."""
+        """Rows of one optimiser step, over all workers."""
         return self.batch_size * self.gradient_accumulation
 
     @property
     def passes_per_worker(self) -> int:
-        """Forward passes that one worker makes for an optimiser step."""
+        """Forward passes of one worker per optimiser step."""
         return self.gradient_accumulation // self.workers
 
     @property
     def sharded(self) -> bool:
-        """Whether each worker holds its share of the model (`auto` is to be decided)."""
+        """Whether each worker holds a share of the model (`auto` must be decided)."""
         return self.workers > 1 and self.parallelism == "fsdp2"
 
     def resolve(self, *, gpu: bool) -> TrainingRecipe:

@@ -1,5 +1,5 @@
-"""Reinforcement as a stage: an adapter in, a better one out. A snapshot whose rows are the log, one
-per optimiser step, and whose `adapter` folder is the result, as that of training."""
+"""The reinforcement stage: an adapter in, a better one out. The snapshot's rows are the log, one
+per optimiser step; its `adapter` folder is the result, as for training."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def run(
 ) -> SnapshotRef:
     """Reinforce the adapter of a finished training on tasks (`prompts`: task_id -> prompt).
 
-    Returns a finished snapshot. A run that was stopped resumes from its newest checkpoint. Raises
-    what `grpo.reinforce` raises, and UsageError for an adapter that vLLM cannot serve.
-    """
+    Returns a finished snapshot. A stopped run resumes from its newest checkpoint. Raises what
+    `grpo.reinforce` raises, and UsageError for an adapter that vLLM cannot serve."""
     snapshot = planned(trained, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref

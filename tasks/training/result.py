@@ -1,5 +1,4 @@
-"""What one training run did: its log, a row per step, and the facts that its manifest and its card
-tell."""
+"""Results of a training run: its log, a row per step, and the facts for manifest and card."""
 
 from __future__ import annotations
 
@@ -14,18 +13,16 @@ from tasks.training.formatting import Dropped
 from tasks.training.telemetry import SPEED
 
 HELD_OUT = "held_out_loss"
-"""In the log: nats a completion token, in the rows of the steps after which it was measured."""
+"""Log column: held-out loss, nats per completion token."""
 LEARNED = ("step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens")
 HISTORY = pa.schema(
     {"step": pa.int64()} | dict.fromkeys((*LEARNED[1:], HELD_OUT, *SPEED), pa.float64())
 )
-"""One row an optimiser step; step 0, where held-out tasks were measured before the first, has that
-loss and nothing else."""
+"""One row per optimiser step; step 0 holds only the held-out loss before training."""
 
 
 def training_log(log_history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of HISTORY from a trainer's `state.log_history`: what each step learned, what it took,
-    and the held-out loss where it was measured, each step once."""
+    """Rows of HISTORY from a trainer's `state.log_history`, each step once."""
     rows: dict[int, dict[str, Any]] = {}
     for entry in log_history:
         if not entry.keys() & {"loss", "eval_loss"}:  # the summary at the end
@@ -78,7 +75,7 @@ class TrainingResult(Record):
 
     @property
     def held_out(self) -> list[dict[str, Any]]:
-        """Step, epoch and loss on held-out tasks, before the first step and after each epoch."""
+        """Step, epoch and held-out loss, before the first step and after each epoch."""
         return [
             {"step": int(row["step"] or 0), "epoch": row["epoch"], "loss": row[HELD_OUT]}
             for row in self.log

@@ -1,7 +1,7 @@
-"""The rows that a training learns from, and the hash by which it is addressed.
+"""The rows that a training learns from, and their hash.
 
-Guarantees: equal rows give equal trainings, whichever curated sets hold them and in whatever order.
-"""
+Guarantees: equal rows give equal trainings, whichever curated sets hold them and in whatever
+order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kernels_eval.records import stable_hash
 from tasks.store import SnapshotRef
 
 LEARNED_FROM = ("candidate_id", "task_id", "prompt", "reasoning", "answer")
-"""What of a row decides a training: its place in the order, whether its task is held out, and its
-texts. Whether its answer was cut off decides, too: a cut answer has no end token."""
+"""What of a row decides a training: its id (order and held-out side), its texts, and whether its
+answer was cut off, which removes the end token."""
 
 
 def training_rows(curated: SnapshotRef, prompts: dict[str, str]) -> pl.DataFrame:
-    """The rows of a curated set in the order of their ids, each with the prompt of its task
-    (task_id -> prompt). Raises UsageError where the set is unfinished or empty."""
+    """Rows of a curated set by id, each with its task's prompt (task_id -> prompt). Raises
+    UsageError where the set is unfinished or empty."""
     snapshot = curated.open()
     if not snapshot.manifest["rows"]:
         raise UsageError(f"the curated set {snapshot.path} is empty", "curate at least one row")

@@ -1,5 +1,5 @@
-"""Training set in, adapter out: a snapshot whose rows are the training log and whose `adapter`
-folder is the result."""
+"""The training stage: curated set in, adapter out. The snapshot's rows are the training log, its
+`adapter` folder the result."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ def planned(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str
 
 
 def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> SnapshotRef:
-    """Train on the rows of a curated snapshot. `prompts` maps task_id to the prompt its candidates
-    answered.
+    """Train on the rows of a curated snapshot. `prompts` maps task_id to the prompt that its
+    candidates answered.
 
-    Returns a finished snapshot: rows are the log (one per optimiser step), `adapter/` holds the
-    LoRA adapter, the manifest names the curated set that was trained on first. A killed run
-    resumes from its newest checkpoint. Raises what `trainer.train` raises, and UsageError for an
-    adapter that learned nothing, or diverged.
-    """
+    Returns a finished snapshot: rows are the log (one per optimiser step), `adapter/` the LoRA
+    adapter; the manifest names the curated set trained on first. A killed run resumes from its
+    newest checkpoint. Raises what `trainer.train` raises, and UsageError for an adapter that
+    learned nothing or diverged."""
     snapshot = planned(curated, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref
@@ -79,5 +78,6 @@ def adapter_of(training: SnapshotRef) -> Path:
 def prompts_of(
     tasks: SnapshotRef, language: Language, render: Callable[..., str], hardware: str | None = None
 ) -> dict[str, str]:
-    """task_id -> rendered prompt; `render` is handed in because stages do not import each other."""
+    """Map task_id to its rendered prompt; `render` is passed in because stages do not import each
+    other."""
     return {task.task_id: render(task, language, hardware) for task in read_tasks(tasks)}

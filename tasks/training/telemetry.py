@@ -1,8 +1,7 @@
-"""How fast a training step was and what it took of the device: columns of the training log.
+"""Speed and memory of a training step: columns of the training log.
 
-Guarantees: time is that of the steps alone, evaluation and checkpoints left out; what this machine
-cannot say (the peak of an unknown device) is None, never 0.
-"""
+Guarantees: time excludes evaluation and checkpoints; what this machine cannot say (the peak of an
+unknown device) is None, never 0."""
 
 from __future__ import annotations
 
@@ -14,23 +13,21 @@ SPEED = ("tokens_per_s", "mfu", "memory_gb")
 
 @dataclass(frozen=True)
 class TrainingFlops:
-    """FLOPs that LoRA training of a model needs, recomputation not counted: what MFU is a share of.
+    """FLOPs of LoRA training without recomputation, the base of MFU.
 
-    After PaLM (https://arxiv.org/abs/2204.02311, appendix B) but for frozen weights, which need no
-    gradient of their own: 4 per weight of the base's matrix products and token (6 in the paper), 6
-    per adapter parameter, and three times causal attention's forward pass of 2 x length x width a
-    layer.
-    """
+    After PaLM (https://arxiv.org/abs/2204.02311, appendix B), for frozen weights: 4 per token and
+    weight of the base's matrix products (6 in the paper), 6 per adapter parameter, and three times
+    causal attention's forward pass of 2 x length x width a layer."""
 
     per_token: float
-    """of the products"""
+    """FLOPs of the products"""
     per_pair: float
-    """of attention: times the square of a row's tokens"""
+    """FLOPs of attention, to multiply by the square of a row's tokens"""
 
     @classmethod
     def of(cls, model: Any, loss_share: float) -> TrainingFlops:
-        """Of a PEFT-wrapped causal model. The output projection is computed for the `loss_share` of
-        the tokens that carry loss."""
+        """FLOPs of a PEFT-wrapped causal model. The output projection is computed for `loss_share`
+        of the tokens, those with loss."""
         config = model.config.get_text_config()
         size = getattr(config, "head_dim", None)
         width = size * config.num_attention_heads if size else config.hidden_size
@@ -40,19 +37,18 @@ class TrainingFlops:
         return cls(4 * products + 6 * trained, 6 * config.num_hidden_layers * width)
 
     def row(self, tokens: int) -> float:
-        """Of one row, forward and backward."""
+        """FLOPs of one row, forward and backward."""
         return tokens * (self.per_token + tokens * self.per_pair)
 
 
 def mfu(flops_per_s: float, peak: float | None, devices: int = 1) -> float | None:
-    """Model FLOPs utilisation, a share: what TrainingFlops counts, a second, of what the devices
-    could do."""
+    """Model FLOPs utilisation: TrainingFlops per second as a share of the devices' peak."""
     return flops_per_s / (peak * devices) if peak else None
 
 
 def multiplied_parameters(model: Any) -> int:
-    """Weights of the base model's matrix products, which every token is multiplied with. A table of
-    embeddings counts where it is the output too."""
+    """Base model weights that multiply every token. An embedding table counts if it is also the
+    output."""
     table, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     found = sum(
         weight.numel()
@@ -64,8 +60,7 @@ def multiplied_parameters(model: Any) -> int:
 
 
 def memory_gb() -> float:
-    """The peak of the GPU's memory since the process began, or what the process holds where there
-    is no GPU; 10^9 bytes."""
+    """Peak GPU memory since the process began, or the process's own without a GPU; 10^9 bytes."""
     import psutil
     import torch
 

@@ -1,14 +1,9 @@
-"""LoRA training of a base model on curated rows with TRL's SFTTrainer and PEFT, in this process or
-as one of several that train together.
+"""LoRA training on curated rows with TRL's SFTTrainer and PEFT, alone or as one of several
+processes.
 
-Guarantees: held-out tasks are never trained on; loss on the whole completion (reasoning, answer,
-end token) and nowhere else: TRL gets token ids and labels and adds nothing; a second call in the
-same `out_dir` with the same rows and recipe resumes from the newest whole checkpoint and, on a CPU,
-ends with the same losses and the same bytes of the adapter as a run that was never interrupted,
-wherever it was killed; every number that the recipe names is what TRL and PEFT get. Does not
-guarantee bit-equal adapters on a GPU or for another number of workers, nor that a better loss means
-better kernels: the benchmark says that. Importing it takes seconds.
-"""
+Guarantees: held-out tasks are never trained on; loss on the whole completion only; a second call
+with the same `out_dir`, rows and recipe resumes, bit-equal on a CPU. Does not guarantee bit-equal
+adapters on a GPU or for other numbers of workers. Importing takes seconds."""
 
 from __future__ import annotations
 
@@ -53,14 +48,13 @@ def train(
     on_log: OnLog | None = None,
 ) -> TrainingResult:
     """Train an adapter on rows of `tasks.tables.CURATED`, each with its `prompt`, and save it to
-    `out_dir/adapter`; checkpoints go to `out_dir/checkpoints`, which is of these rows and this
-    recipe alone.
+    `out_dir/adapter`; checkpoints go to `out_dir/checkpoints`, for these rows and this recipe
+    alone.
 
-    For a recipe with several workers each of them calls this, started by `launch.train_on_ray` (or
-    torchrun). `on_log` gets one dict per optimiser step as it happens, in the first of them. Raises
-    UsageError for rows or models that cannot be used and for a device that is too small (with the
-    numbers), EvalError for anything that breaks while training: calling again resumes.
-    """
+    Each worker of the recipe calls this, started by `launch.train_on_ray` (or torchrun). In the
+    first, `on_log` gets one dict per optimiser step as it happens. Raises UsageError for unusable
+    rows or models and too small a device (with the numbers), EvalError for other failures: calling
+    again resumes."""
     started, out_dir = time.monotonic(), Path(out_dir)
     device = training_device(recipe)
     recipe = recipe.resolve(gpu=device == "cuda")
@@ -108,14 +102,11 @@ def train(
 
 
 class LoraTrainer(SFTTrainer):
-    """TRL's trainer with what the recipe says and the rows to train on.
+    """TRL's trainer with the recipe's settings and rows.
 
-    Its log holds what each step took; time is that of the steps alone. Held-out rows are evaluated
-    one at a time (they are few, and one row surely fits where training fits) before the first step
-    and after each epoch, each completion token counting once; this leaves no trace in training: the
-    random numbers after it are those that would have come without it. Checkpoints are marked when
-    they are whole.
-    """
+    Logged time is that of the steps alone. Held-out rows are evaluated one at a time (one row fits
+    where training fits), before the first step and after each epoch, each completion token counting
+    once; the random state is restored afterwards. Complete checkpoints are marked."""
 
     def __init__(
         self,
@@ -167,7 +158,7 @@ class LoraTrainer(SFTTrainer):
             self.args.eval_strategy = IntervalStrategy.EPOCH
 
     def accelerate(self, max_length: int) -> Accelerated:
-        """Use what the recipe switches on. No row is above `max_length` tokens."""
+        """Apply the recipe's acceleration. No row exceeds `max_length` tokens."""
         accelerated = accelerate_training(
             self,
             self.lengths,
@@ -192,8 +183,7 @@ class LoraTrainer(SFTTrainer):
         return batches, tokens
 
     def _once(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Take the loss from what a worker's last batch of an epoch repeats: accelerate fills the
-        last pass with the epoch's first rows."""
+        """Remove loss from rows that accelerate repeats to fill an epoch's last pass."""
         if self.accelerator.gradient_state.end_of_dataloader:
             args, rows = self.args, len(cast("Rows", self.train_dataset))
             split = args.per_device_train_batch_size, args.world_size, args.process_index
@@ -262,7 +252,7 @@ class LoraTrainer(SFTTrainer):
 
 
 def _dataset(examples: Sequence[Example]) -> Dataset:
-    """What TRL takes as it is: it appends no end token and renders no template."""
+    """A dataset that TRL takes as it is, without added end token or template."""
     return Dataset.from_dict(
         {
             "input_ids": [list(each.input_ids) for each in examples],
@@ -272,14 +262,14 @@ def _dataset(examples: Sequence[Example]) -> Dataset:
 
 
 def _tokens_in(batch: Mapping[str, torch.Tensor]) -> int:
-    """Of the rows with loss, prompts included; a packed line counts as it is computed."""
+    """Tokens of the rows with loss, prompts included; a packed line counts as computed."""
     with_loss = (batch["labels"] != IGNORED).any(1, keepdim=True)
     held = batch.get("attention_mask", torch.ones_like(batch["labels"]))
     return int((held * with_loss).sum())
 
 
 def last_batch(rows: int, size: int, workers: int, worker: int) -> int:
-    """How many of `rows` are a worker's in the last pass of an epoch, where batches of `size` are
-    dealt one to a worker. What else is in its batch repeats rows."""
+    """How many of `rows` are a worker's in an epoch's last pass, where batches of `size` are dealt
+    one to a worker. The rest of its batch repeats rows."""
     left = (rows - 1) % (size * workers) + 1
     return min(size, max(0, left - size * worker))

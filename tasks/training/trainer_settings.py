@@ -14,7 +14,7 @@ from tasks.training.recipe import FIXED, FSDP2, TrainingRecipe
 
 
 def lora_config(recipe: TrainingRecipe) -> LoraConfig:
-    """PEFT's settings of the recipe's adapter."""
+    """PEFT's settings of the adapter."""
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.lora_rank,
@@ -58,7 +58,7 @@ def sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
 
 
 def machine_settings(*, gpu: bool) -> dict[str, Any]:
-    """transformers' settings of where a trainer runs, and of reports, which are ours."""
+    """transformers' settings of devices and reports."""
     return {
         "report_to": "none",
         "disable_tqdm": True,
@@ -68,7 +68,7 @@ def machine_settings(*, gpu: bool) -> dict[str, Any]:
 
 
 def sharding(recipe: TrainingRecipe, *, gpu: bool) -> dict[str, Any]:
-    """transformers' settings of how workers share the model, and of recomputation."""
+    """transformers' settings of model sharding and recomputation."""
     # accelerated layers recompute by a plan of their own
     recomputed = gpu and recipe.acceleration == "off"
     if not recipe.sharded:

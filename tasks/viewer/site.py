@@ -1,13 +1,8 @@
-"""A static site that shows candidates: an index of small columns, and their texts in chunks that
-the page loads when it needs them.
+"""A static site of candidates: a small index, and texts in chunks loaded on demand.
 
-Guarantees: opens from disk (`file://`) and from any web server, and asks nothing of other machines;
-what models wrote is only in compressed chunks, in which nothing can be taken for markup or script,
-and the page shows it as text; the index is written last, so that a reader finds the old candidates
-or the new; a second writing reads and writes the texts of new candidates only, and of those whose
-chunk held one that changed or went. Takes the memory of the index and one chunk. Does not guarantee
-room: texts take about a third of their length.
-"""
+Guarantees: opens from `file://` and any web server, asks nothing of other machines; candidate text
+is inert; the index is written last; rewriting reads only changed chunks. Does not guarantee room:
+texts take about a third of their length."""
 
 from __future__ import annotations
 
@@ -33,13 +28,14 @@ from tasks.tables import VIEWED
 
 STATIC = Path(__file__).with_name("static")
 COLUMNS = pl.DataFrame(VIEWED.empty_table()).schema
-"""Of the index. `flags` and `strategies` hold names with tabs between them; `lower` and `upper`
-bound `speedup`; `tokens` is the reasoning length; `bottleneck` and `sol_score` are of a profile."""
+"""Columns of the index. `flags` and `strategies` hold names with tabs between them; `lower` and
+`upper` bound `speedup`; `tokens` is the reasoning length; `bottleneck` and `sol_score` are a
+profile's."""
 CHUNK_BYTES = 1_000_000
-"""Of JSON before compression: what a page loads to show one candidate, and a few more."""
+"""Bytes of JSON before compression that a page loads to show one candidate."""
 PAGE, INDEX = "index.html", "data/index.js"
 KEPT = "chunks.json"
-"""The chunks of the site, each with the keys of its candidates."""
+"""The site's chunks, each with its candidates' keys."""
 Chunk = tuple[str, list[str]]
 Details = Callable[[pl.Series], Iterable[Row]]
 
@@ -47,12 +43,11 @@ Details = Callable[[pl.Series], Iterable[Row]]
 def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: object) -> Path:
     """Write the site of the candidates in `index`; returns its first page.
 
-    `index` has COLUMNS and `key`, which names all that the candidate's page shows, and no two have
-    the same. Of a site that lies there, chunks stay whose keys are all wanted. `details` gets the
-    keys of the others, in the order of the index, and yields what their pages show. `about` is what
-    else the page gets: title, models (rows of a table) and figure (SVG). Raises UsageError where
-    the directory holds something else, or cannot be written.
-    """
+    `index` has COLUMNS and a unique `key`, which names all that the candidate's page shows. Chunks
+    of an existing site stay if all their keys are wanted. `details` gets the other keys, in the
+    index's order, and yields their pages' content. `about` is what else the page gets: title,
+    models (rows of a table) and figure (SVG). Raises UsageError where the directory holds something
+    else or cannot be written."""
     made = any((directory / name).exists() for name in (INDEX, KEPT))
     if directory.exists() and any(directory.iterdir()) and not made:
         raise UsageError(f"{directory} holds other files", "name a new folder with --out")
@@ -80,7 +75,7 @@ def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: 
 
 
 def _kept(directory: Path, wanted: set[str]) -> list[Chunk]:
-    """The chunks of an earlier writing that hold nothing but what is wanted."""
+    """Existing chunks that hold only wanted candidates."""
     try:
         chunks = json.loads((directory / KEPT).read_bytes())
     except (OSError, ValueError):
@@ -98,7 +93,7 @@ def _written(directory: Path, details: Iterable[Row], keys: Iterator[str]) -> It
 
 
 def reasons() -> dict[str, str]:
-    """What each reason of a verdict means, in a sentence: the docstrings of `Reason`."""
+    """Meaning of each verdict reason, from the docstrings of `Reason`."""
     (defined,) = parse_source(inspect.getsource(Reason)).body
     assert isinstance(defined, ast.ClassDef)
     return {
@@ -109,7 +104,7 @@ def reasons() -> dict[str, str]:
 
 
 def _chunks(details: Iterable[Row]) -> Iterator[list[bytes]]:
-    """The rows as JSON, so many at a time as a chunk holds."""
+    """The rows as JSON, a chunk at a time."""
     size, rows = 0, list[bytes]()
     for row in details:
         rows.append(to_json(row, inf_nan_mode="null"))
@@ -127,12 +122,12 @@ def _packed(data: bytes) -> bytes:
 
 
 def _script(name: str, packed: bytes) -> bytes:
-    """A script, because a page that was opened from disk may not fetch; base64 holds no `<`."""
+    """A script with base64: pages opened from disk may not fetch, and base64 holds no `<`."""
     return b'register("%s","%s")\n' % (name.encode(), packed)
 
 
 def _column(values: pl.Series) -> object:
-    """Numbers and ids as they are; other texts as their values and, per row, the number of one."""
+    """Numbers and ids unchanged; other texts as distinct values and an index per row."""
     if values.name == "id" or values.dtype != pl.String:
         return (values.round_sig_figs(5) if values.dtype.is_float() else values).to_list()
     values = values.fill_null("")

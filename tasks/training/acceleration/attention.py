@@ -1,14 +1,8 @@
-"""Causal attention for training rows, registered with transformers under own names.
+"""Causal attention kernels for training rows, registered with transformers under own names.
 
-Guarantees: causal, padding only on the right (anything else is refused), no mask in memory.
-`concur_sdpa` lets torch choose the kernel; `concur_cudnn` and `concur_cudnn_expanded` ask for
-cuDNN's, with grouped heads as they are or repeated. Under each name, a line of packed rows (the
-model is called with `cu_documents`, see `packing`) attends within its rows alone, by flash
-attention's kernel for variable lengths on a GPU and a mask on a CPU. `fastest_attention` times the
-kernels on the device at the shape that will be trained. `beyond_causal` lists what a model asks of
-attention that no kernel here computes; `keeps_rows_apart` says whether it hands `cu_documents` to
-its attention at all. Does not guarantee equal bits between kernels.
-"""
+Guarantees: causal, right padding only (else refused), no mask in memory; packed rows (the model is
+called with `cu_documents`, see `packing`) attend within themselves alone. Does not guarantee equal
+bits between kernels."""
 
 from __future__ import annotations
 
@@ -23,11 +17,11 @@ from torch import Tensor
 SDPA, CUDNN, CUDNN_EXPANDED = "concur_sdpa", "concur_cudnn", "concur_cudnn_expanded"
 OBSERVED = "concur_observed"
 WITHOUT_EFFECT = {"position_ids", "use_cache"}
-"""Arguments that models hand on to attention and that change nothing in it."""
+"""Arguments that models pass to attention without effect."""
 
 
 def register() -> None:
-    """Make the names known to transformers. Calling it again changes nothing."""
+    """Register the kernels with transformers. Idempotent."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     for name, function in KERNELS.items():
@@ -36,11 +30,10 @@ def register() -> None:
 
 
 def beyond_causal(base: Any, layers: int) -> list[str]:
-    """What a causal model with so many layers asks of attention beyond causal attention over the
-    whole row (a window, a softcap, sinks, a mask, dropout), by name; empty where nothing.
+    """What a causal model of so many layers asks of attention beyond causal attention over the
+    whole row (a window, a softcap, sinks, a mask, dropout), by name; empty for nothing.
 
-    Observed in a pass over two tokens. An argument counts unless it is known to change nothing.
-    """
+    Observed in a pass over two tokens. An argument counts unless it is known to have no effect."""
     from transformers.masking_utils import causal_mask_function
 
     def mask(mask_function: object, local_size: int = 0, **_: Any) -> Tensor | None:
@@ -58,8 +51,8 @@ def beyond_causal(base: Any, layers: int) -> list[str]:
 
 
 def keeps_rows_apart(base: Any, layers: int) -> bool:
-    """Whether the attention of each of so many layers of a causal model is told where rows begin.
-    Some models do not hand on what they do not know."""
+    """Whether each attention layer of a causal model is told where packed rows begin. Some models
+    drop arguments that they do not know."""
     try:
         calls = _observed(base, _no_mask, cu_documents=torch.tensor([0, 2], dtype=torch.int32))
     except TypeError:  # it takes no such argument
@@ -70,8 +63,7 @@ def keeps_rows_apart(base: Any, layers: int) -> bool:
 def _observed(
     base: Any, mask: Callable[..., Tensor | None], **more: Any
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """Each call of attention in a pass over two tokens: the module, and what it gives beside query,
-    key and value. `mask` makes the masks; `more` are further arguments of the model."""
+    """Module and extra arguments of each attention call in a pass over two tokens."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     calls = []
@@ -96,8 +88,7 @@ def _asked(
     is_causal: bool | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """What one call asks for beyond causal attention. A tensor's value is True, a mask's the window
-    of which `beyond_causal` made it."""
+    """What one call asks for beyond causal attention."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     asked = {name: isinstance(value, Tensor) or value for name, value in given.items()} | {
         "attention_mask": attention_mask is not None and (int(attention_mask.max()) or True),
@@ -109,12 +100,7 @@ def _asked(
 
 
 def _pass_through(base: Any, calls: list[Any], more: dict[str, Any]) -> None:
-    """Two tokens through a causal model under the name OBSERVED. Leaves no trace in its
-    configuration and none in the random numbers.
-
-    Without weights where the model's code allows it: those of a large one that still lies in main
-    memory take a minute.
-    """
+    """Pass two tokens through a causal model, without weights where its code allows that."""
     before = base.config._attn_implementation
     base.config._attn_implementation = OBSERVED
     weights = {**dict(base.model.named_parameters()), **dict(base.model.named_buffers())}
@@ -144,12 +130,10 @@ def fastest_attention(
     tokens: int,
     device: torch.device,
 ) -> dict[str, float]:
-    """Milliseconds of a forward and a backward pass by name (the median), fastest first; names that
-    fail there are left out. CUDA only.
+    """Median milliseconds of a forward and backward pass by kernel, fastest first. CUDA only.
 
-    A kernel whose output is far from `concur_sdpa`'s is left out as well: cuDNN versions have had
-    wrong strides.
-    """
+    Left out are kernels that fail, or whose output is far from `concur_sdpa`'s: cuDNN versions have
+    had wrong strides."""
     from triton.testing import do_bench
 
     generator = torch.Generator(device).manual_seed(0)
@@ -195,8 +179,8 @@ def _attend(
     cu_documents: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The signature that transformers calls: (batch, heads, length, size) in, (batch, length,
-    heads, size) out."""
+    """Attend, as transformers calls it: (batch, heads, length, size) to (batch, length, heads,
+    size)."""
     if cu_documents is None:
         output = kernel(query, key, value, scaling)
     elif query.is_cuda:
@@ -267,8 +251,7 @@ def _block_diagonal(
 
 
 def _no_mask(attention_mask: Tensor | None = None, **_: Any) -> None:
-    """No mask: right padding is behind every real token, and what stands there carries no loss.
-    Raises ValueError for other padding."""
+    """Return no mask. Raises ValueError for padding that is not on the right."""
     if attention_mask is not None and bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
         raise ValueError(
             "padding on the left or amid a row: this attention is for training rows padded on the"

@@ -1,13 +1,8 @@
-"""Which rows share a micro batch: length-aware plans with a token budget; and which share an
-optimiser step, where workers wait for one another.
+"""Plans of which rows share a micro batch or an optimiser step.
 
-Guarantees: every row exactly once an epoch, no micro batch above the budget, the same plan for the
-same lengths, budget, seed and epoch on every machine, and equally many micro batches in every epoch
-of a run (a trainer counts its steps once). Rows are never cut: one above the budget is refused.
-Does not guarantee equally many rows per optimiser step: a step holds about equally many tokens,
-which is reported, and its loss is the mean over its completion tokens, whatever they are packed
-with.
-"""
+Guarantees: every row once an epoch and uncut, no micro batch above the token budget, the same plan
+on every machine, equally many micro batches in every epoch. Does not guarantee equally many rows
+per optimiser step."""
 
 from __future__ import annotations
 
@@ -19,20 +14,19 @@ from statistics import fmean
 from kernels_eval.errors import UsageError
 
 Plan = list[list[int]]
-"""The micro batches of an epoch, in order: rows of one forward pass, one after the other in one
-line, as indices into the lengths that were planned."""
+"""Micro batches of an epoch, in order; each is row indices of one packed line."""
 
 
 def padded_length(tokens: int, budget: int, multiple: int) -> int:
-    """Tokens of a line: a multiple of `multiple`, or the budget where that is less."""
+    """Tokens of a padded line: a multiple of `multiple`, at most the budget."""
     return min(-(-tokens // multiple) * multiple, budget)
 
 
 def effective_batch(
     plan: Plan, lengths: Sequence[int], accumulation: int, *, budget: int, multiple: int
 ) -> dict[str, float]:
-    """Rows and real tokens per optimiser step of `accumulation` micro batches (mean, least and
-    most; the last step may be short), and the share of the computed tokens that is padding."""
+    """Rows and real tokens per optimiser step of `accumulation` micro batches (mean, least, most),
+    and the padded share of the computed tokens. The last step may be short."""
     tokens = [sum(lengths[row] for row in line) for line in plan]
     computed = sum(padded_length(count, budget, multiple) for count in tokens)
     starts = range(0, len(plan), accumulation)
@@ -55,12 +49,11 @@ def plan_epochs(
     seed: int,
     window_rows: int = 1024,
 ) -> list[Plan]:
-    """One plan an epoch, each with as many micro batches as the longest of them needs.
+    """One plan per epoch, all with as many micro batches as the longest needs.
 
     `lengths` are tokens of prompt and completion. Lines are filled up to `token_budget`: best fit,
-    longest first, within windows of `window_rows` shuffled rows. Raises UsageError for no rows, a
-    row without tokens and one above the budget.
-    """
+    longest first, within windows of `window_rows` shuffled rows. Raises UsageError for no rows, an
+    empty row or one above the budget."""
     _check(lengths, token_budget)
     plans = [_lines(lengths, token_budget, seed, epoch, window_rows) for epoch in range(epochs)]
     most = max(map(len, plans))
@@ -82,13 +75,12 @@ def balanced_epochs(
     seed: int,
     window_steps: int = 32,
 ) -> list[Plan]:
-    """One order of all rows an epoch, as lines of one row, in which the rows of a step are about
-    equally long.
+    """One order of all rows per epoch, as lines of one row, in which a step's rows are of similar
+    length.
 
-    Shuffled rows are sorted by their tokens within windows of `window_steps` steps and cut into
-    steps, which are shuffled; a step that is not full is the last. The order does not depend on the
-    number of workers. Raises UsageError for no rows and for a row without tokens.
-    """
+    Shuffled rows are sorted within windows of `window_steps` steps and cut into steps, which are
+    shuffled; an incomplete step comes last. Independent of the number of workers. Raises UsageError
+    for no rows or an empty row."""
     _check(lengths, max(lengths, default=0))
     plans: list[Plan] = []
     for epoch in range(epochs):
@@ -108,8 +100,8 @@ def balanced_lines(
     seed: int,
     window_steps: int = 32,
 ) -> list[Plan]:
-    """The lines of each epoch in an order in which those of a step cost about the same, as
-    `balanced_epochs` orders rows. `cost` is that of a line, of its rows; any unit."""
+    """The lines of each epoch, ordered as `balanced_epochs` orders rows. `cost` maps a line's rows
+    to its cost, in any unit."""
     ordered = []
     for epoch, plan in enumerate(plans):
         costs, generator = [cost(line) for line in plan], random.Random(f"{seed} {epoch} lines")
@@ -121,8 +113,7 @@ def balanced_lines(
 def _in_steps(
     costs: Sequence[float], per_step: int, window_steps: int, generator: random.Random
 ) -> list[int]:
-    """Places in `costs`, sorted within windows, cut into steps, which are shuffled; a step that is
-    not full is the last."""
+    """Indices of `costs` in steps of similar cost; an incomplete step comes last."""
     places, window = list(range(len(costs))), per_step * window_steps
     for start in range(0, len(places), window):
         part = slice(start, start + window)
@@ -134,9 +125,8 @@ def _in_steps(
 
 
 def busy_share(costs: Sequence[float], workers: int) -> float:
-    """Share of the workers' time in which they compute, where each pass takes as long as its
-    costliest micro batch. `costs` are those of the micro batches (FLOPs, or any unit) in the order
-    in which they are dealt, one to a worker."""
+    """Share of the workers' time spent computing, if each pass takes as long as its costliest micro
+    batch. `costs` (any unit) are in the order in which micro batches are dealt, one to a worker."""
     passes = [costs[start : start + workers] for start in range(0, len(costs), workers)]
     return sum(costs) / (workers * sum(map(max, passes)))
 
@@ -170,7 +160,7 @@ def _lines(lengths: Sequence[int], budget: int, seed: int, epoch: int, window: i
 
 
 def _best_fit(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Plan:
-    """Rows in the order given: each into the fullest line that has room, else into a new one."""
+    """Put each row into the fullest line that has room, else into a new one."""
     lines: Plan = []
     free: list[tuple[int, int]] = []  # (tokens free, line), sorted
     for row in rows:

@@ -1,10 +1,8 @@
-"""Dropout whose mask is a function of (seed, module, element index) and of nothing else.
+"""Dropout whose mask depends on (seed, module, element index) alone.
 
-Guarantees: no generator state, so a recomputed forward pass and a resumed run see the same masks
-without anything being kept; plain int32 pointwise operations, so torch.compile fuses them into the
-neighbouring kernels and no mask is stored for the backward pass; a new seed recompiles nothing. In
-eval mode it is the identity. Does not guarantee cryptographic quality, nor the masks of nn.Dropout.
-"""
+Guarantees: no generator state, so recomputed passes and resumed runs see the same masks; fused by
+torch.compile, no mask stored; a new seed recompiles nothing. Does not guarantee cryptographic
+quality or nn.Dropout's masks."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _MASK_64 = 2**64 - 1
 
 
 def split_mix(value: int) -> int:
-    """One output of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, as at
+    """One output of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014;
     https://prng.di.unimi.it/splitmix64.c): 64 well-mixed bits."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK_64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
@@ -39,11 +37,10 @@ def _shift_right(value: Tensor, bits: int) -> Tensor:
 
 def keep_mask(shape: Sequence[int], key: Tensor, rate: float) -> Tensor:
     """True where an element is kept, with probability 1 - `rate`; `key` holds two int32 on the
-    device of the mask.
+    mask's device.
 
-    fmix32 of the element's index, with one half of the key put in before and the other amid:
-    distinct keys are not permutations of one another. Indices wrap at 2^32 elements.
-    """
+    fmix32 of the element's index, with one half of the key added before and the other in between,
+    so distinct keys are not permutations of one another. Indices wrap at 2^32 elements."""
     index = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device).view(shape)
     mixed = index ^ key[0]
     mixed = (mixed ^ _shift_right(mixed, 16)) * _M1
@@ -54,8 +51,8 @@ def keep_mask(shape: Sequence[int], key: Tensor, rate: float) -> Tensor:
 
 
 class CounterDropout(nn.Module):
-    """Dropout of `rate` with masks from `key`, a buffer of two int32 that `DropoutKeys` sets before
-    each forward pass."""
+    """Dropout of `rate` with masks from `key`, two int32 that `DropoutKeys` sets before each
+    pass."""
 
     key: Tensor
 
@@ -77,12 +74,10 @@ class CounterDropout(nn.Module):
 
 
 class DropoutKeys:
-    """Sets the keys of many CounterDropout modules from a run's seed and the number of the micro
-    step, on their device, in a few kernels.
+    """Sets the keys of CounterDropout modules from the run's seed and the micro step, on their
+    device.
 
-    Module i (in the order given) gets the same key at the same step for the same seed and rank,
-    whatever was drawn before.
-    """
+    Module i (in the order given) gets the same key for the same step, seed and rank."""
 
     def __init__(self, modules: Sequence[CounterDropout], seed: int, rank: int = 0) -> None:
         self._keys = [module.key for module in modules]
@@ -92,7 +87,7 @@ class DropoutKeys:
         self._salts = torch.tensor(salts, dtype=torch.int64, device=device)
 
     def set(self, micro_step: int) -> None:
-        """Masks of forward pass `micro_step` (counted from 0 over the whole run)."""
+        """Use the masks of forward pass `micro_step`, counted from 0 over the whole run."""
         if not self._keys:
             return
         mixed = self._salts ^ _signed(split_mix(split_mix(self._seed + 1) ^ micro_step))

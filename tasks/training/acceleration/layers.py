@@ -1,14 +1,8 @@
-"""Makes a LoRA model fast to train without changing what it learns, alone or as one of several.
+"""Faster training of a LoRA model without changing what it learns.
 
-Guarantees: the same function and gradients as before, up to the rounding of the compute type and
-the masks that dropout draws; parameter names, the adapter's float32 master weights and
-`save_pretrained` are as PEFT made them; dropout masks depend on the seed and the number of the
-micro step alone, so a resumed run draws those of an uninterrupted one. What it does: no float32
-copies of activations in front of the adapter, dropout without state, each decoder layer compiled
-once and shared by all, recomputation by a plan that spends the free memory, and the attention
-kernel that is fastest on this device. Does not guarantee anything for models whose decoder layers
-are not alike.
-"""
+Guarantees: the same function and gradients up to rounding and dropout masks, PEFT's parameter names
+and float32 master weights, masks that survive a resume. Does not support models whose decoder
+layers differ."""
 
 from __future__ import annotations
 
@@ -85,7 +79,7 @@ class AccelerationOptions(Record):
 
 @dataclass(eq=False)
 class Acceleration:
-    """What `accelerate` did to a model. `callback()` goes to the trainer so that a resumed run
+    """What `accelerate` did to a model. Give `callback()` to the trainer, so that a resumed run
     continues the sequence of masks."""
 
     plan: RecomputationPlan
@@ -93,7 +87,7 @@ class Acceleration:
     attention_ms: dict[str, float]
     keys: DropoutKeys
     gathered: tuple[FSDPModule, ...] = ()
-    """layers that stay gathered between the passes of an optimiser step"""
+    """layers that stay gathered between passes of an optimiser step"""
     micro_step: int = 0
 
     def before_forward(self, module: nn.Module, *_: Any) -> None:
@@ -109,7 +103,7 @@ class Acceleration:
         torch.compiler.set_stance("default")
 
     def callback(self) -> TrainerCallback:
-        """Puts the sequence of masks where the trainer's restored position says."""
+        """A callback that restores the sequence of masks at the trainer's position."""
         from transformers import TrainerCallback
 
         acceleration = self
@@ -131,18 +125,16 @@ def accelerate(
     rank: int = 0,
     options: AccelerationOptions | None = None,
 ) -> Acceleration:
-    """Change a PEFT-wrapped causal model in place; `tokens` is the most that one micro batch holds
-    (rows x padded length).
+    """Change a PEFT-wrapped causal model in place; a micro batch holds at most `tokens` (rows x
+    padded length).
 
-    Processes that train together give their `rank`, so that each draws masks of its own. Evaluation
-    and generation through the changed model run uncompiled.
+    Processes that train together give their `rank`, so that each draws its own masks. Evaluation
+    and generation run uncompiled.
 
-    Call it after the adapter is there and the model is on its device, with the trainer's own
-    gradient checkpointing off, before the first step. A model that FSDP2 shards (layer by layer)
-    must be sharded before, and have passed `require_causal` before that. Raises UsageError for a
-    model without decoder layers, for one whose attention is not causal over the whole row, and for
-    one that does not fit even when everything is recomputed.
-    """
+    Call it with the adapter attached, the model on its device and the trainer's gradient
+    checkpointing off, before the first step. An FSDP2 model must have passed `require_causal` and
+    then been sharded layer by layer. Raises UsageError for a model without decoder layers, with
+    attention that is not causal over the whole row, or too large even with full recomputation."""
     options = options or AccelerationOptions()
     base = _base_of(model)
     layers = decoder_layers(base)
@@ -216,8 +208,8 @@ def accelerate_trainer(
     options: AccelerationOptions | None = None,
     made: Callable[[Acceleration], object] = lambda _: None,
 ) -> None:
-    """`accelerate` a trainer's model: now, or for FSDP2 (`sharded`) once the trainer has sharded
-    it, after `require_causal` now; then tell `made`."""
+    """`accelerate` a trainer's model now, or once FSDP2 has sharded it (`sharded`, with
+    `require_causal` now); then call `made`."""
     from transformers import TrainerCallback
 
     def act() -> None:
@@ -249,7 +241,7 @@ def accelerate_trainer(
 
 
 def exchange_in_float32(trainer: Trainer) -> None:
-    """Let FSDP2 sum gradients in float32 and leave the loss as it is; accelerate's default rounds
+    """Let FSDP2 sum gradients in float32 and keep the loss unrounded; accelerate's default rounds
     both to bfloat16. Call it before training begins."""
     from transformers import TrainerCallback
 
@@ -271,7 +263,7 @@ def exchange_in_float32(trainer: Trainer) -> None:
 
 
 class CausalModel(Protocol):
-    """What is used of a causal model of transformers."""
+    """The parts of a transformers causal model that are used here."""
 
     config: Any
     model: nn.Module
@@ -284,13 +276,13 @@ class CausalModel(Protocol):
 
 
 def _base_of(model: nn.Module) -> CausalModel:
-    """The causal model in a PEFT model, or the model itself."""
+    """The causal model inside a PEFT model, or the model itself."""
     unwrap = getattr(model, "get_base_model", None)
     return cast(CausalModel, unwrap() if unwrap else model)
 
 
 def decoder_layers(base: object) -> nn.ModuleList:
-    """The decoder layers of a Llama-like causal model. Raises UsageError where there are none."""
+    """Decoder layers of a Llama-like causal model. Raises UsageError where there are none."""
     layers = getattr(getattr(base, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not all(
         hasattr(layer, "mlp") and hasattr(layer, "self_attn") for layer in layers
@@ -303,8 +295,8 @@ def decoder_layers(base: object) -> nn.ModuleList:
 
 
 def require_causal(model: nn.Module) -> None:
-    """Raise UsageError for a model that accelerated attention would compute otherwise. Passes two
-    tokens through it, which a model that FSDP shards must have done before."""
+    """Raise UsageError for a model that accelerated attention would compute differently. Passes two
+    tokens through it: call it before FSDP shards the model."""
     base = _base_of(model)
     if asked := attention.beyond_causal(base, len(decoder_layers(base))):
         raise UsageError(
@@ -315,8 +307,8 @@ def require_causal(model: nn.Module) -> None:
 
 
 def require_rows_apart(model: nn.Module) -> None:
-    """Raise UsageError for a model that would attend across the rows of a packed line. Call it
-    before FSDP shards the model."""
+    """Raise UsageError for a model that would attend across packed rows. Call it before FSDP shards
+    the model."""
     base = _base_of(model)
     if not attention.keeps_rows_apart(base, len(decoder_layers(base))):
         raise UsageError(
@@ -327,7 +319,7 @@ def require_rows_apart(model: nn.Module) -> None:
 
 
 def shape_of(model: nn.Module) -> LayerShape:
-    """Shape of a causal model from its configuration and its adapter."""
+    """Shape of a causal model, from its configuration and adapter."""
     config = _base_of(model).config
     ranks: set[int] = set()
     for module in model.modules():
@@ -349,8 +341,7 @@ def _replace_dropout(model: nn.Module, device: torch.device) -> list[CounterDrop
 
 
 def _compute_in_input_type(model: nn.Module) -> None:
-    """PEFT casts activations to the adapter's float32 in front of dropout, and autocast casts them
-    back: twice the bytes for nothing."""
+    """Remove PEFT's cast to float32 before dropout, which autocast reverts at twice the bytes."""
     layer: Any
     for layer in model.modules():
         if hasattr(layer, "cast_input_dtype_enabled"):
@@ -408,18 +399,17 @@ def _plan(
 
 
 def _held(parameter: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a parameter: all of it, or its share."""
+    """The part of a parameter that this process holds."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _whole_bytes(module: nn.Module) -> int:
-    """Bytes of a module's weights as FSDP gathers them."""
+    """Bytes of a module's weights when FSDP has gathered them."""
     return BYTES * sum(parameter.numel() for parameter in module.parameters())
 
 
 def _exchanged_bytes(model: nn.Module) -> int:
-    """Most bytes that a process holds at a time to exchange them with others: weights that FSDP
-    gathered (a layer and the next one), or DDP's copy of the gradients."""
+    """Peak bytes for exchange: FSDP's gathered layer and the next, or DDP's copy of gradients."""
     if isinstance(model, FSDPModule):
         return 2 * _whole_bytes(decoder_layers(_base_of(model))[0])
     if not torch.distributed.is_initialized():
@@ -428,12 +418,7 @@ def _exchanged_bytes(model: nn.Module) -> int:
 
 
 def _recompute_all_but_products_and_attention() -> None:
-    """What compiled code keeps for its backward pass, for the whole process.
-
-    The partitioner's caution against long chains of recomputed pointwise work would keep every mask
-    and every dropped copy of an input: twice the bytes of a layer. Without that caution it
-    recomputes what it does not list as expensive, and it does not list every attention.
-    """
+    """Let compiled code keep no masks or dropped inputs: half of a layer's bytes. Process-wide."""
     from torch._functorch import config, partitioners
 
     config.aggressive_recomputation = True
@@ -451,8 +436,7 @@ def _with_attention(listed: Callable[[], Any]) -> Any:
 
 
 def _checkpoint(layer: Any, level: str, rank: int) -> None:
-    """Recompute a layer, or its MLP, inside the compiled code: there what only the forward pass
-    needs (the last product) is left out."""
+    """Recompute a layer or its MLP inside compiled code, which then omits the last product."""
     module = {"layer": layer, "mlp": layer.mlp}.get(level)
     if module is None:
         return

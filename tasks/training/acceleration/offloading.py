@@ -1,11 +1,8 @@
-"""Activations of the MLP that wait in main memory between the forward and the backward pass of
-their layer, instead of being computed again.
+"""MLP activations kept in main memory between a layer's forward and backward pass, instead of being
+recomputed.
 
-Guarantees: the backward pass gets the values of the forward pass, so gradients are those of a layer
-that keeps them; at most `resident` layers have gate and up on the device at a time; copies overlap
-with computing, which waits where a copy is late. Does not guarantee that a copy is faster than
-computing again: `worth_moving` says where it should be, `RecomputationPlan` for how many layers.
-"""
+Guarantees: unchanged gradients; at most `resident` layers have gate and up on the device; copies
+overlap with computing. Does not guarantee a gain: see `worth_moving` and `RecomputationPlan`."""
 
 from __future__ import annotations
 
@@ -27,23 +24,22 @@ from tasks.training.acceleration.recomputation import AHEAD, BYTES, LayerShape, 
 WIDE = 2
 """tensors of the MLP's width that a layer saves: gate and up"""
 SHARE = 0.6
-"""of the machine's main memory, for the activations of all its workers"""
+"""share of the machine's main memory for the activations of all its workers"""
 LATE = 2.0
-"""A layer's copy may take so many times its products: attention, and computing the MLP again, which
-it spares, take about as long again. On an H100 33 ms and 23 ms cost nothing (measured)."""
+"""Accepted time of a layer's copy, as a multiple of its products: attention and the spared MLP take
+about as long again. On an H100, 33 ms against 23 ms cost nothing (measured)."""
 
 
 def free_bytes() -> int:
-    """Main memory that this one of the machine's workers may lock: SHARE of the machine's divided
-    by the workers that the launcher started here (LOCAL_WORLD_SIZE), at most SHARE of what is
-    free."""
+    """Bytes of main memory that this worker may lock: SHARE of the machine's, divided by
+    LOCAL_WORLD_SIZE, at most SHARE of what is free."""
     each = machine_memory_bytes() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return int(SHARE * min(each, psutil.virtual_memory().available))
 
 
 def worth_moving(shape: LayerShape, tokens: int, device: torch.device) -> bool:
-    """Whether main memory takes a layer's gate and up about as fast as the layer is computed:
-    timed, a copy of one of them and the product that makes it. CUDA only."""
+    """Whether copying gate and up to main memory takes about as long as computing the layer, by
+    timing one copy and one product. CUDA only."""
     from triton.testing import do_bench
 
     hidden = torch.ones(tokens, shape.hidden, dtype=torch.bfloat16, device=device)
@@ -61,7 +57,7 @@ def worth_moving(shape: LayerShape, tokens: int, device: torch.device) -> bool:
 
 
 class Place(NamedTuple):
-    """What autograd holds of a saved tensor."""
+    """Autograd's stand-in for a saved tensor."""
 
     layer: int
     number: int
@@ -70,18 +66,16 @@ class Place(NamedTuple):
 
 
 class MainMemory:
-    """Page-locked buffers for the `moved` layers, and the order in which their activations leave
-    and come back.
+    """Page-locked buffers for the `moved` layers, and the order of their copies.
 
-    The layers after `moved` keep theirs; the last of them comes first in the backward pass, and
-    what each gives up makes room for the next that comes back.
-    """
+    Later layers keep theirs; the last comes first in the backward pass, and what each frees makes
+    room for the next copy."""
 
     def __init__(
         self, plan: RecomputationPlan, shape: LayerShape, tokens: int, device: torch.device
     ) -> None:
-        """What a plan that moves layers needs for at most `tokens` of a micro batch. Raises
-        RuntimeError (CUDA's) where so much memory cannot be page-locked."""
+        """Allocate buffers for at most `tokens` of a micro batch. Raises RuntimeError (CUDA's)
+        where the memory cannot be page-locked."""
         self.moved, self.resident = plan.moved, plan.keep + AHEAD
         self.width, self.device = shape.intermediate, device
         self.memory = torch.zeros(plan.host, WIDE, tokens * self.width, dtype=torch.bfloat16)
@@ -99,7 +93,7 @@ class MainMemory:
         self.next_back = self.moved.stop - 1
 
     def around(self, layer: nn.Module, number: int, forward: Callable[..., Any]) -> Any:
-        """The forward function of a layer, `number` from the first, with its activations moved."""
+        """The forward function of layer `number`, with its activations moved."""
         if number < self.moved.start:
             return forward
 
@@ -174,13 +168,13 @@ class MainMemory:
         return memory[: like.numel()].view(like.shape)
 
     def _let_leave(self, layers: int) -> None:
-        """Have computing wait until at most so many layers' activations are on their way out."""
+        """Make computing wait until at most so many layers' activations are being copied out."""
         while len(self.leaving) > WIDE * max(0, layers):
             self._wait(self.leaving.popleft()[1])
 
     def _copy(self, source: Tensor, target: Tensor) -> torch.cuda.Event | None:
-        """After what is computed so far; the event is its end. The caller keeps the tensor of the
-        device until computing has waited for it."""
+        """Copy after the work queued so far. Keep the device tensor until computing awaits the
+        event."""
         if self.stream is None:
             target.copy_(source)
             return None

@@ -1,12 +1,8 @@
-"""Rows behind one another in one line, each as if it stood alone.
+"""Rows packed into one line, each computed as if alone.
 
-Guarantees: positions restart with every row, attention does not cross rows (with the kernels of
-`attention`), the first token of a row is predicted by nothing, and padding is behind
-the last row with no loss: logits and gradients of a row are those of the row alone, up to rounding.
-The loss of a line is a sum over its completion tokens; the trainer divides it by the completion
-tokens of the whole optimiser step (TRL's `num_items_in_batch`), so a token weighs the same whatever
-it is packed with, as it does without packing.
-"""
+Guarantees: positions restart with every row, attention does not cross rows, nothing predicts a
+row's first token, padding has no loss. A line's loss is a sum over completion tokens, which TRL
+divides by those of the whole step, so tokens weigh the same however packed."""
 
 from __future__ import annotations
 
@@ -27,13 +23,11 @@ IGNORED = torch.nn.CrossEntropyLoss().ignore_index
 
 
 def use_lines(trainer: Trainer, plans: Sequence[Plan], *, token_budget: int, multiple: int) -> None:
-    """Let a trainer (of batch size 1, not yet started) pack each line of `plans` into a micro
-    batch, as `use_plans` does otherwise.
+    """Let an unstarted trainer of batch size 1 pack each line of `plans` into a micro batch.
 
-    Lines are padded to a multiple of `multiple` tokens but never above `token_budget`. Raises
-    UsageError for a model that would attend across rows, ValueError as `use_plans` does, and for
-    another batch size.
-    """
+    Lines are padded to a multiple of `multiple` tokens, at most `token_budget`. Raises UsageError
+    for a model that would attend across rows, ValueError for another batch size and as `use_plans`
+    does."""
     require_rows_apart(cast(torch.nn.Module, trainer.model))
     if trainer.args.per_device_train_batch_size != 1:
         raise ValueError(
@@ -55,13 +49,11 @@ def use_plans(
     plans: Sequence[Plan],
     collate: Callable[[Rows], dict[str, Any]] | None = None,
 ) -> None:
-    """Let a trainer (not yet started) take its own prepared rows in the order of `plans`, a line at
-    a time; `collate` makes a micro batch of rows, by default as the trainer did.
+    """Let an unstarted trainer take its prepared rows in the order of `plans`, a line at a time;
+    `collate` makes a micro batch, by default the trainer's own.
 
-    The plans' rows are the rows of `trainer.train_dataset`, in its order; epochs beyond the plans
-    begin with the first again. Evaluation keeps the collator it had. Raises ValueError where the
-    plans are of other rows.
-    """
+    Plans index `trainer.train_dataset`; further epochs start again with the first plan. Evaluation
+    keeps its collator. Raises ValueError where the plans are of other rows."""
     examples = cast("Rows", trainer.train_dataset)
     planned = sorted(row for line in plans[0] for row in line)
     if planned != list(range(len(examples))):
@@ -82,14 +74,13 @@ def use_plans(
 def pack(
     examples: Rows, *, padded_tokens: int | None = None, pad_token: int = 0
 ) -> dict[str, torch.Tensor]:
-    """One line of examples with `input_ids` and `labels`: tensors of shape (1, padded_tokens) and
+    """Pack examples with `input_ids` and `labels` into tensors of shape (1, padded_tokens) and
     `cu_documents`.
 
     `cu_documents`, int32: where each row begins, then the end of the line, repeated to a multiple
-    of eight entries, so that lines of few rows share compiled code; padding counts as one more row.
-    It is left out where the line is one row: plain causal attention is then right, and faster.
-    Raises ValueError where the examples do not fit.
-    """
+    of eight entries, so that lines of few rows share compiled code; padding counts as a row.
+    Omitted for one row: plain causal attention is faster. Raises ValueError where the examples do
+    not fit."""
     lengths = [len(example["input_ids"]) for example in examples]
     total = sum(lengths)
     width = total if padded_tokens is None else padded_tokens
@@ -112,8 +103,8 @@ def pack(
 
 
 class Lines(torch.utils.data.Dataset[list[Mapping[str, Any]]]):
-    """The rows of each line of the current epoch, in the plan's order. A trainer calls
-    `set_epoch`; plans hold equally many lines."""
+    """The rows of each line of the current epoch, in the plan's order. The trainer calls
+    `set_epoch`; all plans have equally many lines."""
 
     def __init__(self, examples: Rows, plans: Sequence[Plan]) -> None:
         self._examples, self._plans, self._epoch = examples, plans, 0

@@ -1,4 +1,4 @@
-"""How several accelerated workers hold a model: each the whole of it, or each its share."""
+"""Whether each accelerated worker holds the whole model or a share of it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Parallelism = Literal["ddp", "fsdp2"]
 def parallelism_for(
     base_model_dir: str | Path, *, lora_rank: int, tokens: int
 ) -> tuple[Parallelism, str]:
-    """`choose_parallelism` for a model and this process's GPU, of which one micro batch holds
-    `tokens`. Raises UsageError for a model whose memory cannot be planned."""
+    """`choose_parallelism` for this process's GPU and micro batches of `tokens`. Raises UsageError
+    for a model whose memory cannot be planned."""
     config = AutoConfig.from_pretrained(str(base_model_dir))
     device_bytes = torch.cuda.get_device_properties(0).total_memory
     with torch.device("meta"):  # its parameters, without reading them
@@ -44,14 +44,12 @@ def choose_parallelism(
     margin_bytes: int,
     host_bytes: int,
 ) -> tuple[Parallelism, str]:
-    """How several accelerated workers hold a model, and why.
+    """Choose how several accelerated workers hold a model, and say why.
 
-    With `ddp` nothing is gathered, but the whole model leaves less memory for activations. Measured
-    on two H100 (benchmarks/results/2026-11-25-fsdp2-acceleration.md): 5 % faster than `fsdp2` where
-    26 of 32 layers keep their activations beside it. So it is chosen where half of them do, those
-    in main memory included, and where `host_bytes`, a worker's main memory, hold the model once:
-    there each worker reads all of it.
-    """
+    `ddp` gathers nothing but leaves less memory for activations. On two H100
+    (benchmarks/results/2026-11-25-fsdp2-acceleration.md) it was 5 % faster than `fsdp2` with 26 of
+    32 layers keeping their activations. It is chosen where half of them do, in device or main
+    memory, and a worker's `host_bytes` hold the model once: each worker reads all of it."""
     if weight_bytes > host_bytes:
         return "fsdp2", "with ddp each worker reads the model into its share of main memory"
     try:

@@ -1,10 +1,7 @@
-"""How many layers keep their activations: the plan that spends the memory that a training step
-leaves free.
+"""How many layers keep their activations, by the memory that a training step leaves free.
 
-Guarantees: pure arithmetic on shapes; the estimated peak of a returned plan is within the memory
-allowed; more memory never recomputes more. Does not guarantee the peak that a device measures: the
-benchmark prints the two side by side.
-"""
+Guarantees: pure arithmetic on shapes; the estimated peak is within the memory allowed; more memory
+never recomputes more. Does not guarantee the measured peak: the benchmark prints both."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from kernels_eval.records import Record
 LEVELS = ("layer", "mlp", "keep")
 BYTES = 2  # activations and base weights are bfloat16
 AHEAD = 2
-"""layers whose activations go to or come from main memory, beside those that keep theirs"""
+"""layers whose activations move to or from main memory, beside those that keep theirs"""
 
 
 class LayerShape(Record):
@@ -34,8 +31,8 @@ class LayerShape(Record):
 
     @classmethod
     def of(cls, config: Any, lora_rank: int) -> LayerShape:
-        """That of a Llama-like causal model, from its configuration (transformers). Raises
-        UsageError for another's, which does not say as much."""
+        """The shape of a Llama-like causal model, from its transformers configuration. Raises
+        UsageError where that lacks a size."""
         try:
             return cls(
                 layers=config.num_hidden_layers,
@@ -55,7 +52,7 @@ class LayerShape(Record):
 
     @property
     def products(self) -> list[tuple[int, int]]:
-        """Width in and out of a layer's seven projections."""
+        """Input and output width of a layer's seven projections."""
         key_value = self.key_value_heads * self.head_size
         within = [(self.hidden, self.attention), *[(self.hidden, key_value)] * 2]
         within += [(self.attention, self.hidden), *[(self.hidden, self.intermediate)] * 2]
@@ -68,16 +65,15 @@ class LayerShape(Record):
 
     @property
     def attention(self) -> int:
-        """Width of the queries, and of attention's output."""
+        """Width of the queries and of attention's output."""
         return self.heads * self.head_size
 
     def layer_bytes(self, level: str) -> int:
-        """Bytes per token that one layer keeps from its forward to its backward pass at a level of
+        """Bytes per token that one layer keeps for its backward pass, at a level of
         `RecomputationPlan`.
 
-        What compiled code really saves is within 2 % of it (a test counts the tensors); rows of the
-        norms' statistics are left out.
-        """
+        Within 2 % of what compiled code saves (a test counts the tensors); the norms' statistics
+        are left out."""
         inputs, low_rank = self.hidden, 7 * self.lora_rank
         kept = BYTES * (inputs + self.attention + low_rank)
         kept += 4 * self.heads  # the logarithm of attention's normaliser (float32)
@@ -95,12 +91,12 @@ class LayerShape(Record):
         return BYTES * 2 * self.intermediate
 
     def workspace_bytes(self) -> int:
-        """Bytes per token alive inside the backward pass of one layer, beyond what the layers keep:
-        ten tensors of the MLP's width."""
+        """Bytes per token alive in one layer's backward pass beyond what layers keep: ten tensors
+        of the MLP's width."""
         return BYTES * 10 * self.intermediate
 
     def loss_bytes(self) -> int:
-        """Bytes per token of the end of the model: final norm in float32 and its gradient."""
+        """Bytes per token at the model's end: final norm in float32 and its gradient."""
         return (4 + 4 * BYTES) * self.hidden
 
 
@@ -148,8 +144,8 @@ class RecomputationPlan(Record):
 def peak_bytes(
     shape: LayerShape, levels: tuple[int, int, int], *, tokens: int, weight_bytes: int, trained: int
 ) -> int:
-    """Estimated peak for (layer, mlp, keep) layers; `trained` parameters are float32 with gradient
-    and two Adam moments, 16 bytes each."""
+    """Estimated peak bytes for (layer, mlp, keep) layers; `trained` parameters take 16 bytes each:
+    float32, gradient and two Adam moments."""
     pairs = zip(levels, LEVELS, strict=True)
     kept = sum(count * shape.layer_bytes(level) for count, level in pairs)
     per_token = kept + shape.workspace_bytes() + shape.loss_bytes()
@@ -168,14 +164,12 @@ def plan_recomputation(
     host_bytes: int = 0,
 ) -> RecomputationPlan:
     """The plan with the fewest recomputed FLOPs that fits `device_bytes` less `margin_bytes`
-    (default 5 %) for `tokens` per micro batch.
+    (default 5 %), for `tokens` per micro batch.
 
-    Attention first (its outputs, queries, keys and values cost the fewest bytes per FLOP saved
-    where rows are long), then the MLP, layer by layer. Gate and up of the layers that would compute
-    their MLP again go to `host_bytes` of main memory, as many as find room there. What is left then
-    keeps layers gathered, at `gathered_bytes` each (0: the model is not sharded). Raises UsageError
-    where not even full recomputation fits, with the numbers.
-    """
+    Attention is kept first (fewest bytes per FLOP saved where rows are long), then the MLP, layer
+    by layer. Gate and up of layers that would recompute their MLP go to `host_bytes` of main
+    memory. The rest keeps layers gathered, at `gathered_bytes` each (0: not sharded). Raises
+    UsageError, with the numbers, where full recomputation does not fit."""
     margin = device_bytes // 20 if margin_bytes is None else margin_bytes
     allowed = device_bytes - margin
 

@@ -1,9 +1,8 @@
-"""The way into this folder: what a trainer that is ready to start calls to train faster.
+"""Entry point: what a trainer calls before it starts, to train faster.
 
-Guarantees: every row is trained on once an epoch, each completion token weighs what it weighs in a
-plain step (with `balanced`: the same in the whole epoch), and the adapter learns the same function.
-Does not guarantee the rows of a step that TRL would draw: packed and balanced steps hold others.
-"""
+Guarantees: every row once an epoch, the plain weight of each completion token (with `balanced`,
+over the whole epoch), the same learned function. Does not guarantee the rows of a step that TRL
+would draw."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 PADDED_TO = 128
-"""A packed line's length is a multiple of so many tokens: lines of like length share compiled
+"""A packed line's length is a multiple of this, so that lines of similar length share compiled
 code."""
 RowCost = Callable[[int], float]
-"""FLOPs of a row of so many tokens, or any unit."""
+"""Tokens of a row to its FLOPs, or any unit."""
 
 
 @dataclass
@@ -41,12 +40,11 @@ class Accelerated:
     """What was done to a trainer.
 
     Attributes:
-        batches: rows and real tokens of an optimiser step; of planned steps the `busy_share` of the
-            first epoch, counted
-        step_share: of balanced rows or lines, the share of an epoch that a full step holds; None
-            where the loss of each step is the mean over its own tokens
-        decided: the plan of recomputation and the attention kernel, known once training begins
-    """
+        batches: rows and real tokens of an optimiser step; of planned steps also the first epoch's
+            `busy_share`
+        step_share: of balanced rows or lines, the share of an epoch in a full step; None where each
+            step's loss is the mean over its own tokens
+        decided: the recomputation plan and attention kernel, known once training begins"""
 
     batches: dict[str, float]
     step_share: float | None = None
@@ -66,14 +64,13 @@ def accelerate_training(
     packing: bool,
     balanced: bool,
 ) -> Accelerated:
-    """Change a trainer that has not started. `lengths` are the tokens of each of its rows, none of
-    them above `max_length`.
+    """Accelerate a trainer that has not started. `lengths` are the tokens of each of its rows, at
+    most `max_length`.
 
-    `layers`: accelerate the model's layers, for which FSDP2 sharding waits until training begins.
-    `packing`: several rows in one line of up to `max_length` tokens, which needs `layers`.
-    `balanced`: rows, or lines, of like cost share an optimiser step. Raises UsageError for a model
-    whose layers or attention cannot be accelerated, or that does not fit.
-    """
+    `layers`: accelerate the model's layers; with FSDP2 once training begins. `packing`: several
+    rows in one line of up to `max_length` tokens; needs `layers`. `balanced`: rows or lines of
+    similar cost share an optimiser step. Raises UsageError for a model whose layers or attention
+    cannot be accelerated, or that does not fit."""
     args = trainer.args
     sharded = bool(trainer.is_fsdp_enabled)
     rows = args.per_device_train_batch_size

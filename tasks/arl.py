@@ -1,7 +1,7 @@
 """Difficulty of tasks by ARL, the average reasoning length of a task's samples (arXiv 2510.07356).
 
-Guarantees: deterministic thirds of equal size within each stratum; ties go by task_id. Does not
-guarantee that ARL is difficulty: a model's own failures are long and make their tasks look hard.
+Guarantees: deterministic thirds of equal size within each stratum. ARL may not be difficulty:
+failures of the model itself are long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Atomic replacement of files and directories; tables beside the code.
 
-Guarantees: readers find the old or the new content, never a part; content is on disk (fsync) before
-it takes its place. A kill leaves at most `.NAME.THREAD.PID.tmp`, which garbage collection knows.
-Several files do not change at one moment.
+Guarantees: readers find the old or the new content, never a part; it is on disk (fsync) first. A
+kill leaves at most `.NAME.THREAD.PID.tmp`, which garbage collection knows. Several files do not
+change at one moment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def file_sha256(path: Path) -> str:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` for its replacement, different in each thread."""
+    """A thread's own name beside `path` for its replacement."""
     return path.with_name(f".{path.name}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 

@@ -1,7 +1,7 @@
 """Whether a task is one operator or several, for criterion (c) of the curation.
 
-Guarantees: the answer depends on the operators that verification saw executed, not on the source.
-Branches of the reference that were not taken do not count.
+Guarantees: operators that verification saw executed decide, not the source. Branches not taken do
+not count.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ OperatorKind = Literal["single_operator", "fusion"]
 def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
     """The kind of a task from a verdict's `reference_operators`.
 
-    The names are those of the outermost torch calls, one per call ("torch.nn.functional.linear",
-    "torch.Tensor.add"), without views, copies and creation. Exactly one call is a single operator,
-    whatever aten operators it decomposes into. The same call twice is a fusion: one kernel can do
-    both. No call is a fusion too, as it is no evidence of a simple operator.
+    The names are of the outermost torch calls, one per call ("torch.nn.functional.linear",
+    "torch.Tensor.add"), without views, copies and creation. One call is a single operator, whatever
+    it decomposes into. The same call twice is a fusion, as one kernel can do both; so is no call,
+    as it is no evidence of a simple operator.
 
-    A batch norm in training mode counts its batches with an `add_` before it; that pair is one
-    operator. (So, wrongly, is an in-place addition before an eval-mode batch norm.)
+    In training mode a batch norm counts batches with an `add_` before it; the pair is one operator.
+    (So, wrongly, is an in-place addition before an eval-mode batch norm.)
     """
     calls = [name.rsplit(".", 1)[-1] for name in reference_operators]
     return "single_operator" if len(calls) == 1 or calls == ["add_", "batch_norm"] else "fusion"

@@ -1,4 +1,4 @@
-"""Prefect's treatment of every stage: retries, caching and display."""
+"""Prefect's retries, caching and display of every stage."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ RETRIED: Json = {
 
 
 def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, Json], str]:
-    """Cache key function: the fingerprint of the snapshot that `planned` (same arguments) would
-    write."""
+    """Cache key function: the fingerprint of the snapshot that `planned` gives."""
 
     def key(context: Any, parameters: Json) -> str:
         snapshot = planned(**parameters)
@@ -57,8 +56,7 @@ def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, Json], st
 
 
 def stage_options(planned: Callable[..., Snapshot]) -> Json:
-    """Options of a stage's task: retry infrastructure faults, keep results and cache by
-    fingerprint."""
+    """Options of a stage's task: retry infrastructure faults, cache by fingerprint."""
     return RETRIED | {"persist_result": True, "cache_key_fn": by_fingerprint(planned)}
 
 
@@ -68,8 +66,8 @@ def stage_task(
     name: str,
     words: Callable[..., str],
 ) -> Task[P, SnapshotRef]:
-    """A stage's `run` as a Prefect task. From the same arguments, `planned` gives its snapshot and
-    `words` the name of its task run."""
+    """A stage's `run` as a Prefect task. From its arguments `planned` gives the snapshot, `words`
+    the run's name."""
     from prefect import task
 
     return task(name=name, task_run_name=sentence(words, name), **stage_options(planned))(run)
@@ -122,11 +120,11 @@ def secret(block: str) -> str:
 
 
 class ProgressArtifact:
-    """An observer (tasks.progress) that updates one Prefect progress artifact, at most every two
+    """An observer (tasks.progress) that updates a Prefect progress artifact, at most every two
     seconds.
 
-    It shows the current stage's share, count, rate and remaining time at the rate of the last ten
-    minutes. Failures to write to Prefect do not fail the run.
+    Shows the stage's share, count, rate and remaining time by the last ten minutes. Failures of
+    Prefect do not fail the run.
     """
 
     def __init__(self, key: str, description: str) -> None:
@@ -184,7 +182,7 @@ def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str
 
 
 def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:
-    """A `task_run_name` made of a task's arguments, or `otherwise` where that fails."""
+    """A `task_run_name` of a task's arguments; `otherwise` where that fails."""
 
     def name(parameters: Json) -> str:
         try:

@@ -70,6 +70,5 @@ def duration(seconds: float) -> str:
 
 
 def hours(value: float) -> str:
-    """GPU-hours for a person."""
     digits = 1 if value >= 10 else 2 if value >= 0.1 else 4
     return f"{value:,.{digits}f} GPU-hours"

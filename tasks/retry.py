@@ -1,7 +1,7 @@
 """Repeat requests to a service until it is back.
 
 Guarantees: only errors that `is_absent` accepts are retried; the absence is logged once; after the
-deadline the last error is raised. Does not guarantee exactly one request: `ask` must be idempotent.
+deadline the last error is raised. `ask` may run several times.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def retry_until_back(
 
     Args:
         ask: makes one request; must be idempotent
-        service: name and address for the log: "MLflow at http://localhost:5000"
+        service: name and address to log: "MLflow at http://localhost:5000"
         is_absent: whether an error means no answer rather than a refusal
         log: receives one line when the wait begins
-        deadline_s: seconds after the first absence from which nothing is retried
+        deadline_s: seconds from the first absence to the last attempt
 
     Raises:
         Exception: the last error of `ask`.

@@ -46,7 +46,6 @@ class Samples(Record):
 
     @property
     def snapshots(self) -> dict[str, SnapshotRef]:
-        """Existing snapshots by name."""
         return {name: ref for name, ref in self if isinstance(ref, SnapshotRef)}
 
 

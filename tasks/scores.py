@@ -1,9 +1,9 @@
 """Scores of verdicts: Exec and fast_p at pass@k, and the geometric-mean speedup.
 
-Guarantees: duplicate candidates and verdicts of two devices are refused; tasks with failing
-references are left out; unsupported values are null with a reason. Intervals are over tasks, whose
-samples share a difficulty; they may miss the truth for few tasks. Rejected kernels are never timed,
-so fast_p with p > 0 on the track "any" is a lower bound. Formulas: docs/explanation/statistics.md.
+Guarantees: duplicate candidates and mixed devices are refused; tasks with failing references are
+left out; unsupported values are null with a reason. Intervals are over tasks, and may miss the
+truth for few. Rejected kernels are never timed, so fast_p with p > 0 on the track "any" is a lower
+bound. Formulas: docs/explanation/statistics.md.
 """
 
 from __future__ import annotations
@@ -58,13 +58,12 @@ def scores(
     if present. Metrics are "exec" and "fast_P" for each of `ps` (shares of tasks in [0, 1]) and
     "geometric_mean_speedup" (a ratio, k null) over correct, timed samples. `lower` and `upper` are
     95 % bounds: `_share_interval` for shares, a bootstrap over tasks with `resamples` draws (0:
-    none) for the mean. A value that cannot be estimated is null, and `why_not` says why. `missing`
-    counts tasks that only another model of the group has samples of. Groups keep the order of the
-    rows.
+    none) for the mean. Where a value cannot be estimated, it is null with a `why_not`. `missing`
+    counts tasks that only other models of the group answered.
 
-    The `baseline` "compile" has only metrics that compare times, over tasks whose reference was
-    timed under torch.compile. Raises UsageError for a missing column, a duplicate candidate of a
-    model, and verdicts of two devices.
+    The `baseline` "compile" has only metrics that compare times, over tasks timed under
+    torch.compile. Raises UsageError for a missing column, a model's duplicate candidate, and
+    verdicts of two devices.
     """
     keys = list(by)
     samples = scorable(frame, keys, baseline)
@@ -394,11 +393,8 @@ def wilson_intervals(
 
 
 def _share_interval(tasks: NDArray[np.int64], total: Floats, squares: Floats) -> Floats:
-    """Bounds (2, groups) of mean rates from each group's count, sum and sum of squares.
-
-    Student's t with two tasks added at 0 and two at 1, cut to [0, 1] (after Agresti and Coull
-    1998), so that it does not collapse where tasks agree.
-    """
+    """Bounds (2, groups) of mean rates: Student's t with two tasks added at 0 and two at 1, cut to
+    [0, 1] (after Agresti and Coull 1998), so as not to collapse where tasks agree."""
     from scipy.special import stdtrit
 
     count = tasks + 4
@@ -441,8 +437,8 @@ def affordable_resamples(tasks: int) -> int:
 def percentile_interval(results: Floats, tasks: int) -> Interval | None:
     """Expanded percentile interval of resampled results (Hesterberg 2015, arXiv 1411.5279).
 
-    The percentiles move outwards to Phi(-sqrt(n / (n - 1)) t), t of n - 1 degrees of freedom, and
-    hold about 94 % at ten tasks. None where resamples do not differ: a point would claim certainty.
+    Percentiles move outwards to Phi(-sqrt(n / (n - 1)) t), t of n - 1 degrees of freedom: about 94
+    % at ten tasks. None where resamples do not differ: a point would claim certainty.
     """
     from scipy.special import stdtrit
 

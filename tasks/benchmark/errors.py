@@ -1,7 +1,7 @@
 """Failures grouped by first error line, apart from names, numbers and paths.
 
-Guarantees: signatures hold no path, number or code line, and are equal for equal failures; time is
-linear in the log. Groups may have several causes, as "no matching function" has.
+Guarantees: signatures hold no path, number or code line; time is linear in the log. A group may
+have several causes, as "no matching function" has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Groups of tasks by level, operator kind and family, and reasoning length.
 
-Guarantees: groups keep their own order. Groups may differ for other reasons than their name.
-Families overlap, so their tasks do not add up.
+Groups may differ for other reasons than their name. Families overlap, so their tasks do not add up.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def length_groups(candidates: pl.DataFrame) -> pl.DataFrame:
     """Thirds of tasks by ARL within KernelBench's levels: rows (task_id, group) of `task_id` and
     `reasoning_tokens`.
 
-    Use one generator, not one of the scored models: their own failures are long and make the long
-    third look hard.
+    Use one generator, not a scored model: its own failures are long and make the long third look
+    hard.
     """
     thirds = arl_thirds(candidates.with_columns(stratum=LEVEL_OF_TASK))
     return thirds.select("task_id", group=pl.col("third").cast(pl.String))

@@ -1,8 +1,8 @@
 """Scores of existing verdicts as plain data, level by level.
 
-Guarantees: groups are scored with and, if they hold any, without known degenerate tasks;
-unsupported values (pass@10 of 8 samples, fast_1 without times) are null with a note. Tables may be
-of different protocols.
+Guarantees: groups are scored with and without any known degenerate tasks; unsupported values
+(pass@10 of 8 samples, fast_1 without times) are null with a note. Tables may be of different
+protocols.
 """
 
 from __future__ import annotations

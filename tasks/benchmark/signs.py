@@ -150,7 +150,7 @@ def verbose(now: Traces | None, before: Traces | None, training: Traces | None) 
     """Verbose, self-doubting outputs: the training set held long, chaotic traces.
 
     Against traces before training, a flag needs MORE_POINTS more and disjoint Wilson intervals
-    (samples as independent trials), length LONGER times the median. Without them, a flag needs a
+    (samples as independent trials), length LONGER times the median; without them, a flag needs a
     share of MANY.
     """
     if now is None or not now.samples:

@@ -1,8 +1,7 @@
 """Criteria as pure functions from a pool to the rows taken.
 
-Guarantees: each reads only its own columns, keeps the pool's, and depends on data and seeded order
-alone. Criteria may overlap: `strategies` leaves out rows already taken. Pools are
-`tasks.curation.pool.pool_of`; drawing needs `_draw` (`draw.with_draw`).
+Guarantees: each reads only its own columns, keeps the pool's, and depends on data and seed alone.
+Criteria overlap: `strategies` leaves out taken rows. Drawing needs `_draw` (`draw.with_draw`).
 """
 
 from __future__ import annotations
@@ -29,19 +28,17 @@ SHORTEST_THEN_FASTEST = (LENGTH, -SPEEDUP)
 
 
 def concise_and_fast(eligible: pl.DataFrame, equal: Equality = "exact") -> pl.DataFrame:
-    """(a): each task's correct sample that is both the shortest in reasoning and the fastest, if
-    any.
+    """(a): each task's correct sample that is both shortest in reasoning and fastest, if any.
 
-    Samples that tie for both qualify, and the lowest sample_index is taken. An only correct sample
-    is both. Untimed samples are never the fastest. With `equal` "interval", a sample ties for the
-    fastest where its speedup's upper bound reaches the fastest's lower bound.
+    Ties qualify for both; the lowest sample_index is taken. Untimed samples are never fastest. With
+    `equal` "interval", samples whose speedup's upper bound reaches the fastest's lower bound tie.
     """
     shortest = LENGTH.min().over("task_id") == LENGTH
     return first_per_task(eligible.filter(shortest, is_fastest(equal)))
 
 
 def is_fastest(equal: Equality = "exact") -> pl.Expr:
-    """Whether a sample is as fast as its task's fastest; of tied ones the lowest bound counts."""
+    """Whether a sample is as fast as its task's fastest (of several, the lowest bound)."""
     fastest = SPEEDUP.max().over("task_id") == SPEEDUP
     if equal == "interval":
         reach = pl.when(fastest).then(pl.col("_speedup_lower")).min().over("task_id")
@@ -58,8 +55,8 @@ def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
 def single_operators_wanted(taken: pl.DataFrame, quota: float | int) -> int:
     """How many single operators (c) may add to those taken.
 
-    Adds one at a time while (singles + added) < share * (taken + added), exactly and not in
-    floating point. A float quota is the share; an int quota is a cap, with share 0.5.
+    Adds while (singles + added) < share * (taken + added), exactly, not in floating point. A float
+    quota is the share; an int quota is a cap, with share 0.5.
     """
     singles = int(taken["_single"].sum())
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
@@ -92,10 +89,10 @@ def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.Dat
 
 
 def balanced(rows: pl.DataFrame, size: int, quota: float | int) -> pl.DataFrame:
-    """The first rows of each kind, with single operators at the quota's share of `size` (an int:
-    that number, at most half).
+    """The first rows of each kind, in order, with single operators at the quota's share of `size`
+    (an int: that number, at most half).
 
-    A kind with too few is filled up by the other: size goes before balance. Keeps the order.
+    Where one kind has too few, the other fills up to `size`.
     """
     exact = math.floor(Fraction(str(quota)) * size)
     aim = exact if isinstance(quota, float) else min(quota, size // 2)

@@ -1,7 +1,7 @@
 """A strategy's decisions: the rows taken, and a table of every candidate.
 
 Guarantees: decisions come from the rule itself (`strategies.choose`); each candidate has one, with
-the first reason that applies and its numbers. Changing one number need not bring a candidate in.
+the first reason that applies and its numbers. Other reasons may apply too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ class Decided(NamedTuple):
 def decide(frame: pl.DataFrame, config: CurationConfig) -> Decided:
     """Apply a strategy to verdicts joined with their candidates.
 
-    Rows taken have the columns of `frame` and `criterion`; moved reasoning adds `reasoning_from`,
-    the candidate whose `reasoning` and `reasoning_tokens` a row holds. Raises UsageError as
-    `tasks.curation.pool.marked` does, and where one task has more than half of the samples whose
-    reasoning is to be moved.
+    Taken rows add `criterion` and, where reasoning moves, `reasoning_from`, the candidate whose
+    `reasoning` and `reasoning_tokens` a row holds. Raises UsageError as
+    `tasks.curation.pool.marked` and `donors` do.
     """
     rows = marked(frame, config)
     pool = pool_of(rows, config)
@@ -81,11 +80,10 @@ def _taken_rows(frame: pl.DataFrame, choice: Choice, config: CurationConfig) -> 
 
 
 def donors(taken: pl.DataFrame) -> Array:
-    """For each sample, the place of the sample whose reasoning it gets, never of its own task.
+    """For each sample, the place of the one whose reasoning it gets, never of its own task.
 
-    A permutation: tasks are shuffled with their samples together, and reasonings move on by the
-    largest task's sample count. Raises UsageError where one task has more than half of the samples,
-    as no such permutation exists.
+    A permutation: tasks are shuffled whole, and reasonings move on by the largest task's sample
+    count. Raises UsageError where one task has more than half of the samples: then none exists.
     """
     if taken.is_empty():
         return np.empty(0, dtype=np.int64)

@@ -23,12 +23,10 @@ OTHER_CRITERION, OTHER_SPEEDUP = "other_criterion", "other_speedup"
 def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     """One row per sample in only one set, or in both with another criterion or speedup.
 
-    Frames are tasks.tables.DECISIONS; without the column why_not (a published set of taken samples)
-    reasons are unknown.
-
-    Returns candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the
-    side that lacks it, or a constant above), and `COMPARED` as `_old` and `_new`; sorted by task_id
-    and candidate_id.
+    Frames are tasks.tables.DECISIONS; without why_not (published sets) reasons are unknown. Returns
+    candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the side that
+    lacks it, or a constant above), and `COMPARED` as `_old` and `_new`; sorted by task_id and
+    candidate_id.
     """
     sides = {"old": _complete(old), "new": _complete(new)}
     taken = pl.concat([side.filter("taken").select(KEYS) for side in sides.values()]).unique(KEYS)

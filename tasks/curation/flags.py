@@ -1,8 +1,7 @@
 """Quality flags of correct candidates' reasoning, which curation counts and may exclude.
 
-Guarantees: one row per correct candidate; traces that any snapshot under the root measured by this
-version are not read again; a killed run resumes; texts are read in batches, so memory follows the
-threads.
+Guarantees: one row per correct candidate; traces that this version measured anywhere under the root
+are not read again; a killed run resumes; texts are read in batches.
 """
 
 from __future__ import annotations

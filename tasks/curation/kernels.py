@@ -1,8 +1,8 @@
 """Equal kernels of a task, so that no program is taken twice.
 
-Guarantees: only tasks of which the rule or concur takes several samples are compared, and read; the
-rule's first of equals is taken, in any row order; the pool stays whole for (a). Kernels of
-different text may still do the same.
+Guarantees: texts are read only for tasks of which the rule or concur takes several; the rule's
+first of equals is taken; (a) still sees all correct samples. Kernels with different texts may do
+the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The samples that every strategy chooses from.
 
 Guarantees: all strategies see one pool: correct first-turn samples with reasoning, each once,
-sorted by task_id, sample_index and candidate_id. No Python object is made per row. Speedups may be
-uncertain: `_unmet` names a failed strict demand. Frames have one row per candidate of
-tasks.tables.VERDICTS and CANDIDATES (`COLUMNS`; `OPTIONAL` may be missing).
+sorted by task_id, sample_index and candidate_id. No Python object per row. Speedups may be
+uncertain: `_unmet` names a failed strict demand. Frames have one row per candidate, with `COLUMNS`
+and perhaps `OPTIONAL`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     `_single`, whether the task is a single operator; `_why_not`, why it is not in the pool, or
     null.
 
-    Samples with one of `exclude_flags` or cut off by the token limit count as never drawn, so
-    another may be the shortest or fastest. A correct answer with empty reasoning (lost think tags)
-    has no trace to train on, and its zero tokens would make it the shortest. A repeated
-    candidate_id counts once.
+    Samples with one of `exclude_flags` or cut off by the token limit count as never drawn: another
+    may then be the shortest or fastest. A correct answer without reasoning (lost think tags) has no
+    trace to train on, and its zero tokens would be the shortest. A repeated candidate_id counts
+    once.
 
-    Raises UsageError for missing columns or ones of another kind, rows without an id, verdicts of
-    different or newer schema versions, a correct sample without reasoning_tokens, and where no
-    correct sample has reasoning.
+    Raises UsageError as `require_usable` and `require_lengths` do.
     """
     require_usable(frame, config)
     known = [name for name in (*COLUMNS, *OPTIONAL) if name in frame.columns]
@@ -71,10 +69,9 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
 def pool_of(rows: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """The pool among the rows of `marked`, with few columns.
 
-    `_speedup`, `_speedup_lower`, `_speedup_upper` are ratios: 0 without a finite, positive speedup
-    (not timed), and the speedup itself without bounds. `_unmet` is the strict demand
-    (`require_...`) that fails, or null. `_kernel` is the same for equal kernels of a task (from
-    `kernel`). `_rivals` counts the task's samples in the pool.
+    `_speedup`, `_speedup_lower`, `_speedup_upper` are ratios: 0 where not timed, and the speedup
+    itself without bounds. `_unmet` is the failed strict demand (`require_...`), or null. `_kernel`
+    is equal for a task's equal kernels. `_rivals` counts the task's samples in the pool.
     """
     eligible = rows.filter(pl.col("_why_not").is_null())
     speedup = pl.col("_speedup")
@@ -102,9 +99,8 @@ def pool_of(rows: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 def ends(frame: pl.DataFrame) -> pl.Series:
     """Why each answer ended: one of `CUT_OFF`, "by itself", or "unknown".
 
-    Without a known finish_reason (in `CUT_REASONS` or `ENDED_REASONS`), answers of exactly
-    max_tokens were cut off, and so were those as long as their generator's longest where several
-    tasks reach that length. Others are unknown.
+    Without a known finish_reason, answers of exactly max_tokens were cut off, and so were those of
+    their generator's greatest length where several tasks have it.
     """
     given = ("finish_reason", "finish_guessed", "completion_tokens", "max_tokens")
     known = frame.with_columns(pl.lit(None).alias(n) for n in given if n not in frame.columns)

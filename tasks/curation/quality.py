@@ -1,8 +1,8 @@
 """Measures and flags of bad reasoning traces: loops, self-doubt, mixed languages, a cut thought.
 
-Guarantees: one row per text, in order, of that text alone, in linear time (10 MB of one character
-take seconds). Flags are heuristics, with precision by hand in
-benchmarks/results/2026-11-21-trace-quality.md; only callers remove anything.
+Guarantees: one row per text, of that text alone, in linear time (10 MB of one character take
+seconds). Flags are heuristics, and remove nothing; for their precision see
+benchmarks/results/2026-11-21-trace-quality.md.
 """
 
 from __future__ import annotations

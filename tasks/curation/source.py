@@ -1,8 +1,8 @@
 """Verdicts and candidates from a root's finished snapshots or from Parquet files.
 
-Guarantees: only requested columns and struct fields are read, null where a file lacks them;
-candidates appear once, in the verdicts' order. Changes nothing. Files must not be written
-meanwhile. Named paths are local; roots may be remote.
+Guarantees: only requested columns and struct fields are read, null where missing; candidates appear
+once, in the verdicts' order. Changes nothing. Files must not be written meanwhile. Named paths are
+local; roots may be remote.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Files(Snapshot):
 
 
 class Source:
-    """Verdicts, their candidates (perhaps in the same files), and their tasks where a snapshot
-    names them.
+    """Verdicts, their candidates (perhaps in the same files), and their tasks if a snapshot names
+    them.
 
-    Without `verdicts`: those of the newest training set under `root`, else the newest finished.
-    Without `candidates`: those beside the snapshot, or the same files. `unfinished` reads the parts
-    of a directory without a manifest. Raises UsageError for a missing, remote, empty or unfinished
-    place, and where candidates are not beside their verdicts.
+    `verdicts` defaults to those of the newest training set under `root`, else the newest finished;
+    `candidates` to those beside the snapshot, or the same files. `unfinished` allows a directory
+    without a manifest. Raises UsageError for a missing, remote, empty or unfinished place, and
+    missing candidates.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class Source:
         return self.candidates is self.verdicts
 
     def read(self, of_verdicts: Sequence[str], of_candidates: Sequence[str]) -> pl.DataFrame:
-        """Existing columns, one row per verdict with a candidate; shared columns are the verdict's.
+        """Read those of the columns that exist, one row per verdict with a candidate; shared
+        columns are the verdict's.
 
         "column.field" reads a struct's field, as a column of its name. Raises UsageError for
         unreadable files, separate tables without candidate_id, and verdicts without any candidate.

@@ -61,12 +61,12 @@ def _compared_by(equal: EqualKernels | None) -> str:
 def run(
     samples: Samples, config: CurationConfig, equal: EqualKernels | None = same_text
 ) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.CURATED, with the criterion of each row, and of DECISIONS
+    """A finished snapshot of tasks.tables.CURATED, with each row's criterion, and of DECISIONS
     (`decisions_of`).
 
-    `workloads` name operators that verdicts do not, `flags` are flaws of traces, `profiles` say
-    what limits correct samples. One of `equal` kernels of a task is taken (None: all). The manifest
-    has the counts of `summary`. Raises UsageError where nothing is taken, and as `decide` does.
+    `workloads` name operators that verdicts do not, `flags` flaws of traces, `profiles` limits of
+    correct samples. One of `equal` kernels of a task is taken (None: all). The manifest has
+    `summary`. Raises UsageError where nothing is taken, and as `decide` does.
     """
     snapshot = planned(samples, config, equal)
     if snapshot.finished:
@@ -95,10 +95,10 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
     """Counts that describe a training set's choice.
 
     `criterion_counts`: samples by criterion. `why_not`: other candidates by reason.
-    `operators_from`: correct samples by source of their operators. `trace_flags`: correct and taken
-    samples by flag, None where unmeasured; with moved reasoning, `taken` is of the samples' own.
-    `answers_end`: correct samples by how the answer ended. `equal_kernels`: samples compared, and
-    left out. `concise_and_fast_tasks`: tasks of (a), and those whose only correct sample it took.
+    `operators_from`: correct samples by source of operators. `trace_flags`: correct and taken
+    samples by flag, None where unmeasured; moved reasoning counts for its own sample.
+    `answers_end`: correct samples by end of answer. `equal_kernels`: samples compared, and left
+    out. `concise_and_fast_tasks`: tasks of (a), and those with one correct sample.
     `without_status`: verdicts without one, which count as not correct.
     """
     decisions = decided.decisions

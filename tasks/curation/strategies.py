@@ -4,11 +4,10 @@ controls.
 The paper took 4,892 samples: (a) 3,934 concise and fast, (b) 414 with a speedup above 5, (c) 544 of
 single operators.
 
-Guarantees: one pool (`tasks.curation.pool`), each sample and known equal kernel of a task once, in
-an order of data and seed alone; concur draws only where a size thins it. Controls match concur's
-size by criterion where enough samples exist (concur_two_correct has fewer by (a)). Does not
-guarantee sizes or balance: (c) only adds single operators, one per task. See
-docs/explanation/curation.md.
+Guarantees: all use one pool (`tasks.curation.pool`), and take each sample and known equal kernel of
+a task once, in an order of data and seed alone. Controls match concur's size by criterion where
+possible (concur_two_correct has fewer by (a)). Neither sizes nor balance are guaranteed: (c) only
+adds single operators, one per task. See docs/explanation/curation.md.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ FASTEST, SHORTEST, LONGEST, DRAWN = "fastest", "shortest", "longest", "drawn"
 class Strategy(NamedTuple):
     """A rule, and how its decisions read.
 
-    `choose` adds samples to an empty choice. `compares` is what it compares within a task, as
-    longer or slower samples are told. `moves_reasoning` gives every sample another task's
-    reasoning.
+    `choose` adds samples to an empty choice. `compares` says whether samples lose to a task's
+    others by length or speed. `moves_reasoning` gives every sample another task's reasoning.
     """
 
     choose: Callable[[Choice, CurationConfig], None]
@@ -100,7 +98,7 @@ def concur(choice: Choice, config: CurationConfig, least: int = 1) -> None:
 
 def concur_without_conciseness(choice: Choice, config: CurationConfig) -> None:
     """Ignore lengths: (b), the fastest samples of as many drawn tasks as concur takes by (a) alone,
-    then as many (c) with the fastest samples."""
+    then (c), as many as concur adds, with the fastest samples."""
     like = _concur_of(choice.pool, config)
     chosen = like.taken.filter(pl.col("criterion") != SINGLE_OPERATOR).select("_kernel")
     fast = high_speedup(choice.sure, config.min_speedup)

@@ -1,7 +1,7 @@
 """Columns for deciding, and training rows with their texts.
 
-Guarantees: deciding reads no text, so memory follows the number of rows; columns that old snapshots
-lack are null. `curated_rows` leaves null the texts it was not given.
+Guarantees: deciding reads no text, so memory follows the rows; columns of old snapshots are null
+where missing, as are texts that `curated_rows` was not given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Remove training tasks that the benchmark contains.
 
-Guarantees: results depend on the two sets, not on row order; a removed task has the first level
-that finds it (`config.LEVELS`) and its smallest equal benchmark task_id; code is never run. For
-what each level misses, see docs/explanation/decontamination.md.
+Guarantees: row order does not matter; a removed task has the first level that finds it
+(`config.LEVELS`) and its smallest equal benchmark task_id; code is never run.
+docs/explanation/decontamination.md says what levels miss.
 """
 
 from __future__ import annotations

@@ -38,9 +38,8 @@ def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> C
     """Keep the smallest candidate_id of a task's equal kernels (columns candidate_id, task_id,
     code).
 
-    Equal are the same text or program (`kernels.program_key`). Rows without code are kept. Texts
-    are compared first, vectorised; only tasks with several texts are parsed. Raises UsageError for
-    a missing column.
+    Equal are the same text or program (`kernels.program_key`); rows without code are kept. Only
+    tasks with several texts are parsed. Raises UsageError for a missing column.
     """
     columns = ("candidate_id", "task_id", "code")
     require_columns(samples, columns, "samples")

@@ -1,9 +1,8 @@
-"""Comparable forms of tasks, and an index of equal ones.
+"""Comparable forms of tasks (text and traced graph), and an index of equal ones.
 
-Tasks are compared by text and traced graph (`kernels_eval.reference.graph`). Guarantees: no task is
-run; equal keys are exact; MinHash (https://ekzhu.com/datasketch/lsh.html) proposes near copies,
-whose Jaccard similarity is computed. It misses few pairs: 128 permutations, recall weighed nine to
-one.
+Guarantees: no task is run; equal keys are exact; MinHash (https://ekzhu.com/datasketch/lsh.html)
+proposes near copies, whose Jaccard similarity is computed. It misses few pairs: 128 permutations,
+recall weighed nine to one.
 """
 
 from __future__ import annotations

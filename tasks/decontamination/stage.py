@@ -1,7 +1,7 @@
 """Tasks in, training tasks out, without those the benchmark contains or another task repeats.
 
-Guarantees: kept tasks stay as they were, in order; the manifest has the matching level and task of
-every removed one; code is never run. With both comparisons off, all are kept.
+Guarantees: kept tasks stay unchanged, in order; the manifest has the level and match of removed
+ones; code is never run.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Guarantees: nothing is sent without a token, from changed folders, or to public repositories unless
 asked; existing revisions are not sent again; stale files go in the same commit; the token is in no
-message, log or record. An interrupted push may leave a commit: repeat it to add what is missing.
+message, log or record. An interrupted push may leave a commit: push again.
 """
 
 from __future__ import annotations

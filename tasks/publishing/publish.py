@@ -2,12 +2,12 @@
 code.
 
 Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/...` for other
-configurations, `README.md` (the card), and `publication.json`: origin, revision, and every file's
+configurations, `README.md` (the card), and `publication.json`: origin, revision, and files'
 SHA-256.
 
-Guarantees: folders are whole or absent; only an earlier publication is replaced, and stays until
-then; equal snapshots, options and code give equal bytes and revision, once. Two processes that
-publish to one place may not both succeed.
+Guarantees: folders are atomic; only an earlier publication is replaced; equal snapshots, options
+and code give equal bytes and revision. Two processes that publish to one place may not both
+succeed.
 """
 
 from __future__ import annotations

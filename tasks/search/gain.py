@@ -1,15 +1,15 @@
 """A winner's gain over its start, from fresh measurements of both. Pure.
 
 The search's own number is too high: the best of noisy measurements is partly luck (winner's curse).
-Both are therefore verified `rounds` more times, in turn, each in its own process and timed in pairs
-with the reference. With speedups s_i of the start and w_i of the winner, each with a 95 % interval
-of half width h on the log scale,
+Both are therefore verified `rounds` more times, in turn, each in its own process, in pairs with the
+reference. With speedups s_i of the start and w_i of the winner, each with a 95 % interval of half
+width h on the log scale,
 
     log gain = mean(log w_i) - mean(log s_i),   se^2 = sum of (h_i / 1.96)^2 / rounds^2,
 
 or, if larger, the variance of log w_i - log s_i over the rounds / rounds; the interval is gain *
-exp(+-1.96 se) for independent estimates (Altman and Bland, BMJ 326, 2003, p. 219). A verdict's
-interval holds the spread between processes (kernels_eval.judge.timing.widened).
+exp(+-1.96 se) (independent estimates: Altman and Bland, BMJ 326, 2003, p. 219). Verdict intervals
+hold the spread between processes (kernels_eval.judge.timing.widened).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def again_id(candidate_id: str, number: int) -> str:
 
 
 def result_of(population: Population, found: Mapping[str, Interval]) -> Json:
-    """A task's search result as plain data, with correct remeasured speedups `found` by `again_id`.
+    """A task's search result as plain data; `found` are correct remeasured speedups by `again_id`.
 
     `gain` is 1 where the start won, and None without a correct start or where start or winner
     failed in a round. `searched` is the search's own number.
@@ -122,9 +122,8 @@ def result_of(population: Population, found: Mapping[str, Interval]) -> Json:
 def summary_of(results: Sequence[Row], populations: Collection[Population]) -> Json:
     """A search's confirmed gain over tasks, its costs and its curve.
 
-    `used_gain` counts a task without a confirmed faster winner as 1; `gain` takes confirmed numbers
-    as they are. The curve is the geometric mean over tasks after each evaluation, by the search's
-    own verdicts.
+    `used_gain` counts unconfirmed winners as 1; `gain` takes the confirmed numbers as they are. The
+    curve is the geometric mean over tasks after each evaluation, by the search's verdicts.
     """
     known = [result["gain"] for result in results if result["gain"] is not None]
     used = [result["gain"] if result["improved"] else 1.0 for result in results if result["start"]]

@@ -1,8 +1,8 @@
-"""The user's task files, and the checks and Parquet reading that task sources share.
+"""The user's task files, and the checks and reading that task sources share.
 
 Guarantees: a task defines at module level its `entry_point` class, `get_inputs` and
-`get_init_inputs`; task_ids are stable, and unique within a load. Code is parsed and never run:
-verification shows whether it works.
+`get_init_inputs`; task_ids are stable, and unique within a load. Code is parsed, never run: it may
+still fail.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def from_config(config: TasksConfig) -> list[KernelTask]:
 
 
 def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
-    """Tasks of a .py file, a folder (its direct .py files, `_*.py` left out), or a table: Parquet,
+    """Tasks of a .py file, a folder (its direct .py files without `_*.py`), or a table: Parquet,
     JSON lines (.jsonl) or CSV.
 
-    A file's task_id is `user/{stem}`. A table needs programs in `code_column`, and may have
+    A file's task_id is `user/{stem}`. A table has programs in `code_column`, and perhaps
     KernelTask's other columns. Rows without `name` or `task_id` are named by file and number from
     0. Raises UsageError with the file, the fault and the expected form.
     """

@@ -1,9 +1,8 @@
 """Rows of Hugging Face data sets, and local copies of them.
 
-Guarantees: a load is of one commit; the last few commits of each split are kept in
-`$CONCUR_CACHE/hub`; an unreachable hub is retried for seconds, then the newest copy is used with a
-caution, else one UsageError advises a file. A copy never replaces data that the hub says does not
-exist. Unreadable copies are skipped.
+Guarantees: a load is of one commit; `$CONCUR_CACHE/hub` keeps each split's last few commits. An
+unreachable hub is retried for seconds, then the newest copy is used with a caution, else one
+UsageError advises a file. No copy replaces what the hub says does not exist.
 """
 
 from __future__ import annotations

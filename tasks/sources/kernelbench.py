@@ -1,9 +1,9 @@
 """KernelBench's tasks (https://github.com/ScalingIntelligence/KernelBench), from a Parquet file, a
 checkout or the hub.
 
-Guarantees: `task_id` = `kernelbench/L{level}/{problem_id}` from every source, in order of both;
-rows that are not tasks are left out with a warning. One id may be another program in another
-release; hub programs that differ from the release we measured give a warning.
+Guarantees: `task_id` = `kernelbench/L{level}/{problem_id}`, in order of both; rows that are not
+tasks are left out with a warning. An id's program may change between releases; hub programs that
+differ from the release we measured give a warning.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def load(
 
     `precision` fp16 or bf16 is KernelBench's option: a constant after each program has the verifier
     cast floating inputs and parameters, also of candidates. `revision` is the hub's commit (None:
-    newest), ignored for files. Hub levels that differ from `CONTENT` give a warning. Raises
-    UsageError naming what cannot be read.
+    newest). Hub levels that differ from `CONTENT` give a warning. Raises UsageError naming what
+    cannot be read.
     """
     wanted = sorted(set(LEVELS if levels is None else levels))
     if unknown := [str(level) for level in wanted if level not in LEVELS]:

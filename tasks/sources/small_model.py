@@ -1,8 +1,8 @@
 """The demo's small model, built on this machine.
 
-Guarantees: equal texts and configuration give the same tokenizer and, with one torch build, the
-same weights; the directory is whole or absent, reused for the same model and refused for other
-content; `AutoTokenizer` gives the same ids. Weights are random: the text means nothing.
+Guarantees: equal texts and configuration give the same tokenizer, also in `AutoTokenizer`, and on
+one torch build the same weights; the directory is atomic, reused for the same model and refused for
+other content. Weights are random.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The user's tables (Parquet, JSON lines, CSV): their files and tasks.
 
-Guarantees: one UsageError names an unusable table's file, its columns and the wanted ones; tasks
-are checked as in `tasks.sources.files`, only those asked for. Row order within a folder follows
-file names only.
+Guarantees: one UsageError names an unusable table's file, its columns and the wanted ones; only
+requested tasks are checked, as in `tasks.sources.files`. Folders are in order of file names.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ def unusable(
 
 def load(location: str | Path, wanted: Collection[str] | None = None) -> list[KernelTask]:
     """Tasks of tables, .py files, KernelBench, definitions (FlashInfer-Bench's, SOL-ExecBench's) or
-    the hub (KernelBook's, or KernelBench's form); only those whose task_id or name is in `wanted`,
-    if given.
+    the hub (KernelBook's, or KernelBench's form); with `wanted`, only these task_ids or names.
 
     A table has `task_id` and `code` (and KernelTask's other columns), KernelBench's columns, or
     `name` and `code`. Raises UsageError for unreadable input, and a task_id of two programs.

@@ -1,8 +1,7 @@
 """Journals: rows on disk at once, until they fill a part of a snapshot.
 
-Guarantees: added rows survive the death of the process; a journal becomes a part exactly once,
-whoever is killed (its name gives the part's); a living writer's journal is never taken. Local file
-systems only.
+Guarantees: added rows survive the process; a journal becomes a part exactly once, even after kills
+(its name gives the part's); a living writer's journal is never taken. Local file systems only.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class Journal:
             self._flush()
 
     def _flush(self) -> None:
-        """Write the added rows as a part and remove the file."""
         if self._rows:
             self._write_part(self._rows, part_suffix(Path(self._file.name)) if self._file else "")
         self._rows = []

@@ -63,11 +63,11 @@ def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
 def known_rows(
     root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
 ) -> Iterator[Json]:
-    """Rows of the stage's other snapshots with one of these keys, each key once, so that a refresh
-    pays only for what is new.
+    """Rows of the stage's other snapshots with one of these keys, each once, so that a refresh pays
+    only for what is new.
 
-    Journals of killed runs count too (`schema` is the stage's), since an updated run fills another
-    snapshot. Reads every snapshot's key column, and a few hundred matching rows at a time.
+    Includes journals of killed runs (with the stage's `schema`): an updated run fills another
+    snapshot. Reads every key column, and a few hundred rows at a time.
     """
     import polars as pl
 

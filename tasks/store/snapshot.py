@@ -3,9 +3,9 @@
 Layout: `<root>/<stage>/<fingerprint>/part-*.parquet`, a stage's own files, and `manifest.json`,
 written last.
 
-Guarantees: parts and manifests are whole or absent; a snapshot with a manifest never changes; one
-without is resumed from its rows, each there once after any kill. Two processes that fill one
-snapshot do not divide the work: both may write a row, and readers keep the first per key.
+Guarantees: parts and manifests are atomic; a snapshot with a manifest never changes; one without is
+resumed, each row there once after any kill. Two processes that fill one may both write a row;
+readers keep the first per key.
 """
 
 from __future__ import annotations
@@ -195,11 +195,11 @@ class Snapshot:
         return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
-        """Batches of some thousand rows with their part, in the order of writing; missing columns
-        are left out.
+        """Batches of some thousand rows with their part, in the order of writing, without missing
+        columns.
 
-        "column.field" reads a struct's field as a column of the field's name. Raises UsageError
-        where that column is no struct.
+        "column.field" reads a struct's field as a column of its name. Raises UsageError for a field
+        of no struct.
         """
         import polars as pl
 
@@ -226,12 +226,11 @@ class Snapshot:
         unique: str | None = None,
         among: pl.DataFrame | None = None,
     ) -> pl.DataFrame:
-        """All rows in the order of writing.
+        """All rows in the order of writing, with the columns of `frames`, null where missing.
 
-        `unique` keeps the first row per value of that column; `among`, which has that column, keeps
-        its values only. Columns are those of `frames`, null where a part lacks them. Memory holds
-        the result and one batch. Raises UsageError where a column differs in kind between parts or
-        cannot be a key.
+        `unique` keeps the first row per value of that column, `among` only its values of that
+        column. Memory holds the result and one batch. Raises UsageError where a column differs in
+        kind between parts or cannot be a key.
         """
         import polars as pl
 
@@ -261,8 +260,8 @@ class Snapshot:
         """Some columns of every row with its place (`part`, and its number `row` there), in the
         order of writing.
 
-        Holds only these columns in memory; `rows_of` reads the rows. Raises polars'
-        ColumnNotFoundError where no part has a column.
+        Only these columns are held in memory. Raises polars' ColumnNotFoundError where no part has
+        one.
         """
         import polars as pl
 
@@ -352,7 +351,7 @@ class Snapshot:
 
     def append(self, rows: Iterable[Row], schema: pa.Schema, *, key: str | None = None) -> None:
         """Write rows as new atomic parts of at most 1,000, each before more rows are taken. With
-        `key`, skip rows whose value is already there: a killed run wrote them.
+        `key`, skip rows whose value a killed run wrote.
 
         Raises UsageError where the snapshot is finished or the root cannot be written.
         """
@@ -379,11 +378,10 @@ class Snapshot:
     def journal(
         self, schema: pa.Schema, *, rows_per_part: int = PART_ROWS
     ) -> Iterator[Callable[[Row], None]]:
-        """Add rows one by one, each on disk before the call returns; write parts as they fill and
-        at the end.
+        """Add rows one by one, each on disk before the call returns (on remote roots, with its
+        part).
 
-        `recover` saves the rows of a killed process. On a remote root, rows are written part by
-        part only.
+        Parts are written as they fill and at the end; `recover` saves the rows of a killed process.
         """
         self._require_unfinished()
 
@@ -436,9 +434,8 @@ class Snapshot:
     ) -> Snapshot:
         """Write the manifest: the snapshot is then finished and immutable.
 
-        Its `code` is the advisory hash of the stage's logic, which shows changes under the same
-        version. Its `seconds` count from when the finishing process opened the snapshot. `upstream`
-        defaults to those it was planned with.
+        `code` is the advisory hash of the stage's logic, `seconds` those since the finishing
+        process opened the snapshot. `upstream` defaults to the planned ones.
         """
         manifest = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,

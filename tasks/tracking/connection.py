@@ -1,8 +1,7 @@
 """Bounded, quiet connections to MLflow.
 
 Guarantees: a server or database that does not answer is an error within about a minute; environment
-and loggers are restored; an experiment is made once. Later calls may still fail: use `retry_mlflow`
-for idempotent writes.
+and loggers are restored. Later calls may still fail: use `retry_mlflow` for idempotent writes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Write runs to MLflow, each once: pipeline runs with their stages, and ablations with branches as
 they end.
 
-Guarantees: tags identify runs, so replays change nothing; remains of killed attempts never look
-finished and are deleted (restorably) once the run is whole; paths are checked first; MLflow's
-globals are restored. Two processes that write one run at once delete each other's. MLflow's errors
-pass through: see `try_mlflow`.
+Guarantees: tags identify runs, so replays change nothing; killed attempts never look finished, and
+are deleted (MLflow can restore them) once the run is whole; MLflow's globals are restored. Two
+processes that write one run at once delete each other's. MLflow's errors pass through: see
+`try_mlflow`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def registered_version(run_id: str, to: Destination) -> str | None:
 
 
 def _write_once(runs: writing.Runs, record: RunRecord, identity: Mapping[str, str]) -> str:
-    """Find or write the finished run, then delete other attempts and register its adapter, again
-    after a kill."""
+    """Write a run unless a finished one has its tags; then delete the others and register its
+    adapter."""
     attempts = {str(run.info.run_id): run for run in runs.tagged(identity)}
     written = next(
         (

@@ -1,8 +1,7 @@
 """An MLflow run as plain data, independent of MLflow.
 
-Guarantees: file names are distinct, metrics have one meaning, rows of a table have the same
-columns, and only adapters have a registered model. Paths are not checked: see
-`writing.require_paths`.
+Guarantees: distinct file names, one meaning per metric, equal columns in a table's rows. Paths are
+not checked: see `writing.require_paths`.
 """
 
 from __future__ import annotations

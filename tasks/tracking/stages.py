@@ -106,7 +106,6 @@ def _phases(verdicts: Snapshot) -> list[Json]:
 
 
 def curation_record(config: BaseModel, curated: SnapshotRef) -> StageRecord:
-    """Rows by criterion, samples by trace flag, and the refresh's figures."""
     snapshot = curated.open()
     manifest = snapshot.manifest
     metrics = {f"criterion_{name}": count for name, count in manifest["criterion_counts"].items()}
@@ -131,7 +130,6 @@ def curation_record(config: BaseModel, curated: SnapshotRef) -> StageRecord:
 def training_record(
     config: BaseModel, trained: SnapshotRef, curated: DatasetRef | None = None
 ) -> StageRecord:
-    """Every number of the training log by step."""
     snapshot = trained.open()
     manifest, frame = snapshot.manifest, snapshot.read(unique="step").sort("step")
     numbers = {name: manifest[name] for name in TRAINING_METRICS if _is_finite(manifest.get(name))}
@@ -165,7 +163,6 @@ def _is_finite(value: object) -> bool:
 
 
 def base_model_of(config: Any, trained: SnapshotRef) -> str:
-    """The base model, from the snapshot or else the recipe."""
     return str(trained.open().manifest.get("base_model") or config.base_model)
 
 
@@ -193,7 +190,6 @@ def training_headline(trained: SnapshotRef) -> Metrics:
 
 
 def analysis_record(config: BaseModel, analysis: SnapshotRef) -> StageRecord:
-    """Headline numbers with intervals; the findings, the page and its figures as files."""
     snapshot = analysis.open()
     rows: list[dict[str, Cell]] = snapshot.read(unique="name").to_dicts()
     metrics: Json = {}

@@ -1,7 +1,7 @@
 """Write the parts of MLflow runs: values in batches, files, tables, datasets and adapters.
 
-Guarantees: names become what MLflow and every database accept, without collisions; `require_paths`
-finds missing paths; an adapter is registered once. Which runs to write is for `mlflow_sink`.
+Guarantees: MLflow and every database accept the names, which stay distinct; an adapter is
+registered once. `mlflow_sink` decides which runs to write.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Runs(NamedTuple):
                 self.client.log_batch(run_id, **batch)
 
     def add_points(self, run_id: str, series: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """Write the points that a run lacks."""
+        """Add points that are missing."""
         for name, points in series.items():
             history = self.client.get_metric_history(run_id, name)
             known = {(metric.step, metric.value) for metric in history}

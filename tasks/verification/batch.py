@@ -1,9 +1,9 @@
 """`concur verify-batch` without Prefect: candidates in, verdicts and a summary out.
 
-Guarantees: verdicts under `OUT/snapshots` let the same command resume; the `verdicts.parquet` and
-`summary.json` of the last finished command are whole or absent; unusable columns, tasks, languages
-and addresses are refused before writing, rows before verifying; workers started here are stopped.
-Two commands on one OUT do not divide the work.
+Guarantees: the same command resumes from `OUT/snapshots`; `verdicts.parquet` and `summary.json` are
+atomic, of the last finished command; unusable columns, tasks, languages and addresses are refused
+before writing, rows before verifying; workers started here are stopped. Two commands on one OUT do
+not divide the work.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ def verify_batch(
     workers reached and that needed none.
 
     `tasks` is what tasks.sources.tables reads; `language` as `CandidateTable.language` takes it.
-    Raises UsageError for unusable input, DeviceError where the language's device is missing, other
-    EvalErrors where the machine fails, KeyboardInterrupt; after the latter two the same call
-    resumes.
+    Raises UsageError for unusable input, DeviceError without the language's device, other
+    EvalErrors where the machine fails, KeyboardInterrupt; after the last two the same call resumes.
     """
     began_s = time.monotonic()
     if (address := address_of(config.ray_address)) != "local":

@@ -1,8 +1,8 @@
 """Verdicts of several machines as one table.
 
 Guarantees: one row per candidate and GPU; conflicting verdicts and ids of two candidates are
-refused. A verdict that never reached a device is of its set's GPU. Equality of protocols is not
-checked: see `verdict_key` and the manifests.
+refused. Verdicts that reached no device are of their set's GPU. Protocols may differ: see
+`verdict_key` and the manifests.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def _of_one_set(name: str, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _refuse_two(frame: pl.DataFrame, key: list[str], told: list[str], what: str, fix: str) -> None:
-    """Raise UsageError where rows with one key differ in `told`."""
     if not told:
         return
     grouped = frame.select(*key, "_set", _said=pl.struct(told)).group_by(key, maintain_order=True)

@@ -1,9 +1,8 @@
 """Candidates in, verdicts out, each verdict reached once.
 
 Guarantees: one verdict per candidate; verdicts under the same protocol, parsed code and conditions
-(device, driver, CUDA, torch) are reused from any snapshot; a kill loses only the candidates in
-flight; memory holds ids, keys and those. A chunk is the next `chunk_size` verdicts of a stream, so
-none waits for its slowest candidate.
+(device, driver, CUDA, torch) are reused; a kill loses only candidates in flight; memory holds ids,
+keys and those. A chunk is the stream's next `chunk_size` verdicts: none waits for a slow candidate.
 """
 
 from __future__ import annotations
@@ -209,7 +208,6 @@ class Verification:
         return keyed.unique("key", keep="first", maintain_order=True).drop("key")
 
     def _without_verdict(self) -> pl.DataFrame:
-        """Ids and places of candidates without a verdict, by task."""
         wanted = self._candidates.index(PLANNED).unique(
             "candidate_id", keep="first", maintain_order=True
         )
@@ -298,14 +296,12 @@ class Verification:
                 yield verdict
 
     def _end_stream(self) -> None:
-        """Close the stream; the next takes the candidates without a verdict."""
         if self._stream:
             self._stream.close()
         self._stream = None
         self._keys.clear()
 
     def _leave(self) -> None:
-        """Forget the workers of a lost cluster; keep their verdicts."""
         with suppress(Exception):  # no worker may be left to stop
             self._resources.close()
         self._resources, self._pool, self._logged = ExitStack(), None, 0
@@ -313,7 +309,7 @@ class Verification:
         self._joined = ""
 
     def _rows(self, verdict: Verdict) -> Iterator[Json]:
-        """Rows of a verdict and of the candidates that share it."""
+        """Rows of a verdict, for all candidates that share it."""
         key = self._keys.pop(verdict.candidate_id)
         row = verdict.model_dump(mode="json") | {"verdict_key": key}
         for candidate_id in (verdict.candidate_id, *self._same_code.get(key, ())):

@@ -1,8 +1,8 @@
 """Workloads of tasks, counted in confined processes.
 
 Guarantees: task code runs only in a sandboxed child with limits of time and memory, without storage
-where possible; a task that hangs, exits, crashes or takes too much is one `problem` and affects no
-other. A task can lie: it runs in the process that counts.
+where possible; a task's failure is its own `problem`. A task can lie: it runs in the process that
+counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Operator times of task references, each program profiled once per device.
 
-Guarantees: code runs in a confined child with limits of time and memory, one at a time to keep the
-clock undisturbed; failures are rows with a reason; runs resume and profile only new programs. Other
-programs on the machine blur small operators' shares.
+Guarantees: code runs in a confined child with limits of time and memory, one at a time for a quiet
+clock; failures are rows with a reason; runs resume and profile only new programs. Other load on the
+machine blurs small operators.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ class Graph(Record):
 class Workload(Record):
     """What a forward call of a task's reference computes and moves at the declared shapes.
 
-    `operators` are the first 256 outermost torch calls, as in a verdict's `reference_operators`.
-    `flops` are those of matrix products, convolutions and attention by torch's formulas, 2 per
-    multiply-add, and 0 of others. `bytes_min` counts once each input, parameter, buffer and
-    constant that is read, and what is output or changed in place. A reference that could not be run
-    has a `problem` and no numbers; one that could not be traced has no `graph`.
+    `operators` are the first 256 outermost torch calls. `flops` are those of matrix products,
+    convolutions and attention by torch's formulas, 2 per multiply-add, and 0 of others. `bytes_min`
+    counts once each input, parameter, buffer and constant that is read, and what is output or
+    changed in place. A reference that did not run has a `problem` and no numbers; one that was not
+    traced has no `graph`.
     """
 
     task_id: str
@@ -67,10 +67,9 @@ def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> 
     per second.
 
     The roofline model (Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009):
-    memory and arithmetic overlap at best, so the slower bounds. Take the fastest usable unit's
-    `peak_flops`, and `peak_bytes_per_s` of the nearest memory that holds the data between calls.
-    Another algorithm may need fewer operations (Winograd's, or a reference with unused results), so
-    a time below the bound is a reason to look, no proof.
+    the slower of memory and arithmetic bounds. Take the fastest usable unit's `peak_flops`, and
+    `peak_bytes_per_s` of the nearest memory that holds the data between calls. Other algorithms may
+    need fewer operations (Winograd's), so a lower time is a reason to look, no proof.
 
     Raises ValueError for an uncounted workload and non-positive peaks.
     """
@@ -85,8 +84,7 @@ class Profile(Record):
     """Operator times of a forward call at the declared shapes, slowest first.
 
     `total_us` are microseconds of all operators, also beyond the first 64. `clock` is "device" for
-    timed GPU kernels, "cpu" for processor self time. `problem` says why a reference could not be
-    profiled.
+    timed GPU kernels, "cpu" for processor self time. `problem` says why there is no profile.
     """
 
     task_id: str

@@ -1,9 +1,8 @@
 """Numbers of a comparison: scores with intervals, spread of seeds, and paired differences.
 
-Guarantees: seeds are pooled within tasks, so a task counts once; the baseline is the same for all,
-at the same size where possible; p values of one question are corrected together. No interval holds
-the variation between training runs: `scores_by_seed` shows it, and `p_seeds` whether it could make
-the difference.
+Guarantees: seeds are pooled within tasks, so a task counts once; all have one baseline, at the same
+size where possible; p values of one question are corrected together. Intervals leave out the
+variation between training runs: see `scores_by_seed` and `p_seeds`.
 """
 
 from __future__ import annotations
@@ -165,10 +164,9 @@ def _mean(arm: Arm | None, column: str) -> float | None:
 def with_seed_tests(rows: pl.DataFrame, seeds: pl.DataFrame) -> pl.DataFrame:
     """Differences with a test against the seeds' spread, pooled because one strategy has few seeds.
 
-    `spread` is the standard deviation of a share over a strategy's seeds, estimated from all
-    strategies; `p_seeds` is of a two-sided t test, `p_seeds_holm` corrected over strategies. Null
-    where not estimable. Strategies with all or none right in every seed cannot vary and are left
-    out.
+    `spread` is a share's standard deviation over a strategy's seeds, estimated from all that can
+    vary (not all or none right); `p_seeds` is of a two-sided t test, `p_seeds_holm` corrected over
+    strategies. Null where not estimable.
     """
     tests = [_seed_test(row, seeds) for row in rows.iter_rows(named=True)]
     schema = {"spread": pl.Float64, "freedom": pl.Int64, "p_seeds": pl.Float64}

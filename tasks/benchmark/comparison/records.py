@@ -1,8 +1,7 @@
 """A comparison's inputs: branches, reference models and links of an ablation.
 
-Guarantees: records are frozen and validated; passwords in URLs are masked, and links without an
-http(s) address dropped; branches have answers or an error, and distinct names. Referenced snapshots
-may be missing: reading shows it.
+Guarantees: passwords in URLs are masked, and links without an http(s) address dropped; branches
+have answers or an error, and distinct names. Referenced snapshots may be missing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Scores of verdicts: Exec and fast_p at pass@k, and the geometric-mean speedup.
 
 Guarantees: duplicate candidates and mixed devices are refused; tasks with failing references are
-left out; unsupported values are null with a reason. Intervals are over tasks, and may miss the
-truth for few. Rejected kernels are never timed, so fast_p with p > 0 on the track "any" is a lower
-bound. Formulas: docs/explanation/statistics.md.
+left out; unsupported values are null with a reason. Rejected kernels are never timed, so fast_p
+with p > 0 on the track "any" is a lower bound. Formulas: docs/explanation/statistics.md.
 """
 
 from __future__ import annotations

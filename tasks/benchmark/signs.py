@@ -77,9 +77,9 @@ def signs(
     """Every sign shown, models in the order of `scores`, at the smallest k.
 
     `scores` are custom kernels' against eager PyTorch, `levels` the same by level (column `group`),
-    `verdicts` the scored ones, `traces` flags of models' outputs, `training` those of the training
-    set, `single_operator` its samples on single operators and in all. `untrained` is the model
-    before training, whose habits are not blamed on training.
+    `traces` of models' outputs, `training` of the training set, `single_operator` its samples on
+    single operators and in all. `untrained` is the model before training, whose habits are not
+    blamed on training.
     """
     smallest = scores.filter(pl.col("k").is_null() | (pl.col("k") == pl.col("k").min()))
     found = []

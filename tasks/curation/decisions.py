@@ -82,8 +82,8 @@ def _taken_rows(frame: pl.DataFrame, choice: Choice, config: CurationConfig) -> 
 def donors(taken: pl.DataFrame) -> Array:
     """For each sample, the place of the one whose reasoning it gets, never of its own task.
 
-    A permutation: tasks are shuffled whole, and reasonings move on by the largest task's sample
-    count. Raises UsageError where one task has more than half of the samples: then none exists.
+    Tasks are shuffled whole, and reasonings move on by the largest task's sample count. Raises
+    UsageError where one task has more than half of the samples: then no permutation exists.
     """
     if taken.is_empty():
         return np.empty(0, dtype=np.int64)

@@ -24,9 +24,8 @@ def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     """One row per sample in only one set, or in both with another criterion or speedup.
 
     Frames are tasks.tables.DECISIONS; without why_not (published sets) reasons are unknown. Returns
-    candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the side that
-    lacks it, or a constant above), and `COMPARED` as `_old` and `_new`; sorted by task_id and
-    candidate_id.
+    candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the other side,
+    or a constant above), and `COMPARED` as `_old` and `_new`, sorted.
     """
     sides = {"old": _complete(old), "new": _complete(new)}
     taken = pl.concat([side.filter("taken").select(KEYS) for side in sides.values()]).unique(KEYS)

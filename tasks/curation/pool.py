@@ -1,9 +1,8 @@
 """The samples that every strategy chooses from.
 
 Guarantees: all strategies see one pool: correct first-turn samples with reasoning, each once,
-sorted by task_id, sample_index and candidate_id. No Python object per row. Speedups may be
-uncertain: `_unmet` names a failed strict demand. Frames have one row per candidate, with `COLUMNS`
-and perhaps `OPTIONAL`.
+sorted by task_id, sample_index and candidate_id. No Python object per row. Frames have one row per
+candidate, with `COLUMNS` and perhaps `OPTIONAL`.
 """
 
 from __future__ import annotations

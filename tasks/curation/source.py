@@ -2,7 +2,7 @@
 
 Guarantees: only requested columns and struct fields are read, null where missing; candidates appear
 once, in the verdicts' order. Changes nothing. Files must not be written meanwhile. Named paths are
-local; roots may be remote.
+local.
 """
 
 from __future__ import annotations

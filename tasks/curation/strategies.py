@@ -4,10 +4,9 @@ controls.
 The paper took 4,892 samples: (a) 3,934 concise and fast, (b) 414 with a speedup above 5, (c) 544 of
 single operators.
 
-Guarantees: all use one pool (`tasks.curation.pool`), and take each sample and known equal kernel of
-a task once, in an order of data and seed alone. Controls match concur's size by criterion where
-possible (concur_two_correct has fewer by (a)). Neither sizes nor balance are guaranteed: (c) only
-adds single operators, one per task. See docs/explanation/curation.md.
+Guarantees: all use one pool (`tasks.curation.pool`), and take each sample and known equal kernel
+once, in an order of data and seed alone. Controls match concur's size by criterion where possible.
+Neither size nor balance is guaranteed. See docs/explanation/curation.md.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def with_flags(frame: pl.DataFrame, flags: pl.DataFrame | Snapshot) -> pl.DataFr
 def with_operators(frame: pl.DataFrame, workloads: Snapshot | None) -> pl.DataFrame:
     """Add `operators_from`, the source of a task's operators.
 
-    "verdict": executed by the reference during verification. "workload": where a verdict names
-    none, executed on meta tensors to count work; they replace `reference_operators`. Else null.
+    "verdict": those that verification saw executed. "workload", where a verdict names none: those
+    executed on meta tensors to count work, which replace `reference_operators`. Else null.
     """
     if "reference_operators" not in frame.columns:
         if workloads is None:
@@ -132,8 +132,8 @@ def curated_rows(
 ) -> pl.DataFrame:
     """tasks.tables.CURATED of what `curate` took, in order.
 
-    `texts` has candidate_id and any of `TEXTS`; `named` task_id, task_name, task_code, entry_point.
-    Moved reasoning comes from its original candidate.
+    `texts` has candidate_id and any of `TEXTS`; `named` is of `named_tasks`. Moved reasoning comes
+    from its original candidate.
     """
     absent = (
         {} if "reasoning_from" in taken.columns else {"reasoning_from": pl.lit(None, pl.String)}

@@ -1,8 +1,8 @@
 """Push published folders to the Hugging Face hub, with the revision as a tag.
 
-Guarantees: nothing is sent without a token, from changed folders, or to public repositories unless
-asked; existing revisions are not sent again; stale files go in the same commit; the token is in no
-message, log or record. An interrupted push may leave a commit: push again.
+Guarantees: nothing is sent without a token, from changed folders, twice, or to public repositories
+unless asked; stale files go in the same commit; the token is in no message, log or record. An
+interrupted push may leave a commit: push again.
 """
 
 from __future__ import annotations

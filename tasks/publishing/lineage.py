@@ -76,8 +76,7 @@ def analysis_of(line: Lineage) -> Snapshot | None:
 
 def find_curated(root: str, name: str | None = None) -> SnapshotRef:
     """A curated snapshot by directory or, under `root`, by a prefix of its fingerprint; by default
-    the newest finished, of strategy `concur` if possible. Raises UsageError where none or several
-    match."""
+    the newest finished, of `concur` if possible. Raises UsageError where none or several match."""
     if name:
         return find_snapshot(root, name, CURATION)
     sets = newest_first(root, CURATION)

@@ -1,13 +1,11 @@
 """A curated snapshot as a folder that `datasets.load_dataset`, polars and DuckDB read without our
 code.
 
-Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/...` for other
-configurations, `README.md` (the card), and `publication.json`: origin, revision, and files'
-SHA-256.
+Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/...`, `README.md`
+(the card), and `publication.json`: origin, revision, and files' SHA-256.
 
 Guarantees: folders are atomic; only an earlier publication is replaced; equal snapshots, options
-and code give equal bytes and revision. Two processes that publish to one place may not both
-succeed.
+and code give equal bytes and revision. Concurrent publications to one place may fail.
 """
 
 from __future__ import annotations

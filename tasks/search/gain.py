@@ -1,15 +1,15 @@
 """A winner's gain over its start, from fresh measurements of both. Pure.
 
-The search's own number is too high: the best of noisy measurements is partly luck (winner's curse).
-Both are therefore verified `rounds` more times, in turn, each in its own process, in pairs with the
+The search's own number is too high: the best of noisy measurements is partly luck. Both are
+therefore verified `rounds` more times, in turn, each in its own process, in pairs with the
 reference. With speedups s_i of the start and w_i of the winner, each with a 95 % interval of half
 width h on the log scale,
 
     log gain = mean(log w_i) - mean(log s_i),   se^2 = sum of (h_i / 1.96)^2 / rounds^2,
 
 or, if larger, the variance of log w_i - log s_i over the rounds / rounds; the interval is gain *
-exp(+-1.96 se) (independent estimates: Altman and Bland, BMJ 326, 2003, p. 219). Verdict intervals
-hold the spread between processes (kernels_eval.judge.timing.widened).
+exp(+-1.96 se) (Altman and Bland, BMJ 326, 2003, p. 219). Verdict intervals hold the spread between
+processes (kernels_eval.judge.timing.widened).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Tunable numbers in a kernel's native source (string literals of its module), found by syntax.
 
-These are block sizes at launches (literals and named constants), constants and template arguments
-with a tuning name, `#pragma unroll`, `#pragma GCC unroll`, `__launch_bounds__`, and `for` loops
-without a pragma.
+These are block sizes at launches, constants and template arguments with a tuning name, unroll
+pragmas, `__launch_bounds__`, and `for` loops without a pragma.
 
-Guarantees: comments, strings and other numbers stay; equal numbers of one meaning change together,
-across kernels too (block size, its grid, a shared array of that extent, `__launch_bounds__`). Only
-the verifier shows whether a changed kernel is right.
+Guarantees: other text stays; equal numbers of one meaning change together, across kernels too
+(block size, its grid, a shared array of that extent, `__launch_bounds__`). Only the verifier shows
+whether a changed kernel is right.
 """
 
 from __future__ import annotations

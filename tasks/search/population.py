@@ -1,10 +1,9 @@
 """One task's population: members, breeding, operators and budget. Pure: verdicts in, plans out.
 
 Islands breed apart, except for migrants. Each keeps the fastest member per cell (MAP-Elites,
-arXiv:1504.04909): speed, usage and length in powers of two. Parents win tournaments of two. UCB1
-chooses operators (Auer, Cesa-Bianchi and Fischer 2002, theorem 1): highest mean reward +
-EXPLORATION sqrt(2 ln n / n_j) (the paper's weight is 1); a reward is log2(child's speed / fastest
-parent's) within [0, 1], 0 for an incorrect child.
+arXiv:1504.04909). Parents win tournaments of two. UCB1 chooses operators (Auer, Cesa-Bianchi and
+Fischer 2002, theorem 1): highest mean reward + EXPLORATION sqrt(2 ln n / n_j) (the paper's weight
+is 1); a reward is log2(child's speed / fastest parent's) within [0, 1], 0 for an incorrect child.
 
 Guarantees: plans depend on configuration, task, generation and earlier members alone.
 """

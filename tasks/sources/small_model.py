@@ -97,8 +97,8 @@ def build_small_model(
 ) -> Path:
     """Build or reuse the model in `directory`; return it.
 
-    `texts` train the tokenizer: give what the model will read (prompts, reasoning, code). Raises
-    UsageError for no texts, other content in the directory, or one that cannot be written.
+    `texts` train the tokenizer, so give what the model will read. Raises UsageError for no texts,
+    other content in the directory, or one that cannot be written.
     """
     config = config or SmallModelConfig()
     directory = Path(directory)

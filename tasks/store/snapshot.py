@@ -3,7 +3,7 @@
 Layout: `<root>/<stage>/<fingerprint>/part-*.parquet`, a stage's own files, and `manifest.json`,
 written last.
 
-Guarantees: parts and manifests are atomic; a snapshot with a manifest never changes; one without is
+Guarantees: parts and manifests are atomic; with a manifest a snapshot never changes; without, it is
 resumed, each row there once after any kill. Two processes that fill one may both write a row;
 readers keep the first per key.
 """

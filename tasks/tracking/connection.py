@@ -105,9 +105,9 @@ def _is_database(uri: str) -> bool:
 class Destination(NamedTuple):
     """Where runs are written.
 
-    `tracking_uri` is `sqlite:///...`, another database or an http(s) server. `artifact_root` (a
-    directory or URL) is for new experiments; None leaves it to a server, or means `mlartifacts`
-    beside a SQLite file.
+    `tracking_uri` is `sqlite:///...`, another database or an http(s) server. `artifact_root`
+    (directory or URL) is for new experiments; None: the server's, or `mlartifacts` beside a SQLite
+    file.
     """
 
     tracking_uri: str
@@ -205,8 +205,7 @@ def retry_mlflow(
 ) -> T:
     """Return what `write` returns, calling it again while a tracking server is away.
 
-    `write` must be idempotent. Databases are opened once. Raises the last error of `write`;
-    refusals are not retried.
+    `write` must be idempotent. Databases are opened once. Raises the last error of `write`.
     """
     served = tracking_uri.startswith(("http://", "https://"))
     return retry_until_back(
@@ -225,11 +224,8 @@ def try_mlflow(
     log: Callable[[str], None],
     failed: Callable[[str], None],
 ) -> T | None:
-    """`retry_mlflow`, but an error becomes one line for `failed` and None is returned.
-
-    The snapshots are complete, so the run continues, and the same command can write to MLflow
-    later.
-    """
+    """`retry_mlflow`, but an error becomes one line for `failed` and None is returned: the
+    snapshots are complete, and can be written to MLflow later."""
     try:
         return retry_mlflow(tracking_uri, write, log)
     except Exception as error:

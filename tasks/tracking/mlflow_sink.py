@@ -2,9 +2,8 @@
 they end.
 
 Guarantees: tags identify runs, so replays change nothing; killed attempts never look finished, and
-are deleted (MLflow can restore them) once the run is whole; MLflow's globals are restored. Two
-processes that write one run at once delete each other's. MLflow's errors pass through: see
-`try_mlflow`.
+are deleted once the run is whole; MLflow's globals are restored. Two processes that write one run
+at once delete each other's. MLflow's errors pass through: see `try_mlflow`.
 """
 
 from __future__ import annotations

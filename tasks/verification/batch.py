@@ -1,9 +1,8 @@
 """`concur verify-batch` without Prefect: candidates in, verdicts and a summary out.
 
 Guarantees: the same command resumes from `OUT/snapshots`; `verdicts.parquet` and `summary.json` are
-atomic, of the last finished command; unusable columns, tasks, languages and addresses are refused
-before writing, rows before verifying; workers started here are stopped. Two commands on one OUT do
-not divide the work.
+atomic; bad columns, tasks, languages and addresses are refused before writing, rows before
+verifying; workers started here are stopped. Two commands on one OUT do not divide the work.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ def verify_batch(
     """Verify a table's candidates. Returns `summary` and `this_run`: seconds, and verdicts that
     workers reached and that needed none.
 
-    `tasks` is what tasks.sources.tables reads; `language` as `CandidateTable.language` takes it.
-    Raises UsageError for unusable input, DeviceError without the language's device, other
-    EvalErrors where the machine fails, KeyboardInterrupt; after the last two the same call resumes.
+    `tasks` is what tasks.sources.tables reads. Raises UsageError for unusable input, DeviceError
+    without the language's device, other EvalErrors where the machine fails, KeyboardInterrupt;
+    after the last two the same call resumes.
     """
     began_s = time.monotonic()
     if (address := address_of(config.ray_address)) != "local":

@@ -1,8 +1,8 @@
 """Candidates in, verdicts out, each verdict reached once.
 
-Guarantees: one verdict per candidate; verdicts under the same protocol, parsed code and conditions
-(device, driver, CUDA, torch) are reused; a kill loses only candidates in flight; memory holds ids,
-keys and those. A chunk is the stream's next `chunk_size` verdicts: none waits for a slow candidate.
+Guarantees: one verdict per candidate, reused under the same protocol, parsed code and conditions
+(device, driver, CUDA, torch); a kill loses only candidates in flight; memory holds ids and keys. A
+chunk is the stream's next `chunk_size` verdicts: none waits for a slow candidate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Numbers of a comparison: scores with intervals, spread of seeds, and paired differences.
 
-Guarantees: seeds are pooled within tasks, so a task counts once; all have one baseline, at the same
-size where possible; p values of one question are corrected together. Intervals leave out the
-variation between training runs: see `scores_by_seed` and `p_seeds`.
+Guarantees: seeds are pooled within tasks, so a task counts once; all have one baseline; p values of
+one question are corrected together. Intervals leave out the variation between training runs: see
+`scores_by_seed` and `p_seeds`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Compared:
 def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
     """An ablation's numbers, from its branches' verdicts; none without a finished branch.
 
-    Raises UsageError for missing verdicts, ones that scoring refuses (two devices, say), and a
-    baseline that is no strategy of the ablation.
+    Raises UsageError for missing verdicts, ones that scoring refuses, and a baseline that is no
+    strategy of the ablation.
     """
     known = {branch.strategy for branch in ablation.branches}
     if ablation.baseline is not None and ablation.baseline not in known:

@@ -40,8 +40,8 @@ def grouped_scores(
     """Custom kernels' scores by task group (`by`, `group`), and whose reasoning lengths make the
     thirds.
 
-    Groups are levels (if several), operator kinds and families, and length thirds. `frame` holds
-    the verdicts of `answers`.
+    Groups are levels (if several), operator kinds and families, and thirds. `frame` holds the
+    verdicts of `answers`.
     """
     tasks = suite.open().read(columns=["task_id", "level"], unique="task_id")
     members = {}

@@ -28,9 +28,9 @@ def analyze_table(
 ) -> Json:
     """Write the observations' report to `out`; return them and the report's path.
 
-    Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without
-    any, the newest verdicts under `root` are read as by `tasks.curation.source.Source`. Raises
-    UsageError for unusable paths, tables and columns, and where no sample can be analysed."""
+    A path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without any,
+    the newest verdicts under `root` are read. Raises UsageError for unusable paths, tables and
+    columns, and where no sample can be analysed."""
     from tasks.curation.source import Source
     from tasks.observe.observations import observe
     from tasks.observe.page import write

@@ -1,7 +1,7 @@
 """Prefect artifacts of a flow: links, tables and the snapshots it made.
 
 Guarantees: a failure is one warning in the run's log; a restarting server is waited for; table
-cells hold no markup. Does not sanitise Markdown: its author does. Call inside a flow."""
+cells hold no markup. Does not sanitise Markdown. Call inside a flow."""
 
 from __future__ import annotations
 
@@ -80,7 +80,6 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
 
 
 def show_candidates(config: PipelineConfig) -> None:
-    """Write the viewer of the root's candidates, and show where it is."""
     with warn_on_error("the viewer of candidates"):
         from flows.view import write_view
 
@@ -111,7 +110,6 @@ def run_url(
 
 
 def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
-    """Table of a run's snapshots and their places."""
     with warn_on_error("the table of snapshots"):
         opened = {name: ref.open() for name, ref in refs.items() if ref}
         rows = [
@@ -145,7 +143,6 @@ def show_log(key: str, trained: SnapshotRef, columns: Sequence[str], description
 
 
 def show_scores(scores: pl.DataFrame) -> None:
-    """Exec and fast_1 of every model with 95 % intervals."""
     shown = scores.filter(
         pl.col("metric").is_in(["exec", "fast_1"]), pl.col("value").is_not_null()
     ).filter(track="custom_kernel")

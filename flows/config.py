@@ -1,7 +1,7 @@
 """PipelineConfig: all stages' configuration, read once from a profile and passed on frozen.
 
-Guarantees: importing loads none of torch, ray, trl, vllm, mlflow or prefect; an unknown key, wrong
-type or out-of-range value is one UsageError that names the key and the nearest right one."""
+Guarantees: imports none of torch, ray, trl, vllm, mlflow or prefect; a wrong key, type or value is
+one UsageError that names the key and the nearest right one."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ def shipped_dir(kind: str) -> Path:
 
 
 def shipped_names(kind: str) -> list[str]:
-    """Names of the files in `shipped_dir`."""
     return sorted(path.stem for path in shipped_dir(kind).glob("*.yaml"))
 
 
@@ -111,7 +110,6 @@ def own_profiles() -> dict[str, Path]:
 
 
 def profile_names() -> list[str]:
-    """Names of shipped profiles and a user's own."""
     return sorted({*shipped_names("profiles"), *own_profiles()})
 
 
@@ -119,9 +117,7 @@ def load_profile(
     profile: str = "local", overrides: Iterable[str] = (), values: Row | None = None
 ) -> PipelineConfig:
     """Read a profile by name or path, set `values` (by dotted key), then apply `key.path=value`
-    overrides (values are YAML).
-
-    Raises UsageError for a missing profile, invalid YAML, an unknown key or an illegal value."""
+    overrides (values are YAML). Raises UsageError for what is missing, unknown or illegal."""
     data = read_profile(profile)
     for key, value in (values or {}).items():
         put(data, key, value)
@@ -135,9 +131,7 @@ def read_profile(profile: str) -> Json:
 
 def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
     """A strategy by name, or from a YAML file with keys of `curation`, with `key=value` overrides
-    (values are YAML). One without a shipped file has the default thresholds.
-
-    Raises UsageError as `load_profile` does."""
+    (values are YAML); default thresholds without a file. Raises UsageError."""
     known = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
     plain = name in known and name not in shipped_names("strategies")
     data = {"strategy": name} if plain else _read("strategy", "strategies", name)
@@ -145,7 +139,6 @@ def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
 
 
 def _read(what: str, kind: str, name: str) -> Json:
-    """Keys of a YAML file, by path or shipped name."""
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
     path = own_profiles().get(name, path) if kind == "profiles" else path

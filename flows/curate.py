@@ -1,8 +1,7 @@
 """Training sets by strategies from existing verdicts, and why a candidate is in one.
 
 Guarantees: nothing is verified or sampled; rules are a refresh's (`tasks.curation.strategies`);
-only written samples' texts are read; files in `--out` are complete or absent. Does not write
-snapshots."""
+files in `--out` are complete or absent. Does not write snapshots."""
 
 from __future__ import annotations
 
@@ -54,7 +53,6 @@ class Choice:
         self.frame = self.source.deciding(flags=any(each.exclude_flags for each in self.configs))
 
     def name(self, config: CurationConfig) -> str:
-        """Name of a set of this configuration."""
         return f"{config.strategy}-{config.size}" if self.sized else config.strategy
 
     def frame_for(self, config: CurationConfig) -> pl.DataFrame:
@@ -85,12 +83,12 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     """Make training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`
     with their counts and composition.
 
-    Lengths are tokens, speedups ratios (medians of the set). With `out`, each set is written to
-    `DIR/NAME.parquet` (`NAME-SIZE.parquet` with sizes), decisions on all candidates to
-    `DIR/NAME.decisions.parquet`, the result to `DIR/curation.json`, with a table and a figure
-    (`flows.set_figures`). Raises UsageError, leaving DIR as it was, for unusable input, where no
-    strategy takes anything, and where two sets would be one file. Of several strategies, one that
-    cannot move reasoning between tasks has a `problem` and no samples."""
+    Lengths are tokens, speedups ratios (medians). With `out`, writes `DIR/NAME.parquet`
+    (`NAME-SIZE.parquet` with sizes), all decisions to `DIR/NAME.decisions.parquet`, the result to
+    `DIR/curation.json`, and a table and a figure (`flows.set_figures`). Raises UsageError, leaving
+    DIR as it was, for unusable input, where no strategy takes anything, and where two sets would be
+    one file. Of several strategies, one that cannot move reasoning between tasks has a `problem`
+    and no samples."""
     from flows.set_figures import SetFigures
     from tasks.curation.stage import nothing_taken, operators_from
     from tasks.tables import CORRECT

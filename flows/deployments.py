@@ -1,8 +1,7 @@
-"""The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, links and tables
-out.
+"""The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, artifacts out.
 
-Guarantees: a form is checked first, and an unusable one ends the run with one sentence; progress
-and reports belong to the started run; flows that need devices queue for them (`devices`)."""
+Guarantees: an unusable form ends the run first, with one sentence; progress and reports belong to
+the started run; flows that need devices queue (`devices`)."""
 
 from __future__ import annotations
 
@@ -210,10 +209,8 @@ def weekly_ablations(
 
 
 def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
-    """Check that these parts of a configuration can run here, and return it.
-
-    Waits for a restarting Ray head; from here on the run outlives its worker. Raises UsageError,
-    DeviceError or ClusterError where the configuration cannot run."""
+    """Check that these parts of a configuration can run here, and return it. Waits for a restarting
+    Ray head; then the run outlives its worker. Raises UsageError, DeviceError or ClusterError."""
     write_to_log()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -245,9 +242,8 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
     disturb each other.
 
     On a named Ray cluster, which assigns GPUs itself, `workers` slots are held (None: all);
-    elsewhere all, because two Rays of one machine both begin with its first GPU. A missing limit is
-    made with a slot per GPU; a user's own is kept. A killed run's slots are freed when their lease
-    ends, after five minutes."""
+    elsewhere all, because two Rays of one machine both begin with its first GPU. A missing limit
+    gets a slot per GPU; a user's own is kept. A killed run's slots are freed after five minutes."""
     log = get_run_logger()
     slots = _slots()
     if slots == 0:

@@ -32,9 +32,9 @@ def diff_sets(root: str, old: str, new: str) -> Json:
     """Compare two sets, each a published folder, a curated snapshot's directory, or a fingerprint
     under `root`.
 
-    Returns `sets` (label, date, rows and tasks), `settings` that differ, `reasons` (counts by
-    change and reason), `tasks` gained and lost, and `samples` (rows of
-    `tasks.curation.diff.changes`). Raises UsageError for anything else."""
+    Returns `sets` (label, date, rows and tasks), differing `settings`, `reasons` (counts by change
+    and reason), `tasks` gained and lost, and `samples` (`tasks.curation.diff.changes`). Raises
+    UsageError for anything else."""
     sides = {"old": _side(root, old), "new": _side(root, new)}
     rows = changes(sides["old"].decisions, sides["new"].decisions)
     tasks = {name: set(_taken(side)["task_id"]) for name, side in sides.items()}
@@ -85,7 +85,6 @@ def _summary(side: Side) -> Json:
 
 
 def _settings(old: Json, new: Json) -> list[Json]:
-    """Differing settings, versions and counts, as text."""
     found = []
     for stage in STAGES:
         before, after = (_texts(facts.get(stage)) for facts in (old, new))

@@ -88,7 +88,6 @@ def runnable(checks: list[Check]) -> bool:
 
 
 def check_of(probe: Probe) -> Check:
-    """Make one line of the table."""
     fix = ""
     try:
         found = probe.look()

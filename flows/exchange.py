@@ -1,9 +1,8 @@
-"""Verdicts to and from other suites: KernelBench runs, traces of FlashInfer-Bench and
-SOL-ExecBench, single-kernel packages.
+"""Verdicts to and from KernelBench runs, traces of FlashInfer-Bench and SOL-ExecBench, and
+single-kernel packages.
 
 Guarantees: what a form cannot hold is counted with its reason; folders with other files are not
-written to; task programs run only in the sandbox. Does not guarantee that other harnesses judge
-alike."""
+written to; task programs run only in the sandbox."""
 
 from __future__ import annotations
 
@@ -135,13 +134,11 @@ def _record(kind: type[Kind], row: Row) -> Kind:
 
 
 def _without_nulls(row: Row) -> Json:
-    """A row without nulls, in structs too."""
     plain = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in row.items()}
     return {name: value for name, value in plain.items() if value not in (None, {})}
 
 
 def _table(sources: Sequence[str], target: Path, candidates: str | None, root: str) -> Json:
-    """One table of verdicts from another harness, or merged from several sets."""
     sets, left_out = {}, Counter[str]()
     for source in dict.fromkeys(sources):
         place = Path(source).expanduser()
@@ -228,7 +225,6 @@ def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row
 
 
 def _package_of_file(source: str, target: Path, options: Row) -> Json:
-    """A package of a file's candidate and its task."""
     task, candidate = read_pair(options["task"], source, options["language"], _unsaid)
     if candidate.code is None:
         raise UsageError(f"{source} does not define ModelNew", "give a file with ModelNew")
@@ -254,7 +250,6 @@ def _packed(
 
 
 def _harbor(source: str | None, target: Path, options: Row) -> Json:
-    """Write a folder per task, with synthesis's prompt."""
     if source is None:
         raise UsageError("no tasks are named", "concur export TASKS --as harbor --out DIR")
     language = Language(options["language"] or "cpp")
@@ -264,7 +259,6 @@ def _harbor(source: str | None, target: Path, options: Row) -> Json:
 
 
 def _kernelbench(found: Iterator[Judged], target: Path) -> Json:
-    """Write one run folder per model and level, or the folder itself for one of both."""
     runs: dict[tuple[str, str], list[tuple[int, Judged]]] = {}
     left_out: Counter[str] = Counter()
     for each in found:
@@ -298,7 +292,6 @@ def _kernelbench(found: Iterator[Judged], target: Path) -> Json:
 def _traces(
     found: Iterator[Judged], target: Path, suite: Suite, interface: Ask, tasks: str | None
 ) -> Json:
-    """Write a trace set, with definitions from `tasks` if that is one, else made of the tasks."""
     now, libs = datetime.now(UTC).isoformat(), {"concur_protocol": str(PROTOCOL_VERSION)}
     place = Path(tasks).expanduser() if tasks else None
     held, made = TraceSet(place if place and is_trace_set(place) else None), TraceSet()

@@ -1,8 +1,8 @@
 """Garbage collection of snapshots by their manifests.
 
-Kept are each stage's newest, young ones, and what kept ones name. Guarantees: removes nothing
-without `delete` or while a run works; follows no link; products go before their sources, and a
-snapshot is whole or gone, however the process is killed."""
+Keeps each stage's newest, young ones, and what kept ones name. Guarantees: removes nothing without
+`delete` or while a run works; follows no link; products go before sources, each snapshot whole or
+gone."""
 
 from __future__ import annotations
 
@@ -125,7 +125,6 @@ def scan(root: Path) -> list[Stored]:
 
 
 def _stored(folder: Path) -> Stored | None:
-    """A folder's snapshot, or None."""
     stage, fingerprint = folder.parent.name, folder.name
     files = [path.lstat() for path in (folder, *folder.rglob("*"))]
     changed_s = max(found.st_mtime for found in files)
@@ -168,7 +167,6 @@ def _home(root: str) -> Path:
 
 
 def _discard(home: Path, going: list[Stored]) -> None:
-    """Move snapshots to the trash, in this order."""
     trash = home / TRASH
     if trash.is_symlink():
         raise UsageError(f"{trash} is a link", "remove it: gc moves nothing out of its workspace")

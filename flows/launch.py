@@ -114,8 +114,7 @@ def _whole_line(config: PipelineConfig) -> Json:
 
 def start_server_apart() -> None:
     """Start the embedded server with Ctrl-C blocked, which a child inherits: a run whose server is
-    gone tries for over a minute to report its end. The server ends with this process, signals
-    included."""
+    gone tries for over a minute to report its end. The server ends with this process."""
     import psutil
     from prefect.client.orchestration import get_client
 

@@ -1,8 +1,8 @@
 """Checks before a run of what would fail at its end: tasks, endpoint, tokenizers, models and their
 GPU memory.
 
-Guarantees: each check is a sentence or an EvalError with its fix; nothing is written under the
-root. Only weights are compared with a GPU's memory; undownloaded models have no known size."""
+Guarantees: each check is a sentence or an EvalError with its fix; writes nothing under the root.
+Compares only weights with a GPU's memory."""
 
 from __future__ import annotations
 

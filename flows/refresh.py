@@ -163,7 +163,6 @@ def _observed(
 
 
 def draw_figures(refreshed: Refreshed, strategy: str) -> None:
-    """Draw verdicts and training set: files beside its table, and an artifact."""
     files = draw_curated(strategy, refreshed.curated, refreshed)
     if text := tables_of(files):
         create_markdown_artifact("training-set", text, "What the training set holds")

@@ -129,7 +129,6 @@ def of_training(
 
 
 def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> Json:
-    """(first step, last step) of a finished reinforcement's numbers, and the adapter's place."""
     snapshot = reinforced.open()
     log = snapshot.read(unique="step").sort("step")
     return {

@@ -53,7 +53,6 @@ def write_report(
 def report_context(
     config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked
 ) -> ReportContext:
-    """Return the report's content as plain data."""
     training, scores = trained.open(), benchmarked.scores.open()
     curated = refreshed.curated.open()
     answers = answers_frame(list(benchmarked.answers))
@@ -81,7 +80,6 @@ def report_context(
 
 
 def _candidates(refreshed: Refreshed) -> Json:
-    """Context fields from the training tasks' verdicts. No text is read."""
     frame = refreshed.verdicts.open().read(columns=OF_VERDICTS, unique="candidate_id")
     profiles = refreshed.profiles
     return {
@@ -95,7 +93,6 @@ def _candidates(refreshed: Refreshed) -> Json:
 
 
 def _analysis(refreshed: Refreshed) -> Json:
-    """Context fields from the analysis of reasoning length."""
     if not refreshed.analysis:
         return {"findings_bounded_by": refreshed.cautions}
     found = found_in(refreshed.analysis)
@@ -109,7 +106,6 @@ def _analysis(refreshed: Refreshed) -> Json:
 def _scored(
     config: PipelineConfig, refreshed: Refreshed, benchmarked: Benchmarked, answers: pl.DataFrame
 ) -> Json:
-    """Context fields from the benchmark."""
     ks = config.benchmark.ks
     models = {answer.model for answer in benchmarked.answers}
     tuned = {"base", "tuned"} <= models
@@ -148,7 +144,6 @@ def _scored(
 def _notes(
     refreshed: Refreshed, training: Json, benchmarked: Benchmarked, answers: pl.DataFrame
 ) -> Iterator[str]:
-    """Failures and omissions, a sentence each."""
     if refreshed.analysis:
         yield from refreshed.cautions
     if dropped := training.get("dropped"):
@@ -163,7 +158,6 @@ def _flagged(texts: Iterator[tuple[str, str]]) -> Iterator[pl.DataFrame]:
 
 
 def _snapshots(refreshed: Refreshed) -> dict[str, Json]:
-    """Existing snapshots of a refresh, by name."""
     return {
         name: value for name, value in refreshed.model_dump().items() if isinstance(value, dict)
     }

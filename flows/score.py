@@ -53,11 +53,11 @@ def score_table(
 ) -> Json:
     """Return `tasks.benchmark.score_table.tabulate` of verdicts on disk.
 
-    Places are as in `tasks.curation.source.Source`. A model is the candidates' `generator` (or
-    column `model`), else `label`; verdicts of `concur verify-batch` name it themselves. Levels come
-    from `tasks` (as in tasks.sources.tables.load), the tasks' snapshot, or KernelBench's ids.
-    Raises UsageError for unreadable input, duplicate candidates, tasks missing from `tasks`, and
-    verdicts of several devices without a choice by `device`."""
+    A model is the candidates' `generator` (or column `model`), else `label`; verdicts of `concur
+    verify-batch` name it themselves. Levels come from `tasks` (as in tasks.sources.tables.load),
+    the tasks' snapshot, or KernelBench's ids. Raises UsageError for unreadable input, duplicate
+    candidates, tasks missing from `tasks`, and verdicts of several devices without a choice by
+    `device`."""
     known_ks = parsed_numbers(ks, "--k", int)
     known_ps = parsed_numbers(ps, "--p", float)
     if candidates and not verdicts:
@@ -89,14 +89,12 @@ def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
 
 
 def _names_models(verdicts: str) -> bool:
-    """Whether these are verify-batch's verdicts: its folder, or the table in there."""
     path = Path(verdicts).expanduser()
     file = path / "verdicts.parquet" if path.is_dir() else path
     return file.is_file() and {"generator", "row"} <= set(columns_of(file))
 
 
 def _read(source: Source, label: str | None) -> pl.DataFrame:
-    """A row per verdict with the columns for scoring; missing ones are null."""
     frame = source.verdict_rows(OF_VERDICTS, OF_CANDIDATES, NEEDED)
     absent = {name: kind for name, kind in ABSENT.items() if name not in frame.columns}
     named = [pl.col(name) for name in ("generator", "model") if name in frame.columns]
@@ -120,7 +118,6 @@ def _of_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.DataFr
 
 
 def _levels(wanted: set[str], source: Source, tasks: str | None) -> dict[str, int]:
-    """Level of every task that has one."""
     found: dict[str, int | None]
     if tasks is not None:
         found = {task.task_id: task.level for task in load(tasks, wanted)}

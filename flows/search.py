@@ -203,6 +203,5 @@ def _verdict(verdicts: Snapshot, candidate_id: str) -> Verdict:
 
 
 def summary_of(searched: Searched) -> Json:
-    """Results of a finished search, and its place."""
     refs = {name: ref.fingerprint for name, ref in searched}
     return {**searched.improved.open().manifest["search"], "snapshots": refs}

@@ -230,7 +230,6 @@ def destination_of(config: PipelineConfig) -> Destination:
 
 
 def tags_of(config: PipelineConfig, **more: str) -> dict[str, str]:
-    """Tags of a configuration's runs."""
     viewer = f"{config.root}/view/index.html"
     return {
         "language": config.language.value,
@@ -241,7 +240,6 @@ def tags_of(config: PipelineConfig, **more: str) -> dict[str, str]:
 
 
 def _note(metrics: Metrics, form: str) -> dict[str, str]:
-    """A run's description: headline numbers."""
     said = [f"{name} {value:{form}}" for name, value in metrics.items() if value is not None]
     return {NOTE_TAG: ", ".join(said)}
 
@@ -256,7 +254,6 @@ def _fingerprints(refreshed: Refreshed, *made: SnapshotRef) -> list[str]:
 
 
 def dataset_of(config: PipelineConfig, curated: SnapshotRef) -> DatasetRef:
-    """A curated set as an input of runs."""
     return DatasetRef(f"{config.name}-curated", str(curated.open().path), curated.fingerprint)
 
 

@@ -84,7 +84,6 @@ def of_line(
 
 
 def summary_of(config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef) -> Json:
-    """Results of a finished training, and its adapter's place."""
     snapshot, adapter = trained.open(), adapter_of(trained)
     manifest = snapshot.manifest
     facts = check_adapter(adapter)

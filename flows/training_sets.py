@@ -70,7 +70,6 @@ def rule_of(config: PipelineConfig, strategy: str, size: int | None) -> Curation
 def show_training_sets(
     samples: Samples, made: dict[str, SnapshotRef], problems: Sequence[UsageError]
 ) -> None:
-    """Show each set's choice, place and content."""
     table = [row_of(name, ref) for name, ref in made.items()]
     table += [{"strategy": "not made", "samples": "-", "taken": str(each)} for each in problems]
     about = f"Training sets of the verdicts {samples.verdicts.fingerprint}"

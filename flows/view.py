@@ -1,8 +1,7 @@
 """Candidates of a root, a snapshot or a table of verdicts, as a static site.
 
-Guarantees: changes only the site's folder; reads texts a few hundred at a time; skips an unchanged
-site. A root shows its newest training set's and benchmark's verdicts. Does not guarantee that
-models of different sets compare."""
+Guarantees: changes only the site's folder; skips an unchanged site; reads few texts at once. Shows
+a root's newest training set and benchmark. Scores of different sets do not compare."""
 
 from __future__ import annotations
 
@@ -71,10 +70,10 @@ def write_view(
 ) -> Json:
     """Write the site; return its page and the verdicts shown.
 
-    `place` is a root, a folder of `concur verify-batch`, or verdicts as in
-    `tasks.curation.source.Source`; `tasks` is as in `tasks.sources.tables.load`. Default `out`: the
-    folder `view` in the root or folder, else in the working directory. Raises UsageError for what
-    cannot be read or written."""
+    `place` is a root, a folder of `concur verify-batch`, or verdicts for
+    `tasks.curation.source.Source`; `tasks` is for `tasks.sources.tables.load`. Default `out`:
+    `view` in the root or folder, else in the working directory. Raises UsageError for what cannot
+    be read or written."""
     root = _root(place)
     if not (root or glob(place)):
         raise UsageError(f"{place} does not exist", "name a root, a snapshot's folder or Parquet")
@@ -98,13 +97,11 @@ def write_view(
 
 
 def _root(place: str) -> str | None:
-    """The root that a place is or holds, or None."""
     found = (path for path in (Path(place), Path(place, "snapshots")) if path.is_dir())
     return next((str(path) for path in found if (path / "verification").is_dir()), None)
 
 
 def _run_name(root: str | None) -> str:
-    """Name of the newest recorded run, or empty."""
     from flows.morning.history import refreshes
 
     recorded = refreshes(root) if root else []
@@ -112,7 +109,6 @@ def _run_name(root: str | None) -> str:
 
 
 def _sources(root: str) -> list[tuple[str, Source]]:
-    """Verdicts on training tasks and the newest benchmark's, each with the set's name."""
     if not newest_first(root, "verification"):
         raise UsageError(
             f"there is no finished verification snapshot under {root}",
@@ -128,7 +124,6 @@ def _sources(root: str) -> list[tuple[str, Source]]:
 
 
 def _training_sets(source: Source) -> dict[str, Snapshot]:
-    """Each strategy's newest training set of these verdicts."""
     if isinstance(source.verdicts, Files):
         return {}
     return {
@@ -204,7 +199,6 @@ def _told(name: str, source: Source, codes: Mapping[str, str]) -> pl.DataFrame:
 
 
 def _marked(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
-    """Each candidate once, with the strategies that took it and all flags."""
     schema = {"candidate_id": pl.String(), "strategies": pl.String()}
     taken = [
         each.read(columns=["candidate_id"]).with_columns(strategies=pl.lit(name))
@@ -230,7 +224,6 @@ def _marked(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
 
 
 def _tasks(source: Source, tasks: str | None, wanted: set[str]) -> dict[str, tuple[str, str]]:
-    """Name and code of known tasks."""
     if tasks:
         return {task.task_id: (task.name, task.code) for task in load(tasks, wanted)}
     if source.tasks is None:
@@ -240,7 +233,6 @@ def _tasks(source: Source, tasks: str | None, wanted: set[str]) -> dict[str, tup
 
 
 def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[Json]:
-    """Page content of these candidates: verdict, texts and the task's program."""
     for part in parts:
         number = {key: row for row, key in enumerate(part.told["candidate_id"])}
         told, texts = part.told.drop("key"), list(CANDIDATES.names)

@@ -1,8 +1,7 @@
 """One branch of an ablation: curate, train, answer the benchmark, verify, score.
 
-Guarantees: finished work is not repeated; branches that need the same training or answers make them
-once; without a GPU, kernels are timed by one branch at a time. Does not catch errors: the ablation
-records them."""
+Guarantees: finished or shared work is done once; without a GPU, one branch at a time times its
+kernels. Does not catch errors: the ablation records them."""
 
 from __future__ import annotations
 

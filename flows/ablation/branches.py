@@ -60,7 +60,6 @@ class Branches:
 
     @property
     def in_order(self) -> list[Branch]:
-        """Ended branches in job order."""
         by_name = {branch.name: branch for branch in self.ended}
         return [by_name[job.plan.name] for job in self.jobs if job.plan.name in by_name]
 
@@ -87,7 +86,6 @@ class Branches:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _keep(self, job: Job) -> bool:
-        """Adopt a branch that an earlier call finished."""
         branch = finished_branch(self.directory, job.plan.name, job.config.root)
         if branch:
             self._note(job, branch)
@@ -103,7 +101,6 @@ class Branches:
         )
 
     def _note(self, job: Job, branch: Branch) -> None:
-        """Report how a branch ended to MLflow and observers."""
         self.ended.append(branch)
         if branch.error:
             get_run_logger().error("branch %s failed: %s", branch.name, branch.error)
@@ -117,7 +114,6 @@ class Branches:
 def ended_branch(
     plan: Plan, made: Trained | Exception, seconds: float, prefect_url: str | None
 ) -> Branch:
-    """Record of a branch that made something, or failed with an error."""
     facts = plan.model_dump(exclude={"curation"})
     facts |= {"seconds": round(seconds, 1), "prefect_url": prefect_url}
     if isinstance(made, Exception):

@@ -1,8 +1,8 @@
-"""`concur ablate`: strategies x sizes x seeds on the same samples, each curated, trained and
-benchmarked side by side.
+"""`concur ablate`: strategies x sizes x seeds on the same samples, curated, trained and benchmarked
+side by side.
 
-Guarantees: shared work is made once; finished work is not repeated; the same command retries failed
-branches. A failing refresh or shared answer ends the ablation."""
+Guarantees: shared and finished work is done once; rerunning retries failed branches. A failing
+refresh or shared answer ends the ablation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ class AblationResult(Record):
 
     @property
     def complete(self) -> bool:
-        """Whether every branch is done."""
         return all(branch.state == "done" for branch in self.ablation.branches)
 
 
@@ -88,7 +87,6 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
 def _run(
     pipeline: PipelineConfig, branches: Branches, parallel: int, fingerprint: str
 ) -> AblationResult:
-    """Run shared models and branches, then publish the results."""
     tracker, plans = branches.tracker, [job.plan for job in branches.jobs]
     tracker.open(plans)
     shared = [model for model in pipeline.benchmark.models if model != "tuned"]
@@ -113,7 +111,6 @@ def _run(
 
 
 def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
-    """Write the comparison beside the records, to MLflow and Prefect."""
     directory, tracker = branches.directory, branches.tracker
     summary = directory / "ablation.json"
     write_text(summary, ablation.model_dump_json(indent=2))
@@ -138,7 +135,6 @@ def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
 
 
 def _own_page() -> str | None:
-    """Prefect page of the current flow run."""
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None
     return run_page(flow_run.id) if flow_run else None

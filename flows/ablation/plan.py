@@ -1,8 +1,8 @@
-"""An ablation's configuration and the branches that follow. Light to import.
+"""An ablation's configuration and its branches. Light to import.
 
 Guarantees: unusable values are one UsageError before anything runs; deterministic branches. A seed
-decides curation's draws, training and the tuned model's answers, not the held-out tasks or shared
-answers. Does not guarantee that two branches differ: training is identified by its rows."""
+decides curation's draws, training and the tuned model's answers, not held-out tasks or shared
+answers. Branches of equal rows and seed are one training."""
 
 from __future__ import annotations
 
@@ -172,7 +172,6 @@ def branch_pipeline(
 
 
 def visible_gpus(pipeline: PipelineConfig) -> int:
-    """GPUs of this machine, or of a named cluster."""
     from kernels_eval import devices
     from kernels_eval.pool.ray import address_of, start_ray
 
@@ -198,7 +197,6 @@ def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int
 
 
 def _gpus_a_replica(pipeline: PipelineConfig, gpus: int) -> int:
-    """GPUs of a base model server of a branch, where there are enough."""
     limit = pipeline.benchmark.sampling.max_tokens
     base = pipeline.training.base_model
     return sizing.planned_gpus(base, pipeline.synthesis.server, limit, gpus)

@@ -22,7 +22,6 @@ LOCK = "lock"
 
 
 def ablation_dir(root: str, fingerprint: str) -> Path:
-    """The directory of one ablation under a root."""
     return Path(root) / HOME / fingerprint
 
 
@@ -38,7 +37,6 @@ def save_branch(directory: Path, branch: Branch) -> None:
 
 
 def finished_branch(directory: Path, name: str, root: str) -> Branch | None:
-    """A branch that an earlier call finished and whose snapshots still exist."""
     try:
         text = _record_file(directory, name).read_text(encoding="utf-8")
         branch = Branch.model_validate_json(text)

@@ -22,7 +22,6 @@ class Results(NamedTuple):
 
 
 def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
-    """Cautions for the reader."""
     failed = [branch.name for branch in branches if branch.state == "failed"]
     if not failed:
         return ()

@@ -69,7 +69,6 @@ class AblationTracker:
         self.run_id = self._try(lambda: self._sink.open(record))
 
     def branch(self, config: PipelineConfig, branch: Branch) -> None:
-        """Write one ended branch; `config` is its own."""
         if self.run_id is None:
             return
         record = branch_run(config, branch)
@@ -118,7 +117,6 @@ class AblationTracker:
 
 
 def size_of(size: int | None) -> str:
-    """A size for MLflow's params and tags."""
     return "all" if size is None else str(size)
 
 
@@ -141,7 +139,6 @@ def branch_run(config: PipelineConfig, branch: Branch) -> RunRecord:
 
 
 def _results(config: PipelineConfig, branch: Branch) -> Json:
-    """Results of a finished branch."""
     curated, trained, scores = (
         SnapshotRef(root=config.root, stage=stage, fingerprint=str(fingerprint))
         for stage, fingerprint in (

@@ -2,8 +2,7 @@
 the end.
 
 Guarantees: files are complete or absent and never change; a killed refresh is listed as begun;
-local roots and fsspec URLs work. Does not guarantee that old snapshots still exist. Imports nothing
-heavy."""
+fsspec URLs work. Old snapshots may be gone. Light to import."""
 
 from __future__ import annotations
 

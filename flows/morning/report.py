@@ -152,7 +152,6 @@ def _change(name: str, ref: SnapshotRef, old: SnapshotRef | None, cautions: list
 
 
 def _names(ref: SnapshotRef | None, name: str) -> dict[str, str]:
-    """Rows by key, with their task's name."""
     key, shown = KEYS[name]
     columns = list(dict.fromkeys((key, shown)))
     frame = ref.open().read(columns=columns, unique=key) if ref else None
@@ -183,7 +182,6 @@ def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, i
 
 
 def _new_verdicts(ref: SnapshotRef, old: SnapshotRef | None) -> pl.DataFrame:
-    """New verdicts: status, reason, and the error of failures."""
     frame = pl.DataFrame(schema=dict.fromkeys(VERDICT_COLUMNS, pl.String))
     if old != ref:
         found = ref.open().read(columns=VERDICT_COLUMNS, unique="candidate_id")

@@ -22,7 +22,6 @@ ERROR_CHARS = 600
 
 
 def headline(morning: Morning) -> str:
-    """The report in one sentence."""
     refresh = morning.refresh
     took = duration(refresh.seconds or 0.0)
     if refresh.ending != "finished":
@@ -44,7 +43,6 @@ def _some(count: int, change: Change, which: str = "") -> str:
 
 
 def markdown(morning: Morning) -> str:
-    """The whole report as a page."""
     refresh, previous = morning.refresh, morning.compared_with
     compared_with = _moment(previous.began_at) if previous else "no earlier finished refresh"
     return write_page(
@@ -58,7 +56,6 @@ def markdown(morning: Morning) -> str:
 
 
 def _sections(morning: Morning) -> list[Section]:
-    """Sections with content."""
     verdicts = [
         {"verdict": name, "all": count, "new": morning.new_status_counts.get(name, 0)}
         for name, count in by_count(morning.status_counts)
@@ -96,7 +93,6 @@ def _moment(iso: str) -> str:
 
 
 def as_json(morning: Morning) -> Json:
-    """The report as plain data."""
     return {
         "headline": headline(morning),
         "next_steps": list(morning.next_steps),

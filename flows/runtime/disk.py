@@ -1,8 +1,7 @@
 """Room on the disk, before and during a run.
 
 Guarantees: no run starts, and a running one stops within a second of reports, once a file system it
-writes to is below the reserve; it stays resumable, as the reserve suffices for its cleanup. Not
-checked for URLs."""
+writes to is below the reserve, which suffices to stay resumable. URLs are not checked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Guards of a flow: prompt end, workspace lock against `concur gc`, disk watch, and advice after an
-early end.
+"""Guards of a flow: prompt end, workspace lock against `concur gc`, disk watch, and advice.
 
 Guarantees: an error leaves the flow unchanged after a Prefect artifact `unfinished` with its fix; a
 cancelled run writes nothing more; the artifact is escaped, as errors quote models."""
@@ -92,7 +91,6 @@ def _report(error: Exception, cautions: list[str]) -> None:
 
 
 def ending(error: BaseException, cautions: list[str]) -> str:
-    """Why a run ended and how to resume, in Markdown."""
     message = error.args[0] if error.args else ""
     lines = ["# This run ended early", f"**{type(error).__name__}**: {shown(message)}"]
     if hint := getattr(error, "hint", ""):

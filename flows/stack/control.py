@@ -1,8 +1,7 @@
 """Commands of a stack: start it, show it, stop it, and point a run at it.
 
 Guarantees: `up` starts nothing twice, stops nothing, and reports every `SAY_S` seconds; `down` ends
-all that `up` started, also without supervisord, first flow runs, with `RUNS_GRACE_S` to report
-while servers still answer."""
+all that `up` started: first flow runs, which have `RUNS_GRACE_S` to report to the servers."""
 
 from __future__ import annotations
 
@@ -98,7 +97,6 @@ def _require_same(layout: Layout, settings: StackSettings) -> None:
 
 
 def _require_ports(settings: StackSettings) -> None:
-    """Raise UsageError where a port cannot be listened on."""
     for port, part in settings.ports.items():
         try:
             with socket.socket() as tried:
@@ -154,7 +152,6 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
 
 
 def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
-    """Raise EvalError where waiting longer is useless."""
     for row in found["parts"]:
         if row["health"] == "failed":
             hint = f"its log is {row['log']}; the other parts go on, `concur down` stops them"

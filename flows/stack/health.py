@@ -35,7 +35,6 @@ def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.
 
 
 def worker_name() -> str:
-    """Prefect's name of this machine's worker."""
     return f"{POOL}-{socket.gethostname()}"
 
 
@@ -96,7 +95,6 @@ def _ray_fault(layout: Layout, settings: StackSettings) -> str:
 
 
 def _request(url: str, body: Any = None) -> httpx.Response:
-    """A GET, or a POST of JSON. Raises httpx.HTTPError."""
     method = "GET" if body is None else "POST"
     answer = httpx.request(method, url, json=body, timeout=ANSWER_S, trust_env=False)
     return answer.raise_for_status()

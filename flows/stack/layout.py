@@ -114,7 +114,6 @@ class Layout:
         return f"{part} of {self.sockets.name}"
 
     def make(self) -> None:
-        """Make the folders. Raises UsageError where that fails."""
         fix = "choose another one with --root DIR, or correct its permissions"
         with explain_write_errors(f"to {self.stack}", fix):
             for folder in (self.stack, self.logs, self.prefect_home):
@@ -148,7 +147,6 @@ class Layout:
         return members([], {ROOT_VARIABLE: str(self.root)})
 
     def read_settings(self) -> StackSettings | None:
-        """Settings of the started stack, or None."""
         try:
             return StackSettings.model_validate_json(self.settings.read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValidationError):

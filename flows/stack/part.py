@@ -1,8 +1,7 @@
 """`python -m flows.stack.part MODULE WORDS`: supervisord's command, which becomes that module.
 
-Guarantees: leftovers of the same part (a server that holds the port) are killed first, not flow
-runs of a dead worker. If supervisord is killed, servers are stopped, and the worker is killed, so
-that its flow runs go on."""
+Guarantees: leftovers of the same part (a server that holds the port) are killed first, never flow
+runs. If supervisord is killed, servers stop, and the worker is killed, so that flow runs go on."""
 
 from __future__ import annotations
 

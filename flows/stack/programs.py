@@ -74,7 +74,6 @@ class Program:
 
 
 def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
-    """Programs of the started parts, in order."""
     found: dict[Part, Program] = {
         "prefect": Program(
             ("prefect", "server", "start"),
@@ -135,7 +134,6 @@ def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
 
 
 def client_environment(layout: Layout, settings: StackSettings) -> dict[str, str]:
-    """Environment of a client of the stack."""
     found: dict[str, str] = {}
     if "prefect" in settings.parts:
         found |= _prefect_client(layout, settings)
@@ -169,7 +167,6 @@ def _ray_client(layout: Layout) -> dict[str, str]:
 
 
 def inherited() -> dict[str, str]:
-    """Variables of the caller that are passed on."""
     return {name: text for name, text in os.environ.items() if not name.startswith(NOT_HANDED_ON)}
 
 

@@ -1,8 +1,8 @@
 """supervisord (https://supervisord.org) as a stack's process manager.
 
-Guarantees: ended parts restart at once; those that end within seconds after 1, 2, 3 ... s, and
-after a few such ends are FATAL and left alone; parts end in reverse order. Does not restart a part
-that runs without answering: it may be busy."""
+Guarantees: ended parts restart at once, quickly ended ones after 1, 2, 3 ... s until they are
+FATAL; parts end in reverse order. Does not restart a part that runs without answering: it may be
+busy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class Supervisor:
             )
 
     def pid(self) -> int | None:
-        """Its process id; None where it does not run."""
         found: int | None = self.ask("getPID")
         return found
 

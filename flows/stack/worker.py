@@ -1,8 +1,8 @@
 """The process worker of the pool `concur` (`python -m flows.stack.worker`): makes absent pool,
 queues, limit `gpu` and automations, then becomes `prefect worker start`.
 
-Guarantees: runs of queue `gpu` never exceed the GPUs ($CONCUR_GPU_LIMIT where this machine has
-none), at least one; changes made in Prefect stay."""
+Guarantees: no more runs of queue `gpu` at once than $CONCUR_GPU_LIMIT or, unset, this machine's
+GPUs, but at least one; changes made in Prefect stay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def limits() -> dict[str, int]:
 
 
 def prepare(client: SyncPrefectClient) -> None:
-    """Make what is absent, and keep what exists."""
     _make_pool(client)
     existing = {queue.name for queue in client.read_work_queues(work_pool_name=POOL)}
     for name, limit in limits().items():

@@ -1,8 +1,7 @@
 """Contents of training sets, as records and as one table.
 
-Guarantees: pure; every sample is counted once, in one family of its task ("unknown" where nothing
-tells); missing, non-finite or non-positive speedups count as not timed. Does not guarantee that a
-family dominates a task's time: operators' names decide."""
+Guarantees: pure; every sample counts once, in one family of its task; unusable speedups count as
+not timed. Does not guarantee that a family dominates a task's time: operators' names decide."""
 
 from __future__ import annotations
 
@@ -89,7 +88,6 @@ def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetCom
 
 
 def markdown(sets: Sequence[SetComposition]) -> str:
-    """Return a Markdown table with a row for each set."""
     return rendered(TABLE, sets=sets).strip() + "\n"
 
 
@@ -99,7 +97,6 @@ def _require(frame: pl.DataFrame, columns: Sequence[str]) -> None:
 
 
 def _families(rows: pl.DataFrame, families: pl.DataFrame) -> dict[str, int]:
-    """Number of samples per family."""
     _require(families, ("task_id", "family"))
     named = families.select(pl.col("task_id", "family").cast(pl.String))
     named = named.unique("task_id", keep="first")
@@ -116,7 +113,6 @@ def _single(rows: pl.DataFrame) -> pl.Expr:
 
 
 def _speedup(rows: pl.DataFrame) -> pl.Expr:
-    """Speedup, null without timings."""
     if "speedup" in rows.columns:
         return pl.col("speedup")
     _require(rows, ("timing",))
@@ -124,7 +120,6 @@ def _speedup(rows: pl.DataFrame) -> pl.Expr:
 
 
 def _numbers(rows: pl.DataFrame, name: str, column: pl.Expr) -> pl.Series:
-    """Finite values."""
     try:
         values = rows.select(column.cast(pl.Float64).alias(name)).to_series()
     except pl.exceptions.PolarsError as error:

@@ -86,7 +86,6 @@ def _draw_sizes(axes: Axes, sets: Sequence[SetComposition]) -> None:
 
 
 def _draw_families(axes: Axes, sets: Sequence[SetComposition]) -> None:
-    """The most frequent families of all sets, and the others together."""
     totals: Counter[str] = Counter()
     for each in sets:
         totals.update(each.families)

@@ -54,5 +54,4 @@ def accuracy_figure(found: Observations) -> Drawn:
 
 
 def _middle(row: Json) -> float:
-    """The middle of a bin, or an open bin's start."""
     return float(row["from_tokens"] + (row["to_tokens"] or row["from_tokens"])) / 2

@@ -1,8 +1,8 @@
-"""ConCuR's observations (arXiv 2510.07356) on verified candidates: reasoning length against
-correctness and speedup, and task difficulty.
+"""ConCuR's observations (arXiv 2510.07356): reasoning length against correctness and speedup, and
+task difficulty.
 
-Guarantees: pure and deterministic; every estimate has an interval over tasks or says why not. Does
-not guarantee a cause. Intervals of bins treat samples as independent."""
+Guarantees: pure; every estimate has an interval over tasks or says why not. Does not guarantee a
+cause. Intervals of bins treat samples as independent."""
 
 from __future__ import annotations
 
@@ -229,7 +229,6 @@ def _findings_of_thirds(thirds: tuple[Json, ...]) -> Iterator[Finding]:
 
 
 def _sentences(found: Observations) -> Iterator[str]:
-    """One sentence per observation."""
     odds = found.estimate("odds_ratio_within_tasks").shown(".2f")
     yield f"Longer by one standard deviation within a task: odds of being correct times {odds}."
     rho = found.estimate("spearman_of_length_and_speedup").shown(".2f")
@@ -246,7 +245,6 @@ def _sentences(found: Observations) -> Iterator[str]:
 
 
 def _cautions(found: Observations) -> Iterator[str]:
-    """Limits of the observations."""
     if found.left_out:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
         yield f"{found.rows:,} rows, left out: {counts}."

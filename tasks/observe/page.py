@@ -35,6 +35,5 @@ def write(found: Observations, directory: str | os.PathLike[str]) -> Path:
 
 
 def markdown(found: Observations, drawn: Drawn) -> str:
-    """Return the page, with the figure by the name of its file."""
     findings = Markup(block_markdown(findings_table(found.findings)))
     return rendered(TEMPLATE, found=found, findings=findings, drawn=drawn)

@@ -1,10 +1,10 @@
 """Judged samples, one row each, with the others counted by reason.
 
 Guarantees: each candidate once, with a length above 0 and a known outcome; unusable speedups are
-null. Does not guarantee that lengths of two generators compare: tokenizers differ.
+null. Does not guarantee that lengths of two generators compare.
 
-Only `correct` is correct. `task_error` is left out; all other statuses count as incorrect, also
-`no_code` and `rejected`, whose reasoning cost as much."""
+`task_error` is left out; all statuses but `correct` are incorrect, also `no_code` and `rejected`,
+whose reasoning cost as much."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
     """Return the judged samples of verdicts joined with their candidates.
 
     Needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); `OPTIONAL` ones are used if
-    there. Raises UsageError for a missing or unusable column, and where no row is left."""
+    there. Raises UsageError for unusable columns, and where no row is left."""
     data, left_out = _typed(frame), dict[str, int]()
     tokens, candidate = pl.col("reasoning_tokens"), pl.col("candidate_id")
     unusable = {
@@ -80,7 +80,6 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
 
 
 def _typed(frame: pl.DataFrame) -> pl.DataFrame:
-    """Typed columns; a missing optional one is null."""
     missing = [name for name in REQUIRED if name not in frame.columns]
     if not {"timing", "speedup"} & set(frame.columns):
         missing.append("timing (or speedup)")

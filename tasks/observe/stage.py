@@ -1,8 +1,7 @@
 """The analysis stage: verdicts and candidates in; numbers, findings, page and figure out.
 
-Guarantees: deterministic; samples that cannot be analysed give a finished snapshot with a caution,
-as retrying would not help; no text is read. Does not guarantee page and figure on a remote root:
-only the manifest has numbers there."""
+Guarantees: deterministic; samples that cannot be analysed give a finished snapshot with a caution;
+no text is read. A remote root has only the manifest's numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +46,6 @@ class Found(Record):
 
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
     return Snapshot.planned(STAGE, config, [verdicts, candidates], ANALYSIS_VERSION)
 
 
@@ -69,7 +67,6 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfi
 
 
 def found_in(ref: SnapshotRef) -> Found:
-    """Return a finished snapshot's findings and files."""
     snapshot = ref.open()
     found = Found.model_validate(
         {name: value for name, value in snapshot.manifest.items() if name in Found.model_fields}
@@ -79,7 +76,6 @@ def found_in(ref: SnapshotRef) -> Found:
 
 
 def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
-    """The columns for the observations, one row per candidate, in the verdicts' order."""
     left = verdicts.read(columns=OF_VERDICTS, unique="candidate_id")
     right = candidates.read(columns=OF_CANDIDATES, unique="candidate_id")
     if left.is_empty() or right.is_empty():
@@ -101,7 +97,6 @@ def number_rows(findings: Iterable[Finding]) -> list[Json]:
 def _analysed(
     frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
 ) -> tuple[Found, Json]:
-    """Findings, names of written files, and the page's tables. Raises UsageError if unwritable."""
     from tasks.observe.observations import observe
     from tasks.observe.page import write
 

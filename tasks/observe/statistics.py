@@ -1,8 +1,7 @@
-"""Two statistics with intervals for clustered data: tasks, not samples, are independent.
+"""Statistics with intervals for clustered data: tasks, not samples, are independent.
 
-Guarantees: deterministic; what the data cannot support has no value and a reason. Does not
-guarantee an interval's coverage for a handful of tasks (the rank correlation has none below
-`MIN_GROUPS`), or a cause."""
+Guarantees: what the data cannot support has no value and a reason. Does not guarantee an interval's
+coverage for a handful of tasks (rank correlation: none below `MIN_GROUPS`)."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ Mask = NDArray[np.bool_]
 def odds_ratio(exposure: Floats, correct: Mask, task: Codes) -> Estimate:
     """Return the odds ratio of being correct per unit of exposure, among samples of one task.
 
-    Conditional logistic regression (Breslow and Day 1980, chapter 7): the exact likelihood of which
-    samples of a task are correct, given how many. Samples are sorted by task. Tasks with one
-    outcome are ignored. The interval is Wald's."""
+    Conditional logistic regression (Breslow and Day 1980, chapter 7): the exact likelihood given
+    each task's number of correct samples. Samples are sorted by task. Tasks with one outcome are
+    ignored. The interval is Wald's."""
     codes = np.unique(task, return_inverse=True)[1]
     sizes = np.bincount(codes)
     right = np.bincount(codes, weights=correct).astype(np.int64)

@@ -1,7 +1,7 @@
 """The profiling stage: verdicts in, a profile and a finding for each correct one out.
 
 Guarantees: only correct candidates are rerun, one at a time for undisturbed timing; a failed one
-gets a row that says why; a killed run resumes, later runs pay only for new verdicts."""
+gets a row with the reason; a killed run resumes, later runs pay for new verdicts alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Line(Record):
 def planned(
     line: Line, config: ProfileConfig, protocol: EvalConfig, language: Language
 ) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
     above = [ref for _, ref in line]
     return Snapshot.planned(STAGE, [keyed(config), language], above, KERNEL_PROFILE_VERSION)
 
@@ -78,7 +77,6 @@ def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Langu
 
 
 def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, Json]:
-    """Correct verdicts by profile key."""
     rows = verdicts.open().read(unique="candidate_id").filter(CORRECT)
     asked = [keyed(config), KERNEL_PROFILE_VERSION]
     return {
@@ -128,7 +126,6 @@ def _profiled(
 
 
 def _row(profile: KernelProfile) -> Json:
-    """A row of KERNEL_PROFILES without keys, from the first finding."""
     row = profile.model_dump(mode="json") | {name: getattr(profile, name) for name in DERIVED}
     for kernel in row["kernels"]:
         kernel["metrics"] = _pairs(kernel["metrics"])

@@ -1,8 +1,7 @@
 """The shared look of figures: palette, axes, caption, and output as SVG or files.
 
 Guarantees: no pyplot state; the same bytes on one matplotlib; readable on light and dark pages;
-labels are inert; kinds differ in colour and hatch for colour-blind readers
-(`tests/tasks/test_composition.py`). Does not guarantee that a figure says anything."""
+inert labels; colours and hatches for colour-blind readers (`tests/tasks/test_composition.py`)."""
 
 from __future__ import annotations
 

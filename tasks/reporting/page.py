@@ -1,8 +1,7 @@
 """A page from a template, as one self-contained HTML file or as Markdown.
 
-The parts in `html.j2` and `md.j2` share names and arguments, so one template serves both.
-Guarantees: HTML loads nothing and runs no script; values are escaped; only http(s) addresses become
-links; empty sections are omitted."""
+Parts in `html.j2` and `md.j2` share names and arguments. Guarantees: HTML loads nothing and runs no
+script; values are escaped; only http(s) addresses become links; empty sections are omitted."""
 
 from __future__ import annotations
 
@@ -75,8 +74,8 @@ def page_of(
     """Return the page: title, a line of facts, the headline, and the template filled with
     `content`.
 
-    Strings are raw. `drawn` maps a figure's name to its SVG. Raises jinja2.UndefinedError for a
-    missing value or picture."""
+    Strings are raw. `drawn` maps figures' names to SVG. Raises jinja2.UndefinedError for what is
+    missing."""
     head = {"title": title, "facts": facts, "sentence": sentence, "drawn": drawn or {}}
     page = _environment(form, template.parent).get_template(template.name)
     text = page.render(content, form=form, **head)
@@ -133,7 +132,6 @@ def _width(value: Cell) -> str:
 
 
 def _unbroken(value: Cell) -> Cell:
-    """Return a cell whose number breaks over lines only before its interval."""
     narrow = isinstance(value, str) and _width(value) == "n"
     return re.sub(r" (?!\()", "\u00a0", str(value)) if narrow else value
 
@@ -141,7 +139,6 @@ def _unbroken(value: Cell) -> Cell:
 def _split(
     rows: Sequence[Sequence[Cell]], keys: int
 ) -> tuple[list[Sequence[Cell]], list[Sequence[Cell]]]:
-    """Return rows with a finding, and those with NOTHING in every cell after the first `keys`."""
     split: tuple[list[Sequence[Cell]], list[Sequence[Cell]]] = ([], [])
     for row in rows:
         found = map(NOTHING.fullmatch, map(str, row[keys:]))
@@ -154,7 +151,6 @@ def _slug(title: str) -> str:
 
 
 def _headings(page: str) -> list[tuple[str, Markup]]:
-    """Return the id and the title of each section of a rendered page."""
     return [(found[1], Markup(found[2])) for found in HEADING.finditer(page)]
 
 

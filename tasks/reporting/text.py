@@ -1,8 +1,7 @@
 """Text for people, and escaping of text from outside.
 
-Guarantees: `clean` leaves no character that acts on a terminal or page, `masked` no password inside
-a URL; `as_text`, `cell`, `cells` and `fenced` return inert text: no markup, HTML, link, table or
-front matter. HTML is escaped in `page`."""
+Guarantees: `clean` leaves no character that acts on a terminal or page, `masked` no password in a
+URL; `as_text`, `cell`, `cells` and `fenced` return inert text. HTML is escaped in `page`."""
 
 from __future__ import annotations
 
@@ -114,7 +113,6 @@ def interval(
 
 
 def number(value: float | None, form: str) -> str:
-    """Return a formatted number, `n/a` for None."""
     return "n/a" if value is None else f"{value:{form}}"
 
 

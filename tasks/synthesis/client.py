@@ -1,8 +1,8 @@
 """A generator behind OpenAI-compatible endpoints (vLLM, SGLang, a hosted service).
 
-Guarantees: at most `concurrency` requests in flight; retries and failover between addresses;
-leaving the loop cancels what is in flight; the API key is in no message, log line or repr. Does not
-guarantee an answer: refused requests (400, 413, 422) are logged, unless all are refused."""
+Guarantees: at most `concurrency` requests in flight, cancelled on leaving the loop; retries and
+failover; the API key is in no message, log line or repr. Refused requests (400, 413, 422) are
+logged, unless all are refused."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ NO_KEY = "none"
 header."""
 LONGEST_CAUSE = 300
 UNREAD = 256
-"""Most answers that wait for the caller before the next request waits too: memory stays flat where
-the disk is slower than the server, and a stage that stops repeats few of them."""
+"""Most answers that wait for the caller before the next request waits: memory stays flat on a slow
+disk, and a stopped stage repeats few."""
 SIGNAL_CHECK_S = 0.5
 """Interval of checks for a Ctrl-C that came just before a wait began and did not wake it."""
 
@@ -70,10 +70,9 @@ class _Refused(Exception):
 class OpenAISampler(Sampler):
     """Chat completions of one model (`generator`) at one or several equivalent endpoints.
 
-    `api_key` replaces KEY_VARIABLE's value (`key_place` says in words where to correct a wrong
-    one); `direct` ignores proxies of the environment. `timeout_s` bounds the wait for an answer,
-    which is not streamed. `retries` are further attempts after a fault, with pauses that double
-    from 0.5 s to 8 s or follow `Retry-After`, at each address in turn."""
+    `api_key` replaces KEY_VARIABLE's value (`key_place` says where to correct it); `direct` ignores
+    the environment's proxies. `timeout_s` bounds the wait for an answer. `retries` after a fault
+    pause 0.5 s, doubling up to 8 s, or as `Retry-After` says, at each address in turn."""
 
     base_url: str | Sequence[str]
     model: str
@@ -148,7 +147,6 @@ class OpenAISampler(Sampler):
         return f"{urls}: answers, and does not list {self.model}"
 
     async def _models_at(self, url: str) -> list[str]:
-        """Model names of an address; empty where it keeps no list."""
         from openai import APIConnectionError, APIStatusError
 
         async with self._client(url) as client:
@@ -243,7 +241,6 @@ class OpenAISampler(Sampler):
         )
 
     def body(self, request: Request) -> Json:
-        """Body of a request."""
         return {
             "model": self.model,
             "messages": [{"role": "user", "content": request.prompt}],

@@ -1,8 +1,7 @@
-"""A prompt with a task's earlier kernels and their speedups, for a model to compare.
+"""A prompt with a task's earlier kernels and their speedups (form: Li et al., "CUDA-L1",
+arXiv:2507.14111, section 2.4).
 
-Form: Li et al., "CUDA-L1", arXiv:2507.14111, section 2.4; own wording.
-
-Guarantees: the task's own prompt comes first; a kernel stands in a fence that nothing inside can
+Guarantees: the task's own prompt comes first; kernels stand in fences that nothing inside can
 close, without control characters or chat template marks."""
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Kernel(NamedTuple):
 
 
 def with_earlier_kernels(prompt: str, kernels: Sequence[Kernel]) -> str:
-    """The prompt with all of these kernels, in order."""
     quoted = []
     for kernel in kernels:
         code = block(bounded(kernel.code, MOST_CODE, paths=True))

@@ -1,5 +1,4 @@
-"""Sources of candidates, as parts with rows: tables, folders of .py files, KernelBench runs, hub
-data sets.
+"""Sources of candidates: tables, folders of .py files, KernelBench runs, hub data sets.
 
 Guarantees: columns are renamed by `ALIASES`; the same place gives the same rows in order, and a
 digest that changes with them. Does not judge a row."""
@@ -51,7 +50,6 @@ class Part(NamedTuple):
     digest: Callable[[], str]
 
     def rows(self) -> Iterator[Json]:
-        """Rows with those columns of READ that exist."""
         for row in self.own_rows():
             yield {name: row.get(own) for name, own in self.columns.items()}
 
@@ -103,7 +101,6 @@ def _of_file(path: Path) -> Part:
 
 
 def _own_names(given: Sequence[str]) -> dict[str, str]:
-    """A table's column names by those of READ."""
     found = {}
     for name in READ:
         for own in (name, *ALIASES.get(name, ())):

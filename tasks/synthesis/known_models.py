@@ -1,8 +1,7 @@
-"""Sampling settings of known generators by hub id; `known_models.toml` has each value's source.
+"""Sampling settings of known generators by hub id; `known_models.toml` has the sources.
 
-Guarantees: explicit settings are kept; unknown models get `SamplingParams`' defaults; resolved when
-a configuration is read, so that what is hashed is what is sent. Does not look at the model itself,
-only at its name."""
+Guarantees: explicit settings are kept; unknown models get `SamplingParams`' defaults; resolved on
+reading a configuration, so that what is hashed is sent. Looks at the name alone."""
 
 from __future__ import annotations
 

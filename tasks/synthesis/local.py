@@ -1,8 +1,7 @@
 """Sampling in this process with transformers' `generate`, for small models and adapter checks.
 
-Guarantees: one response per request; the same batches on one machine give the same text; room for
-an answer depends on its own prompt alone. Does not refill a running batch: for throughput use a
-vLLM server."""
+Guarantees: one response per request; the same batches on one machine give the same text. Does not
+refill a running batch: for throughput use a vLLM server."""
 
 from __future__ import annotations
 
@@ -36,12 +35,12 @@ class TransformersSampler(Sampler):
     """A `Sampler` over a causal model directory or hub id, with an optional LoRA adapter (merged
     once).
 
-    A response is the text after the generation prompt: with a template that opens the think block
-    it starts inside it and keeps `</think>`. `name` identifies the generator in every candidate.
-    `batch_size` is the number of responses at once; None: 16 on a CPU; on a GPU as many as have
-    keys and values in half of its free memory, at most 1,024, halved where memory runs out. The
-    model is loaded at the first request. Raises UsageError where model or adapter cannot be loaded,
-    a prompt leaves no room in the window, or the device cannot hold one response."""
+    A response is the text after the generation prompt; where the template opens the think block it
+    starts inside and keeps `</think>`. `name` identifies the generator. `batch_size` is the number
+    of responses at once; None: 16 on a CPU; on a GPU as many as have keys and values in half of its
+    free memory, at most 1,024, halved where memory runs out. The model is loaded at the first
+    request. Raises UsageError where model or adapter cannot be loaded, a prompt leaves no room in
+    the window, or the device cannot hold one response."""
 
     def __init__(
         self,
@@ -96,7 +95,6 @@ class TransformersSampler(Sampler):
                 yield loaded.response(row, tokens)
 
     def close(self) -> None:
-        """Free the model; sampling again reloads it."""
         import torch
 
         if vars(self).pop("loaded", None):
@@ -179,7 +177,6 @@ class Loaded:
         return Row(request, ids, min(request.sampling.max_tokens, self.window - len(ids)))
 
     def response(self, row: Row, tokens: Sequence[int]) -> Response:
-        """The text up to the end token or the row's token limit."""
         tokens = tokens[: row.room]
         end = next((place for place, token in enumerate(tokens, 1) if token in self.ends), None)
         written = list(tokens[:end])
@@ -244,7 +241,6 @@ def _order(row: Row) -> tuple[str, int, list[int], str]:
 
 
 def generate_settings(sampling: SamplingParams) -> dict[str, Any]:
-    """Parameters of `generate`; settings that a request leaves open have no effect."""
     return {
         "do_sample": sampling.temperature > 0,
         "temperature": sampling.temperature or 1.0,

@@ -1,8 +1,8 @@
 """Parsing of a response into reasoning and code.
 
-Guarantees: never raises; linear time; either `code` that defines ModelNew or the one
-`parse_reason`; no draft from the reasoning while there is an answer; UTF-8 strings; the same parts
-whoever separated the reasoning. Does not guarantee that the code compiles."""
+Guarantees: never raises; linear time; either `code` that defines ModelNew or one `parse_reason`; no
+draft from the reasoning while there is an answer; UTF-8 strings; the same parts whoever separated
+the reasoning."""
 
 from __future__ import annotations
 
@@ -56,13 +56,12 @@ def parse_response(
     """Parse a response. `reasoning` is what the server separated, if it did; `finish_reason` its
     own, "length" if cut off.
 
-    The reasoning is the server's, or the text before the last `</think>`. With neither, a chat
-    template may have opened a block that was never closed: the reasoning ends where the last module
-    begins; a text cut off before that is all reasoning, any other without a module all answer. The
-    code is the last complete fenced block that defines ModelNew. A block in the reasoning counts
-    only where the model stopped by itself and no answer follows, or an answer without any block
-    while the module ends the reasoning: the tag came a block too late, and the answer begins with
-    the module."""
+    The reasoning is the server's, or the text before the last `</think>`. With neither, it ends
+    where the last module begins (a template may have opened a block that was never closed); without
+    a module, a text is all reasoning if cut off, else all answer. The code is the last complete
+    fenced block that defines ModelNew. A block in the reasoning counts only where the model stopped
+    by itself without an answer, or where the answer has no block and the module ends the reasoning
+    (a late tag); the answer then begins with the module."""
     text = clean_text(text)
     thought, answer = _split(text)
     if reasoning and reasoning.strip():
@@ -112,9 +111,8 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
 
 
 def is_unfinished(text: str) -> bool:
-    """Whether a recorded response breaks off: an unclosed think block or last fence, or prose after
-    the last block that ends with a letter, a digit or a comma. Replaces an unrecorded finish
-    reason."""
+    """Whether a recorded response breaks off, in place of a finish reason: an unclosed think block
+    or last fence, or prose after the last block that ends with a letter, digit or comma."""
     thought, answer = _split(clean_text(text))
     if answer is None and THINK_OPEN in thought:
         return True
@@ -128,7 +126,6 @@ def is_unfinished(text: str) -> bool:
 
 
 def guessed_finish(text: str) -> Json:
-    """`finish_reason` and `finish_guessed` where no finish reason was recorded."""
     return {"finish_reason": "length" if is_unfinished(text) else "stop", "finish_guessed": True}
 
 
@@ -138,7 +135,6 @@ def clean_text(text: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Text before and after the last `</think>`; the answer is None without such a tag."""
     thought, tag, answer = text.rpartition(THINK_CLOSE)
     return (_untagged(thought), answer) if tag else (text, None)
 
@@ -188,8 +184,6 @@ def _defines_model(code: str, *, strict: bool) -> bool:
 
 @dataclass(slots=True)
 class _Block:
-    """A fenced block: offsets of its opening line, content and content's end."""
-
     opening: int
     start: int
     char: str
@@ -213,7 +207,6 @@ class _Scan:
 
     @property
     def unclosed(self) -> bool:
-        """Whether the last fence is an opening one."""
         return bool(self.open) and (not self.blocks or self.open[-1].start > self.blocks[-1].end)
 
 

@@ -1,8 +1,7 @@
-"""Prompts that ask a generator for a kernel: one template, with a language's words and worked
-example (`kernels_eval.languages`).
+"""Prompts that ask a generator for a kernel, from one template and `kernels_eval.languages`.
 
-Guarantees: the same task, language and hardware line give the same prompt in all releases with one
-`PROMPT_VERSION`; the task's code is unchanged. Holds no benchmark task."""
+Guarantees: the same task, language and hardware line give the same prompt for one `PROMPT_VERSION`;
+the task's code is unchanged. Holds no benchmark task."""
 
 from __future__ import annotations
 

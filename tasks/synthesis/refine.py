@@ -1,12 +1,12 @@
 """Refinement turns: which attempts are followed up, and the prompt. Pure.
 
-Guarantees: the same inputs give the same bounded prompt per `PROMPT_VERSION` and
-`FOLLOW_UP_VERSION`, beginning with the task's own (shared prefix). Text by candidates is fenced,
-labelled as data, and free of control characters, chat template marks and absolute paths.
+Guarantees: deterministic, bounded prompts per `PROMPT_VERSION` and `FOLLOW_UP_VERSION`, beginning
+with the task's own (shared prefix). Text by candidates is fenced, labelled as data, and free of
+control characters, chat template marks and absolute paths.
 
-A rejected attempt is told which rule it broke, never how that was detected, so that models do not
-train against the verifier. Does not guarantee that a model ignores instructions in quoted text;
-they affect only its next answer, which is verified too."""
+A rejected attempt is told which rule it broke, never how that was detected: models must not train
+against the verifier. Does not guarantee that a model ignores instructions in quoted text; its next
+answer is verified too."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ module in a single code block.
 
 def followed_up(verdict: Verdict, below_speedup: float = 1.0) -> bool:
     """Whether to follow up the attempt: every failed one, and a correct one whose speedup's lower
-    bound is at most this.
-
-    Never a failed task, an untimed correct attempt or one without a verdict."""
+    bound is at most this; never a failed task or an untimed correct attempt."""
     if verdict.status is Status.CORRECT:
         return verdict.timing is not None and verdict.timing.speedup_lower <= below_speedup
     return verdict.status is not Status.TASK_ERROR
@@ -112,7 +110,6 @@ def _time(timing: Timing | None) -> str:
 
 
 def _errors(correctness: Correctness | None) -> str:
-    """Relative errors, where there are any."""
     if correctness is None:
         return ""
     numbers = {

@@ -1,8 +1,7 @@
-"""Requests to a generator: one per sample of each task, later one follow-up per attempt that needs
-it.
+"""Requests to a generator: one per sample of each task, later one per attempt to follow up.
 
-Guarantees: a key names everything asked, and requests are made when read; follow-ups take about 2
-KB of memory each. Does not notice rows added meanwhile: both snapshots must be finished."""
+Guarantees: a key names everything asked; requests are made when read; follow-ups take about 2 KB
+each. Both snapshots must be finished."""
 
 from __future__ import annotations
 
@@ -57,7 +56,6 @@ class RequestSet:
         return self._make(self._places[key])
 
     def without(self, done: Set[str]) -> RequestSet:
-        """Those whose keys are not among these."""
         left = {key: place for key, place in self._places.items() if key not in done}
         return RequestSet(left, self._make)
 
@@ -122,8 +120,6 @@ def first_requests(asked: Questions) -> RequestSet:
 
 
 class _FollowUp(NamedTuple):
-    """Source of a follow-up; sorts in request order."""
-
     task: int
     sample_index: int
     parent: str
@@ -173,7 +169,6 @@ def follow_up_requests(
 def _feedback(
     asked: Questions, verdicts: Snapshot, attempts: set[str], limits: Mapping[str, str]
 ) -> dict[str, tuple[bytes, bool]]:
-    """Packed verdict text and correctness of each attempt to follow up."""
     found: dict[str, tuple[bytes, bool]] = {}
     below = asked.config.refine_below_speedup
     for row in verdicts.rows_of(verdicts.index(["candidate_id"]), SAID):
@@ -197,13 +192,11 @@ def _unpacked(data: bytes) -> str:
 
 
 def _limits(profiles: Snapshot) -> dict[str, str]:
-    """Follow-up text of each candidate with a profile."""
     rows = profiles.read(columns=["candidate_id", *LIMIT], unique="candidate_id")
     return {row.pop("candidate_id"): limit_words(**row) for row in rows.to_dicts() if row["limit"]}
 
 
 def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
-    """Ids and places of one turn's candidates, each once."""
     found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
     return found.unique("candidate_id", keep="first", maintain_order=True)
 

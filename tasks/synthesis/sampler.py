@@ -110,7 +110,6 @@ class Sampler:
 
 
 def required(config: SynthesisConfig, setting: str, example: str) -> Any:
-    """A required setting. Raises UsageError where it is not set."""
     value = getattr(config, setting)
     if value is None:
         raise UsageError(
@@ -156,5 +155,4 @@ def adapter_digest(config: SynthesisConfig, *others: str) -> str:
 
 
 def model_name(model: str | None, adapter: Path | None) -> str:
-    """The generator's identity: model and adapter."""
     return f"{model}+{adapter_name(adapter)}" if adapter else str(model)

@@ -19,7 +19,6 @@ CLASSES = {
 
 
 def sampler_class(name: str) -> type[Sampler]:
-    """A sampler's class by its configured name. Raises UsageError."""
     if name in CLASSES:
         module, class_name = CLASSES[name]
         found: type[Sampler] = getattr(import_module(module), class_name)

@@ -1,8 +1,8 @@
 """The sampler `vllm`: its own `vllm serve` command and a client.
 
-Guarantees: started at the first request; restarted when it ends, with unanswered requests asked
-again; no server is left after `close` or an exception; the key is random and on no command line.
-Does not guarantee equal draws for other batches."""
+Guarantees: starts at the first request, restarts when it ends and repeats unanswered requests; no
+server is left after `close` or an exception; its random key is on no command line. Does not
+guarantee equal draws for other batches."""
 
 from __future__ import annotations
 
@@ -208,7 +208,6 @@ class VllmSampler(Sampler):
         )
 
     def _serve(self, requests: Requests) -> VllmServer:
-        """A running server with room for these requests."""
         prompts = [sizing.size_of(request.prompt) for request in requests]
         most = max(request.sampling.max_tokens for request in requests)
         size = sizing.server_size(self._model, self._config, len(visible_gpus()), prompts, most)

@@ -130,12 +130,12 @@ def decoding(
     tokens/s = n / step
 
     Bytes over bandwidth are the memory bound (Pope et al., arXiv 2211.05102, section 2.1);
-    `reading` is what attention reaches of it (READING_SHARE, FP8_READING). Constants are fitted to
+    `reading` is attention's part of it (READING_SHARE, FP8_READING). Constants are fitted to
     fourteen measurements of QwQ-32B's shape (2026-11-23-decoding-h200.md: eager;
     2026-11-26-protocol-14-and-h200.md, 2026-11-26-refresh-on-gpus.md and
-    2026-11-26-client-fp8-and-two-h200.md: CUDA graphs, H200 and H100, one and two GPUs a replica;
-    256 answers of 384 tokens). Thirteen are within 7.5 %; 4 sequences on an H100 wrote 0.90 times
-    as much. Other model sizes were not measured. Prefill (1 to 4 % of a night) is not counted."""
+    2026-11-26-client-fp8-and-two-h200.md: CUDA graphs, H200 and H100, one and two GPUs; 256 answers
+    of 384 tokens). Thirteen are within 7.5 %; 4 sequences on an H100 wrote 0.90 times as much.
+    Other model sizes are unmeasured. Prefill (1 to 4 %) is not counted."""
     context = prompt + answer / 2
     memory = kv_cache_bytes(shape, gpu.memory_bytes, gpus, utilization) or 0
     fit = min(most, _fitting(shape, memory, context))
@@ -177,7 +177,6 @@ def gpus_a_replica(
 def _decoding_of(
     shape: Shape, gpu: Gpu, gpus: int, server: ServerConfig, prompt: float, answer: float
 ) -> Decoding:
-    """How a replica of this server on `gpus` GPUs writes."""
     return decoding(shape.served(server.args, gpus), gpu, gpus, GPU_SHARE, prompt, answer)
 
 
@@ -190,8 +189,8 @@ def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus:
 
 
 def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[Decoding, str]:
-    """How a replica for this model will write, and in words what is assumed: QwQ-32B's shape or an
-    H200, where the model or a GPU is not on this machine."""
+    """How a replica for this model will write, and in words what is assumed where model or GPU are
+    absent: QwQ-32B's shape, an H200."""
     shape, gpu = read_shape(model) if model else None, read_gpu()
     assumed = ""
     if shape is None or not shape.weight_bytes:
@@ -220,7 +219,6 @@ class ServerSize(Record):
     max_num_seqs: PositiveInt
 
     def in_words(self) -> str:
-        """One line for a manifest."""
         return (
             f"vLLM replicas: {self.replicas}; each: GPUs {self.gpus}, answers at once"
             f" {self.max_num_seqs}, prompt and answer up to {self.max_model_len:,} tokens"
@@ -303,7 +301,6 @@ def read_shape(model: str) -> Shape | None:
 
 
 def size_of(prompt: str) -> int:
-    """Bytes of a prompt."""
     return len(prompt.encode("utf-8", "replace"))
 
 
@@ -325,11 +322,11 @@ def model_len(prompt: int, max_tokens: int, window: int | None) -> int:
 
 
 def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tokens: int) -> int:
-    """--max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens (the mean) fit
-    into the memory for keys and values; 256 where unknown.
+    """Value of --max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens (the
+    mean) fit into the memory for keys and values; 256 where unknown.
 
-    With the longest prompt instead, slots stay empty: 14 % of the speed for 4,808 tokens, 44 % for
-    13,419 (computed, KernelBench on an H200). Half too many slots cost 2 % by preemption
+    The longest prompt would leave slots empty: 14 % of the speed for 4,808 tokens, 44 % for 13,419
+    (computed, KernelBench on an H200). Half too many slots cost 2 % by preemption
     (benchmarks/results/2026-11-25-night.md)."""
     if shape is None or memory_bytes is None:
         return MOST_SEQS
@@ -338,7 +335,6 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
 
 
 def _fitting(shape: Shape, memory_bytes: int, context: float) -> int:
-    """Sequences of so many tokens that so much memory holds."""
     return max(0, int(memory_bytes / (shape.token_bytes * max(1, context))))
 
 

@@ -44,9 +44,9 @@ OF_LATER_TURNS = ("refine_below_speedup", "profiles")
 class Synthesis:
     """One turn of one generator over a snapshot of tasks; `run` fills `snapshot`.
 
-    The first turn asks for every task. A later `turn` holds all rows of `candidates`, and one
-    answer more for each of the turn before whose verdict asks for it. Raises UsageError for a later
-    turn of recorded responses."""
+    The first turn asks for every task. A later `turn` holds all rows of `candidates`, and one more
+    answer where the last turn's verdict asks for it. Raises UsageError for a later turn of recorded
+    responses."""
 
     def __init__(
         self,
@@ -163,7 +163,6 @@ class Synthesis:
 
 
 def planned(**arguments: Any) -> Snapshot:
-    """The snapshot of a synthesis with these arguments."""
     return Synthesis(**arguments).snapshot
 
 
@@ -177,7 +176,6 @@ def run(
     turn: int = 1,
     profiles: SnapshotRef | None = None,
 ) -> SnapshotRef:
-    """Run `Synthesis` with these arguments."""
     return Synthesis(tasks, config, language, adapter, candidates, verdicts, turn, profiles).run()
 
 
@@ -185,7 +183,6 @@ CountTokens = Callable[[Sequence[str]], Sequence[int] | None]
 
 
 def candidate_row(request: Request, response: Response, sampler: Sampler) -> Json:
-    """A row of tasks.tables.CANDIDATES for a new answer."""
     parsed = parse_response(
         response.text, reasoning=response.reasoning, finish_reason=response.finish_reason
     )

@@ -1,8 +1,7 @@
 """Candidates sampled elsewhere: tasks.synthesis.inputs in, tasks.tables.CANDIDATES out.
 
-Guarantees: one candidate per row of the language, in order, identified by content, never by a
-table's id alone, so that changed code reuses no verdict; bounded memory; resumable. Does not look
-at what the code does."""
+Guarantees: one candidate per row of the language, in order, identified by content, so that changed
+code reuses no verdict; bounded memory; resumable. Does not look at what the code does."""
 
 from __future__ import annotations
 
@@ -96,11 +95,9 @@ class CandidateTable:
 
     @cached_property
     def _languages(self) -> list[tuple[Language | None, bool]]:
-        """Language of each row, and whether it is certain."""
         return [_language(row, where) for _, where, row in self._rows()]
 
     def asked_tasks(self, language: Language) -> Counter[str]:
-        """Candidates per task, in row order."""
         return Counter(_task_id(row, where) for _, where, row in self._rows_in(language))
 
     def write(
@@ -128,7 +125,6 @@ class CandidateTable:
         return snapshot.publish(config={"language": language.value}).ref
 
     def _candidates(self, tasks: Mapping[str, KernelTask], language: Language) -> Iterator[Json]:
-        """Rows of `SCHEMA`."""
         named: dict[str, str] = {}
         repeats: Counter[str] = Counter()
         samples: Counter[str] = Counter()
@@ -166,7 +162,6 @@ class CandidateTable:
             yield candidate.model_dump(mode="json") | added
 
     def _rows_in(self, language: Language) -> Iterator[Row]:
-        """Rows that are, or may be, of one language."""
         for each in self._rows():
             own, sure = self._languages[each[0]]
             if own is language or not sure:
@@ -193,7 +188,6 @@ def _task_id(row: Mapping[str, object], where: str) -> str:
 
 
 def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool]:
-    """The language that a row names or its source shows, and whether it is certain."""
     given = row.get("language")
     try:
         if given is not None:
@@ -208,7 +202,6 @@ def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool
 
 
 def _content(row: Mapping[str, Any]) -> Json:
-    """Code or the reason for its absence, and the parsed parts of a response."""
     code, reason, response = row.get("code"), row.get("parse_reason"), row.get("response")
     if code is not None and code.strip():
         if not code.lstrip().startswith("```"):
@@ -222,7 +215,6 @@ def _content(row: Mapping[str, Any]) -> Json:
 
 
 def _finish(row: Mapping[str, Any]) -> Json:
-    """Finish reason, guessed where only the text is known."""
     if row.get("finish_reason") or row.get("response") is None:
         return {"finish_reason": row.get("finish_reason"), "finish_guessed": None}
     return guessed_finish(row["response"])

@@ -1,8 +1,8 @@
 """One `vllm serve` process as a context manager, and its GPUs.
 
 Guarantees: `with VllmServer(...) as server` starts when /health answers, or raises one EvalError
-with the end of the log; nothing is left after the block; SIGTERM reaches the server where this
-process is killed. Does not guarantee this for its children where both are killed."""
+with the log's end; nothing is left afterwards; the server gets SIGTERM if this process is killed.
+Its children may survive if both are killed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ class VllmServer:
             time.sleep(LOOK_S)
 
     def restart(self) -> None:
-        """End the server's remains and start it again."""
         self._end(HURRY_S)
         self.start()
 
@@ -110,7 +109,6 @@ class VllmServer:
         self._thread.shutdown()
 
     def is_healthy(self) -> bool:
-        """Whether /health answers."""
         with (
             suppress(httpx.HTTPError),
             httpx.Client(trust_env=False, timeout=HEALTH_TIMEOUT_S) as client,
@@ -138,7 +136,6 @@ class VllmServer:
         )
 
     def _end(self, grace_s: float) -> None:
-        """Send SIGTERM, then SIGKILL to whatever is left."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -155,7 +152,6 @@ class VllmServer:
 
 
 def _environment() -> dict[str, str]:
-    """The environment without variables of this interpreter and of Ray."""
     return {
         name: value
         for name, value in os.environ.items()

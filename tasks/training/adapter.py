@@ -29,8 +29,8 @@ class AdapterFacts(Record):
 def check_adapter(adapter_dir: Path) -> AdapterFacts:
     """Read every tensor of an adapter directory once, on the CPU.
 
-    Raises UsageError for a directory that is not PEFT's LoRA form, a matrix without its partner,
-    values that are not finite, and an adapter that changes nothing."""
+    Raises UsageError unless it is PEFT's LoRA form with paired, finite matrices that change
+    something."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,8 +1,7 @@
 """The model card of an adapter: README.md with the hub's front matter.
 
-Guarantees: numbers are the training run's, unknown ones are omitted; valid YAML front matter for
-any names; no local path. Does not guarantee that publishing is allowed: the card tells the
-publisher to check the licences."""
+Guarantees: numbers are the run's, unknown ones omitted; valid YAML for any names; no local path.
+Does not guarantee that publishing is allowed: the publisher must check licences."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Checkpoints of a training run, and the adapter that it leaves.
 
 Guarantees: a checkpoint counts once every process has written its part (marker file last); two are
-kept; the adapter's directory is complete or absent, equal weights give equal bytes. Does not guard
-against power loss or two runs in one directory."""
+kept; the adapter is complete or absent and reproducible. Does not guard against power loss or two
+runs in one directory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The choice of held-out tasks.
 
-Guarantees: all rows of a task are on one side; a share is chosen by task id, so new tasks move
-none, and with the same share and seed 0 it is the published split `test`. Does not guarantee that
-held-out programs differ from training programs."""
+Guarantees: a task's rows are on one side; a share is chosen by task id, so new tasks move none, and
+with seed 0 equals the published split `test`. Does not guarantee that held-out programs are new."""
 
 from __future__ import annotations
 
@@ -20,10 +19,8 @@ LEAST_TASKS = 20
 
 
 def held_out_tasks(task_ids: Iterable[str], held_out: float) -> set[str]:
-    """The held-out tasks: a share of the tasks or, from 1 on, a number of them. Repeats and order
-    of the ids have no effect.
-
-    Raises UsageError where nothing would be left to train on."""
+    """The held-out tasks: a share of the tasks or, from 1 on, a number of them, whatever the ids'
+    order or repeats. Raises UsageError where nothing would be left to train on."""
     places = {name: place_of(name, SEED) for name in sorted(set(task_ids))}
     if held_out >= 1:
         by_place = sorted(places, key=lambda name: (places[name], name))

@@ -1,8 +1,7 @@
 """Errors of training with their numbers and fixes.
 
-Guarantees: running out of memory, on host or GPU, becomes one UsageError with the device, memory
-used and requested, the batch and the longest row; a base model that lacks a projection is refused,
-which PEFT ignores silently."""
+Guarantees: running out of memory, on host or GPU, is one UsageError with device, memory, batch and
+longest row; a base model without a projection is refused, which PEFT ignores silently."""
 
 from __future__ import annotations
 
@@ -49,7 +48,6 @@ def explain(
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, in this error or its causes."""
     import torch
 
     seen = 0

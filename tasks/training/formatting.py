@@ -1,8 +1,7 @@
-"""Curated rows as the tokens a reasoning model reads and emits, and which of them carry loss.
+"""Curated rows as tokens, and which of them carry loss.
 
 Guarantees: the prompt ends where generation starts; the completion is exactly what the model would
-emit, with the whole reasoning. An unusable row is listed with its reason, never truncated or
-repaired."""
+emit. An unusable row is listed with its reason, never truncated or repaired."""
 
 from __future__ import annotations
 
@@ -51,18 +50,16 @@ class Example(NamedTuple):
 
     @property
     def labels(self) -> list[int]:
-        """Completion ids, with IGNORED for the prompt."""
         return [IGNORED] * self.prompt_tokens + list(self.input_ids[self.prompt_tokens :])
 
 
 def examples_of(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
     """One example per row of `tasks.tables.CURATED` with its `prompt`, the user's turn, in order.
 
-    The prompt is the chat rendered up to the generation prompt; the completion the reasoning,
-    `</think>`, the answer and the tokenizer's end token, except after an answer cut off by the
-    token limit (`finish_reason` "length"). White space around reasoning and answer is normalised to
-    QwQ's newlines around `</think>`. Raises UsageError for a tokenizer without chat template or end
-    token."""
+    The prompt is the chat up to the generation prompt; the completion the reasoning, `</think>`,
+    the answer and, unless cut off (`finish_reason` "length"), the tokenizer's end token. Outer
+    white space becomes QwQ's newlines around `</think>`. Raises UsageError for a tokenizer without
+    chat template or end token."""
     _require_template(tokenizer)
     examples = [_as_text(row, tokenizer) for row in rows]
     prompts = _token_ids([each.prompt for each in examples], tokenizer)

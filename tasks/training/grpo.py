@@ -1,9 +1,9 @@
-"""Reinforcement of a LoRA adapter by the verifier, with TRL's GRPOTrainer (Shao et al. 2024,
-arXiv:2402.03300, section 4.1).
+"""Reinforcement of a LoRA adapter with TRL's GRPOTrainer (Shao et al. 2024, arXiv:2402.03300,
+section 4.1).
 
-Guarantees: KL divergence is against the adapter given; answers without a reward (machine or task
-fault) leave their group; a second call in `out_dir` resumes. Does not guarantee the same adapter
-twice: timings vary. Importing takes seconds."""
+Guarantees: KL divergence is against the given adapter; answers without a reward (machine or task
+fault) leave their group; a second call resumes. Does not guarantee the same adapter twice. Slow to
+import."""
 
 from __future__ import annotations
 
@@ -149,7 +149,6 @@ def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCon
 def _prompt_tokens(
     prompts: Mapping[str, str], tokenizer: PreTrainedTokenizerBase, config: Any
 ) -> int:
-    """Tokens of the longest prompt. Raises UsageError where it leaves no room for an answer."""
     chats = [chat_text(tokenizer, prompt) for prompt in prompts.values()]
     longest = max(map(len, tokenizer(chats, add_special_tokens=False)["input_ids"]))
     if longest >= window_of(config):
@@ -192,8 +191,8 @@ def _reward_function(
 
 
 def measures(verdicts: Sequence[Verdict | None], recipe: RewardRecipe) -> dict[str, float]:
-    """Mean of each part of the reward, share of each status, share of each reason among the
-    rejected (to show learned cheating), and geometric mean speedup of correct kernels."""
+    """Mean of each part of the reward, shares of statuses and of reasons among the rejected (to
+    show learned cheating), and geometric mean speedup of correct kernels."""
     known, count = [verdict for verdict in verdicts if verdict], len(verdicts)
     statuses = Counter(verdict.status for verdict in known)
     reasons = Counter(verdict.reason for verdict in known)

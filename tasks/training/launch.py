@@ -1,8 +1,8 @@
-"""Where training runs: one Ray task, or a group of Ray Train workers on one or many nodes.
+"""Where training runs: one Ray task, or Ray Train workers on one or many nodes.
 
 Guarantees: live logs in the caller's thread; no process survives an interrupted caller; a lost
-worker restarts its group from the newest checkpoint; UsageErrors end the run at once. Does not
-guarantee that paths mean the same on another node."""
+worker restarts its group from the newest checkpoint; UsageErrors end the run. Paths must mean the
+same on every node."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def train_on_ray(
     """Run `train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU
     core. Logs reach `on_log` in the caller's thread as they happen.
 
-    One worker is a plain Ray task: a TorchTrainer took 17 to 22 s to start against 2 s, without
-    benefit. Several are a TorchTrainer (NCCL on GPUs, gloo on CPUs), driven by such a task. Joins
-    $RAY_ADDRESS, or starts Ray here, where none is connected. `base_model_dir` and `out_dir` must
-    mean the same on every node. Raises what `train` and `start_ray` raise, UsageError for too few
-    devices, and EvalError where worker processes die."""
+    One worker is a plain Ray task, which starts in 2 s; a TorchTrainer takes 17 to 22 s (measured).
+    Several are a TorchTrainer (NCCL or gloo), driven by such a task. Without a connection, joins
+    $RAY_ADDRESS or starts Ray. `base_model_dir` and `out_dir` must mean the same on every node.
+    Raises what `train` and `start_ray` raise, UsageError for too few devices, EvalError where
+    workers die."""
     import ray
     from ray.exceptions import RayError
 
@@ -133,11 +133,7 @@ def _end(events: Any, controller: Any) -> None:
 
 
 def _events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """Yield ("log", entry) repeatedly, then ("result", TrainingResult) or ("failure", error).
-
-    It trains itself or owns the group of workers: when its process ends, Ray ends theirs. After a
-    failure the caller ends this process, since other workers may wait for the failed one
-    forever."""
+    """Yield ("log", entry) repeatedly, then ("result", TrainingResult) or ("failure", error)."""
     from ray.util.queue import Queue
 
     alone = job.recipe.workers == 1

@@ -1,8 +1,8 @@
 """An adapter merged into its base model, for servers without LoRA.
 
-Guarantees: merged weights are published only where the logits of the files agree with base plus
-adapter; the figures are in `merge.json`. Does not guarantee equal text (bfloat16 rounding), or that
-short probes see every difference."""
+Guarantees: weights are published only where the files' logits agree with base plus adapter
+(`merge.json`). Does not guarantee equal text (bfloat16 rounding), or that short probes see every
+difference."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def merge_adapter(
     *,
     dtype: MergedType = "bfloat16",
 ) -> MergeCheck:
-    """Write base and adapter as one model with its tokenizer to `out_dir`, which must not exist,
-    and return how well it agrees.
+    """Write base and adapter as one model with its tokenizer to a new `out_dir`, and return how
+    well it agrees.
 
-    `probes` are texts as the model sees them (prompts and completions), cut to 512 tokens. Computed
-    in float32 on the CPU, one model in memory at a time: 4 bytes a parameter (131 GB for QwQ-32B),
-    twice that while saving in another type. The saved files are read back for comparison. Raises
-    UsageError for unusable input, EvalError, without publishing, above `TOLERANCES`."""
+    `probes` are prompts with completions, cut to 512 tokens. Computed in float32 on the CPU, one
+    model at a time: 4 bytes a parameter (131 GB for QwQ-32B), twice that while saving another type.
+    Compares the saved files. Raises UsageError for unusable input, EvalError, without publishing,
+    above `TOLERANCES`."""
     import torch
 
     if out_dir.exists():

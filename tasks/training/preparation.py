@@ -51,7 +51,6 @@ def longest_allowed(
 def held_out_examples(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[Example]:
-    """Held-out rows as examples, without those that could not be trained on."""
     examples = examples_of(rows, tokenizer)
     try:
         return select_examples(examples, tokenizer, max_length)[0]

@@ -1,8 +1,7 @@
 """The training recipe: every number that decides the adapter, with its source.
 
-Guarantees: frozen, validated, JSON-serialisable; the paper's defaults where it gives one; every key
-is part of a run's fingerprint. Does not guarantee that a machine can hold the base model
-(`faults`)."""
+Guarantees: frozen, validated, the paper's defaults where given; every key is in a run's
+fingerprint. Does not guarantee that a machine can hold the base model."""
 
 from __future__ import annotations
 
@@ -125,12 +124,10 @@ class TrainingRecipe(Record):
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of one optimiser step, over all workers."""
         return self.batch_size * self.gradient_accumulation
 
     @property
     def passes_per_worker(self) -> int:
-        """Forward passes of one worker per optimiser step."""
         return self.gradient_accumulation // self.workers
 
     @property

@@ -21,7 +21,6 @@ STAGE = "reinforcement"
 
 
 def planned(trained: SnapshotRef, recipe: ReinforceRecipe, prompts: dict[str, str]) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
     config = [keyed(recipe), sorted(prompts.items())]
     return Snapshot.planned(STAGE, config, [trained], TRAINING_VERSION)
 

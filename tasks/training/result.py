@@ -70,7 +70,6 @@ class TrainingResult(Record):
 
     @property
     def history(self) -> list[dict[str, float | None]]:
-        """What each optimiser step learned: LEARNED."""
         return [{name: row[name] for name in LEARNED} for row in self.log if row["step"]]
 
     @property

@@ -27,12 +27,10 @@ def training_rows(curated: SnapshotRef, prompts: dict[str, str]) -> pl.DataFrame
 
 
 def with_prompts(rows: pl.DataFrame, prompts: dict[str, str]) -> pl.DataFrame:
-    """Rows with the prompt of their task beside them."""
     prompt = pl.col("task_id").replace_strict(prompts, return_dtype=pl.String)
     return rows.with_columns(prompt=prompt)
 
 
 def rows_hash(rows: pl.DataFrame) -> str:
-    """Hash of what a training learns from these rows."""
     cut = (pl.col("finish_reason") == "length").fill_null(False)
     return stable_hash(rows.select(*LEARNED_FROM, cut=cut).rows())

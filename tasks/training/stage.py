@@ -29,13 +29,12 @@ def planned(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str
 
 
 def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> SnapshotRef:
-    """Train on the rows of a curated snapshot. `prompts` maps task_id to the prompt that its
-    candidates answered.
+    """Train on the rows of a curated snapshot. `prompts` maps task_id to the candidates' prompt.
 
     Returns a finished snapshot: rows are the log (one per optimiser step), `adapter/` the LoRA
-    adapter; the manifest names the curated set trained on first. A killed run resumes from its
-    newest checkpoint. Raises what `trainer.train` raises, and UsageError for an adapter that
-    learned nothing or diverged."""
+    adapter; the manifest names the first curated set used. A killed run resumes from its newest
+    checkpoint. Raises what `trainer.train` raises, and UsageError for an adapter that learned
+    nothing or diverged."""
     snapshot = planned(curated, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref
@@ -71,7 +70,6 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
 
 
 def adapter_of(training: SnapshotRef) -> Path:
-    """The adapter's directory of a finished training snapshot."""
     return training.open().local_dir("adapter")
 
 

@@ -37,7 +37,6 @@ class TrainingFlops:
         return cls(4 * products + 6 * trained, 6 * config.num_hidden_layers * width)
 
     def row(self, tokens: int) -> float:
-        """FLOPs of one row, forward and backward."""
         return tokens * (self.per_token + tokens * self.per_pair)
 
 
@@ -70,7 +69,6 @@ def memory_gb() -> float:
 
 
 def device_name() -> str | None:
-    """The name of this process's GPU."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None

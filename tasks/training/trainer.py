@@ -1,9 +1,8 @@
-"""LoRA training on curated rows with TRL's SFTTrainer and PEFT, alone or as one of several
-processes.
+"""LoRA training on curated rows with TRL's SFTTrainer and PEFT, in one or several processes.
 
-Guarantees: held-out tasks are never trained on; loss on the whole completion only; a second call
-with the same `out_dir`, rows and recipe resumes, bit-equal on a CPU. Does not guarantee bit-equal
-adapters on a GPU or for other numbers of workers. Importing takes seconds."""
+Guarantees: held-out tasks are never trained on; loss on the completion only; a second call with the
+same `out_dir`, rows and recipe resumes, bit-equal on a CPU. Does not guarantee bit-equal adapters
+elsewhere. Slow to import."""
 
 from __future__ import annotations
 
@@ -47,14 +46,12 @@ def train(
     out_dir: Path,
     on_log: OnLog | None = None,
 ) -> TrainingResult:
-    """Train an adapter on rows of `tasks.tables.CURATED`, each with its `prompt`, and save it to
-    `out_dir/adapter`; checkpoints go to `out_dir/checkpoints`, for these rows and this recipe
-    alone.
+    """Train an adapter on rows of `tasks.tables.CURATED` with their `prompt`, into
+    `out_dir/adapter`; `out_dir/checkpoints` is for these rows and this recipe alone.
 
-    Each worker of the recipe calls this, started by `launch.train_on_ray` (or torchrun). In the
-    first, `on_log` gets one dict per optimiser step as it happens. Raises UsageError for unusable
-    rows or models and too small a device (with the numbers), EvalError for other failures: calling
-    again resumes."""
+    Each worker calls this, started by `launch.train_on_ray` (or torchrun). In the first, `on_log`
+    gets a dict per optimiser step. Raises UsageError for unusable rows or models and too small a
+    device (with the numbers), EvalError for other failures: calling again resumes."""
     started, out_dir = time.monotonic(), Path(out_dir)
     device = training_device(recipe)
     recipe = recipe.resolve(gpu=device == "cuda")
@@ -104,9 +101,9 @@ def train(
 class LoraTrainer(SFTTrainer):
     """TRL's trainer with the recipe's settings and rows.
 
-    Logged time is that of the steps alone. Held-out rows are evaluated one at a time (one row fits
-    where training fits), before the first step and after each epoch, each completion token counting
-    once; the random state is restored afterwards. Complete checkpoints are marked."""
+    Logged time is the steps' alone. Held-out rows are evaluated singly, so that they fit, before
+    the first step and after each epoch, each completion token counting once, without effect on the
+    random state."""
 
     def __init__(
         self,

@@ -14,7 +14,6 @@ from tasks.training.recipe import FIXED, FSDP2, TrainingRecipe
 
 
 def lora_config(recipe: TrainingRecipe) -> LoraConfig:
-    """PEFT's settings of the adapter."""
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.lora_rank,
@@ -26,7 +25,6 @@ def lora_config(recipe: TrainingRecipe) -> LoraConfig:
 
 
 def sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
-    """TRL's settings of the recipe, with checkpoints in `out_dir`."""
     gpu = torch.cuda.is_available()
     return SFTConfig(
         output_dir=str(out_dir),
@@ -58,7 +56,6 @@ def sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
 
 
 def machine_settings(*, gpu: bool) -> dict[str, Any]:
-    """transformers' settings of devices and reports."""
     return {
         "report_to": "none",
         "disable_tqdm": True,
@@ -68,7 +65,6 @@ def machine_settings(*, gpu: bool) -> dict[str, Any]:
 
 
 def sharding(recipe: TrainingRecipe, *, gpu: bool) -> dict[str, Any]:
-    """transformers' settings of model sharding and recomputation."""
     # accelerated layers recompute by a plan of their own
     recomputed = gpu and recipe.acceleration == "off"
     if not recipe.sharded:

@@ -1,8 +1,7 @@
 """A static site of candidates: a small index, and texts in chunks loaded on demand.
 
 Guarantees: opens from `file://` and any web server, asks nothing of other machines; candidate text
-is inert; the index is written last; rewriting reads only changed chunks. Does not guarantee room:
-texts take about a third of their length."""
+is inert; the index is written last; rewriting reads only changed chunks."""
 
 from __future__ import annotations
 
@@ -43,11 +42,10 @@ Details = Callable[[pl.Series], Iterable[Row]]
 def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: object) -> Path:
     """Write the site of the candidates in `index`; returns its first page.
 
-    `index` has COLUMNS and a unique `key`, which names all that the candidate's page shows. Chunks
-    of an existing site stay if all their keys are wanted. `details` gets the other keys, in the
-    index's order, and yields their pages' content. `about` is what else the page gets: title,
-    models (rows of a table) and figure (SVG). Raises UsageError where the directory holds something
-    else or cannot be written."""
+    `index` has COLUMNS and a unique `key`, the identity of a candidate's page. Existing chunks stay
+    if all their keys are wanted. `details` gets the other keys, in order, and yields their pages'
+    content. `about` has the title, models (rows of a table) and figure (SVG). Raises UsageError
+    where the directory holds something else or cannot be written."""
     made = any((directory / name).exists() for name in (INDEX, KEPT))
     if directory.exists() and any(directory.iterdir()) and not made:
         raise UsageError(f"{directory} holds other files", "name a new folder with --out")
@@ -75,7 +73,6 @@ def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: 
 
 
 def _kept(directory: Path, wanted: set[str]) -> list[Chunk]:
-    """Existing chunks that hold only wanted candidates."""
     try:
         chunks = json.loads((directory / KEPT).read_bytes())
     except (OSError, ValueError):
@@ -104,7 +101,6 @@ def reasons() -> dict[str, str]:
 
 
 def _chunks(details: Iterable[Row]) -> Iterator[list[bytes]]:
-    """The rows as JSON, a chunk at a time."""
     size, rows = 0, list[bytes]()
     for row in details:
         rows.append(to_json(row, inf_nan_mode="null"))

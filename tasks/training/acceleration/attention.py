@@ -1,8 +1,8 @@
-"""Causal attention kernels for training rows, registered with transformers under own names.
+"""Causal attention kernels for training rows, registered with transformers.
 
-Guarantees: causal, right padding only (else refused), no mask in memory; packed rows (the model is
-called with `cu_documents`, see `packing`) attend within themselves alone. Does not guarantee equal
-bits between kernels."""
+Guarantees: causal, right padding only (else refused), no mask in memory; packed rows
+(`cu_documents`, see `packing`) attend within themselves. Does not guarantee equal bits between
+kernels."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def register() -> None:
 
 
 def beyond_causal(base: Any, layers: int) -> list[str]:
-    """What a causal model of so many layers asks of attention beyond causal attention over the
-    whole row (a window, a softcap, sinks, a mask, dropout), by name; empty for nothing.
-
-    Observed in a pass over two tokens. An argument counts unless it is known to have no effect."""
+    """What a causal model's attention uses beyond causal attention over the whole row (a window, a
+    softcap, sinks, a mask, dropout), by name, as observed in a pass over two tokens. An argument
+    counts unless it is known to have no effect."""
     from transformers.masking_utils import causal_mask_function
 
     def mask(mask_function: object, local_size: int = 0, **_: Any) -> Tensor | None:
@@ -63,7 +62,6 @@ def keeps_rows_apart(base: Any, layers: int) -> bool:
 def _observed(
     base: Any, mask: Callable[..., Tensor | None], **more: Any
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """Module and extra arguments of each attention call in a pass over two tokens."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     calls = []
@@ -130,10 +128,9 @@ def fastest_attention(
     tokens: int,
     device: torch.device,
 ) -> dict[str, float]:
-    """Median milliseconds of a forward and backward pass by kernel, fastest first. CUDA only.
-
-    Left out are kernels that fail, or whose output is far from `concur_sdpa`'s: cuDNN versions have
-    had wrong strides."""
+    """Median milliseconds of a forward and backward pass by kernel, fastest first. CUDA only. Left
+    out are kernels that fail or differ much from `concur_sdpa`: cuDNN versions have had wrong
+    strides."""
     from triton.testing import do_bench
 
     generator = torch.Generator(device).manual_seed(0)

@@ -1,8 +1,7 @@
 """Plans of which rows share a micro batch or an optimiser step.
 
-Guarantees: every row once an epoch and uncut, no micro batch above the token budget, the same plan
-on every machine, equally many micro batches in every epoch. Does not guarantee equally many rows
-per optimiser step."""
+Guarantees: every row once an epoch, uncut; no micro batch above the token budget; the same plan on
+every machine, equally many micro batches per epoch. Does not guarantee equal rows per step."""
 
 from __future__ import annotations
 
@@ -51,9 +50,9 @@ def plan_epochs(
 ) -> list[Plan]:
     """One plan per epoch, all with as many micro batches as the longest needs.
 
-    `lengths` are tokens of prompt and completion. Lines are filled up to `token_budget`: best fit,
-    longest first, within windows of `window_rows` shuffled rows. Raises UsageError for no rows, an
-    empty row or one above the budget."""
+    `lengths` are tokens. Lines of up to `token_budget` are filled best fit, longest first, within
+    windows of `window_rows` shuffled rows. Raises UsageError for no rows, an empty row or one above
+    the budget."""
     _check(lengths, token_budget)
     plans = [_lines(lengths, token_budget, seed, epoch, window_rows) for epoch in range(epochs)]
     most = max(map(len, plans))
@@ -75,12 +74,10 @@ def balanced_epochs(
     seed: int,
     window_steps: int = 32,
 ) -> list[Plan]:
-    """One order of all rows per epoch, as lines of one row, in which a step's rows are of similar
-    length.
+    """One order of all rows per epoch, as lines of one row; rows of a step are of similar length.
 
-    Shuffled rows are sorted within windows of `window_steps` steps and cut into steps, which are
-    shuffled; an incomplete step comes last. Independent of the number of workers. Raises UsageError
-    for no rows or an empty row."""
+    Shuffled rows are sorted within windows of `window_steps` steps, whose steps are then shuffled;
+    an incomplete one comes last. Raises UsageError for no rows or an empty row."""
     _check(lengths, max(lengths, default=0))
     plans: list[Plan] = []
     for epoch in range(epochs):
@@ -126,7 +123,7 @@ def _in_steps(
 
 def busy_share(costs: Sequence[float], workers: int) -> float:
     """Share of the workers' time spent computing, if each pass takes as long as its costliest micro
-    batch. `costs` (any unit) are in the order in which micro batches are dealt, one to a worker."""
+    batch. `costs` (any unit) are in dealing order, one to a worker."""
     passes = [costs[start : start + workers] for start in range(0, len(costs), workers)]
     return sum(costs) / (workers * sum(map(max, passes)))
 

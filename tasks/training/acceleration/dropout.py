@@ -1,8 +1,7 @@
 """Dropout whose mask depends on (seed, module, element index) alone.
 
-Guarantees: no generator state, so recomputed passes and resumed runs see the same masks; fused by
-torch.compile, no mask stored; a new seed recompiles nothing. Does not guarantee cryptographic
-quality or nn.Dropout's masks."""
+Guarantees: recomputed passes and resumed runs see the same masks; no mask is stored; a new seed
+recompiles nothing. Does not guarantee cryptographic quality or nn.Dropout's masks."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ def keep_mask(shape: Sequence[int], key: Tensor, rate: float) -> Tensor:
     """True where an element is kept, with probability 1 - `rate`; `key` holds two int32 on the
     mask's device.
 
-    fmix32 of the element's index, with one half of the key added before and the other in between,
-    so distinct keys are not permutations of one another. Indices wrap at 2^32 elements."""
+    fmix32 of the element's index, with half of the key added before and half in between: distinct
+    keys are not permutations of one another. Indices wrap at 2^32."""
     index = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device).view(shape)
     mixed = index ^ key[0]
     mixed = (mixed ^ _shift_right(mixed, 16)) * _M1
@@ -74,10 +73,8 @@ class CounterDropout(nn.Module):
 
 
 class DropoutKeys:
-    """Sets the keys of CounterDropout modules from the run's seed and the micro step, on their
-    device.
-
-    Module i (in the order given) gets the same key for the same step, seed and rank."""
+    """Sets the keys of CounterDropout modules, on their device. Module i (in the order given) gets
+    the same key for the same micro step, seed and rank."""
 
     def __init__(self, modules: Sequence[CounterDropout], seed: int, rank: int = 0) -> None:
         self._keys = [module.key for module in modules]

@@ -1,8 +1,7 @@
-"""Faster training of a LoRA model without changing what it learns.
+"""Faster training of a LoRA model with the same result.
 
-Guarantees: the same function and gradients up to rounding and dropout masks, PEFT's parameter names
-and float32 master weights, masks that survive a resume. Does not support models whose decoder
-layers differ."""
+Guarantees: the same function and gradients up to rounding and dropout masks; PEFT's parameter names
+and float32 weights; masks survive a resume. Decoder layers must be alike."""
 
 from __future__ import annotations
 
@@ -128,13 +127,11 @@ def accelerate(
     """Change a PEFT-wrapped causal model in place; a micro batch holds at most `tokens` (rows x
     padded length).
 
-    Processes that train together give their `rank`, so that each draws its own masks. Evaluation
-    and generation run uncompiled.
-
-    Call it with the adapter attached, the model on its device and the trainer's gradient
-    checkpointing off, before the first step. An FSDP2 model must have passed `require_causal` and
-    then been sharded layer by layer. Raises UsageError for a model without decoder layers, with
-    attention that is not causal over the whole row, or too large even with full recomputation."""
+    Call it after attaching the adapter and moving the model, before the first step, with the
+    trainer's gradient checkpointing off; for FSDP2 after `require_causal` and sharding by layer.
+    Each process gives its `rank`, for its own masks. Evaluation and generation run uncompiled.
+    Raises UsageError for a model without decoder layers, with attention that is not causal over the
+    whole row, or too large even with full recomputation."""
     options = options or AccelerationOptions()
     base = _base_of(model)
     layers = decoder_layers(base)
@@ -276,7 +273,6 @@ class CausalModel(Protocol):
 
 
 def _base_of(model: nn.Module) -> CausalModel:
-    """The causal model inside a PEFT model, or the model itself."""
     unwrap = getattr(model, "get_base_model", None)
     return cast(CausalModel, unwrap() if unwrap else model)
 
@@ -399,12 +395,10 @@ def _plan(
 
 
 def _held(parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a parameter that this process holds."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _whole_bytes(module: nn.Module) -> int:
-    """Bytes of a module's weights when FSDP has gathered them."""
     return BYTES * sum(parameter.numel() for parameter in module.parameters())
 
 

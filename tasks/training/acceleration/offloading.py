@@ -1,8 +1,7 @@
-"""MLP activations kept in main memory between a layer's forward and backward pass, instead of being
-recomputed.
+"""MLP activations kept in main memory between the passes of a layer, instead of recomputed.
 
-Guarantees: unchanged gradients; at most `resident` layers have gate and up on the device; copies
-overlap with computing. Does not guarantee a gain: see `worth_moving` and `RecomputationPlan`."""
+Guarantees: unchanged gradients; gate and up of at most `resident` layers on the device; overlapping
+copies. Does not guarantee a gain: see `worth_moving`."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ WIDE = 2
 SHARE = 0.6
 """share of the machine's main memory for the activations of all its workers"""
 LATE = 2.0
-"""Accepted time of a layer's copy, as a multiple of its products: attention and the spared MLP take
-about as long again. On an H100, 33 ms against 23 ms cost nothing (measured)."""
+"""Accepted ratio of a layer's copy to its products: attention and the spared MLP take about as long
+again. On an H100, 33 ms and 23 ms cost nothing (measured)."""
 
 
 def free_bytes() -> int:
@@ -66,10 +65,8 @@ class Place(NamedTuple):
 
 
 class MainMemory:
-    """Page-locked buffers for the `moved` layers, and the order of their copies.
-
-    Later layers keep theirs; the last comes first in the backward pass, and what each frees makes
-    room for the next copy."""
+    """Page-locked buffers for the `moved` layers, and the order of their copies. Later layers keep
+    theirs; their backward passes come first and free room for the copies."""
 
     def __init__(
         self, plan: RecomputationPlan, shape: LayerShape, tokens: int, device: torch.device

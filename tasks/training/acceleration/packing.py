@@ -1,8 +1,8 @@
 """Rows packed into one line, each computed as if alone.
 
-Guarantees: positions restart with every row, attention does not cross rows, nothing predicts a
-row's first token, padding has no loss. A line's loss is a sum over completion tokens, which TRL
-divides by those of the whole step, so tokens weigh the same however packed."""
+Guarantees: positions restart with every row, attention does not cross rows, padding and first
+tokens have no loss, and tokens weigh the same however packed: TRL divides a line's summed loss by
+the whole step's completion tokens."""
 
 from __future__ import annotations
 
@@ -77,10 +77,9 @@ def pack(
     """Pack examples with `input_ids` and `labels` into tensors of shape (1, padded_tokens) and
     `cu_documents`.
 
-    `cu_documents`, int32: where each row begins, then the end of the line, repeated to a multiple
-    of eight entries, so that lines of few rows share compiled code; padding counts as a row.
-    Omitted for one row: plain causal attention is faster. Raises ValueError where the examples do
-    not fit."""
+    `cu_documents`, int32: row starts, then the line's end, repeated to a multiple of eight entries
+    so that short lists share compiled code; padding counts as a row. Omitted for one row: plain
+    causal attention is faster. Raises ValueError where the examples do not fit."""
     lengths = [len(example["input_ids"]) for example in examples]
     total = sum(lengths)
     width = total if padded_tokens is None else padded_tokens

@@ -1,7 +1,7 @@
 """How many layers keep their activations, by the memory that a training step leaves free.
 
-Guarantees: pure arithmetic on shapes; the estimated peak is within the memory allowed; more memory
-never recomputes more. Does not guarantee the measured peak: the benchmark prints both."""
+Guarantees: pure arithmetic; the estimated peak fits; more memory never recomputes more. Does not
+guarantee the measured peak."""
 
 from __future__ import annotations
 
@@ -69,11 +69,8 @@ class LayerShape(Record):
         return self.heads * self.head_size
 
     def layer_bytes(self, level: str) -> int:
-        """Bytes per token that one layer keeps for its backward pass, at a level of
-        `RecomputationPlan`.
-
-        Within 2 % of what compiled code saves (a test counts the tensors); the norms' statistics
-        are left out."""
+        """Bytes per token that one layer keeps at a level of `RecomputationPlan`, within 2 % of
+        compiled code (a test counts the tensors)."""
         inputs, low_rank = self.hidden, 7 * self.lora_rank
         kept = BYTES * (inputs + self.attention + low_rank)
         kept += 4 * self.heads  # the logarithm of attention's normaliser (float32)
@@ -128,7 +125,6 @@ class RecomputationPlan(Record):
 
     @property
     def moved(self) -> range:
-        """Layers whose activations wait in main memory."""
         first = self.layer + self.mlp
         return range(first, first + self.host)
 
@@ -166,10 +162,10 @@ def plan_recomputation(
     """The plan with the fewest recomputed FLOPs that fits `device_bytes` less `margin_bytes`
     (default 5 %), for `tokens` per micro batch.
 
-    Attention is kept first (fewest bytes per FLOP saved where rows are long), then the MLP, layer
-    by layer. Gate and up of layers that would recompute their MLP go to `host_bytes` of main
-    memory. The rest keeps layers gathered, at `gathered_bytes` each (0: not sharded). Raises
-    UsageError, with the numbers, where full recomputation does not fit."""
+    Kept first is attention (fewest bytes per FLOP saved where rows are long), then MLPs, by layer.
+    Gate and up of other MLPs go to `host_bytes` of main memory; remaining memory keeps layers
+    gathered, at `gathered_bytes` each (0: not sharded). Raises UsageError where full recomputation
+    does not fit."""
     margin = device_bytes // 20 if margin_bytes is None else margin_bytes
     allowed = device_bytes - margin
 

@@ -1,8 +1,7 @@
-"""Entry point: what a trainer calls before it starts, to train faster.
+"""What a trainer calls before it starts, to train faster.
 
 Guarantees: every row once an epoch, the plain weight of each completion token (with `balanced`,
-over the whole epoch), the same learned function. Does not guarantee the rows of a step that TRL
-would draw."""
+over the epoch), the same learned function. Does not guarantee TRL's choice of rows per step."""
 
 from __future__ import annotations
 
@@ -64,13 +63,12 @@ def accelerate_training(
     packing: bool,
     balanced: bool,
 ) -> Accelerated:
-    """Accelerate a trainer that has not started. `lengths` are the tokens of each of its rows, at
-    most `max_length`.
+    """Accelerate a trainer that has not started. `lengths` are its rows' tokens, at most
+    `max_length`.
 
-    `layers`: accelerate the model's layers; with FSDP2 once training begins. `packing`: several
-    rows in one line of up to `max_length` tokens; needs `layers`. `balanced`: rows or lines of
-    similar cost share an optimiser step. Raises UsageError for a model whose layers or attention
-    cannot be accelerated, or that does not fit."""
+    `layers`: accelerate the model's layers; with FSDP2 once training begins. `packing`: lines of
+    several rows, up to `max_length` tokens; needs `layers`. `balanced`: rows or lines of similar
+    cost share an optimiser step. Raises UsageError for an unsupported or too large model."""
     args = trainer.args
     sharded = bool(trainer.is_fsdp_enabled)
     rows = args.per_device_train_batch_size

@@ -46,7 +46,6 @@ def analyze_table(
 
 
 def read(source: Source) -> pl.DataFrame:
-    """Return the needed columns, one row per verdict with its candidate."""
     from tasks.observe.stage import OF_CANDIDATES, OF_VERDICTS
 
     speedup = ("speedup",) if source.one_table else ()

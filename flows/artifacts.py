@@ -63,8 +63,8 @@ def _create(create: Callable[..., object], **told: object) -> None:
 
 
 def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = None) -> None:
-    """Link to the MLflow run, to a page among its files (`report.html`, `comparison.html`) and to
-    the scores of all runs or branches. Nothing where no browser could follow."""
+    """Link to the MLflow run, a page among its files (`report.html`, `comparison.html`) and the
+    scores of all runs or branches, unless no browser could follow."""
     if run_id is None:
         return
     view = "branches" if page == "comparison.html" else "scores"
@@ -91,9 +91,8 @@ def show_candidates(config: PipelineConfig) -> None:
 def run_url(
     config: PipelineConfig, run_id: str, place: str, view: str, served: str | None = None
 ) -> str | None:
-    """Browser address of the MLflow experiment page that holds a run: at the tracking server, or,
-    for a database, at $CONCUR_MLFLOW_URL, else `served`. None where unknown or MLflow does not
-    answer."""
+    """Browser address of a run's MLflow experiment: at the tracking server, or, for a database, at
+    $CONCUR_MLFLOW_URL, else `served`. None where unknown or MLflow does not answer."""
     from tasks.tracking.connection import bounded_and_quiet, connect
 
     uri = config.tracking_uri
@@ -162,7 +161,6 @@ GAIN = ("gain", "gain_lower", "gain_upper")
 
 
 def show_gains(summary: Row) -> None:
-    """Confirmed gain of each task of a search, and of all (`tasks.search.confirm`)."""
     all_tasks = zip(GAIN, summary["gain"].values(), strict=True)
     rows = [*summary["results"], {"task_id": "all, geometric mean", **dict(all_tasks)}]
     table = [
@@ -176,6 +174,5 @@ def show_gains(summary: Row) -> None:
 
 
 def key_of(name: str) -> str:
-    """A valid Prefect artifact key: small letters, digits and dashes."""
     plain = "".join(c if c.isascii() and c.isalnum() else " " for c in name.lower())
     return "-".join(plain.split())

@@ -56,7 +56,6 @@ class Choice:
         return f"{config.strategy}-{config.size}" if self.sized else config.strategy
 
     def frame_for(self, config: CurationConfig) -> pl.DataFrame:
-        """`frame`, with kernels compared where this strategy could take duplicates."""
         from tasks.curation.kernels import with_kernels
         from tasks.decontamination.config import DeduplicationConfig
         from tasks.decontamination.deduplication import equal_kernels
@@ -136,7 +135,6 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
 
 
 def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageError, Json]:
-    """A strategy's decisions and summary, or, unless alone, its error in moving reasoning."""
     from tasks.curation.decisions import decide
     from tasks.curation.stage import summary
 

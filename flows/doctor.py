@@ -114,7 +114,6 @@ def package(name: str) -> str:
 
 
 def install_line(name: str) -> str:
-    """The command that installs one of our packages, by its extra or with the base."""
     extra = extra_of(ModuleNotFoundError(name=name))
     return install_command(*([extra] if extra else []))
 

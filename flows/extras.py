@@ -33,7 +33,6 @@ def require_extras(extras: Iterable[str], name: str) -> None:
 
 
 def extra_of(error: ModuleNotFoundError) -> str:
-    """Return the extra that holds a missing module; empty where none does."""
     top = (error.name or "").partition(".")[0]
     return next((extra for extra, held in EXTRAS.items() if top in held), "")
 

@@ -33,8 +33,8 @@ QUIET = {
 
 
 def require_ready(config: PipelineConfig, *parts: Part) -> None:
-    """Check before any work: a device for the language, a named cluster, a writable root, and what
-    these parts of a run would miss hours later. Raises an EvalError."""
+    """Check before any work what would fail hours later: device, named cluster, writable root,
+    needs of these parts of a run. Raises an EvalError."""
     from flows.ready import checks
     from kernels_eval.devices import require_device
     from kernels_eval.pool.ray import address_of, require_cluster
@@ -113,8 +113,8 @@ def _whole_line(config: PipelineConfig) -> Json:
 
 
 def start_server_apart() -> None:
-    """Start the embedded server with Ctrl-C blocked, which a child inherits: a run whose server is
-    gone tries for over a minute to report its end. The server ends with this process."""
+    """Start the embedded server with Ctrl-C blocked, which a child inherits: without it, a run
+    spends over a minute on reporting its end. The server ends with this process."""
     import psutil
     from prefect.client.orchestration import get_client
 
@@ -149,7 +149,6 @@ class TerminalProgress(ProgressRows):
 
 @contextmanager
 def served_and_shown() -> Iterator[TerminalProgress]:
-    """Context in which flows run in this process, with progress on stderr."""
     progress = TerminalProgress()
     with progress, observed_by(progress):
         progress.say("waiting for Prefect's server")

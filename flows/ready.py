@@ -25,7 +25,6 @@ GPUS = (2, 4, 8)
 
 
 def checks(config: PipelineConfig, parts: tuple[Part, ...] = PARTS) -> Iterator[tuple[str, Look]]:
-    """Checks of these parts of a run by name, in order of need."""
     synthesis, recipe, benchmark = config.synthesis, config.training, config.benchmark
     if "refresh" in parts:
         yield "tasks", lambda: task_source(config.tasks)

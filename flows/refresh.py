@@ -58,7 +58,6 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 
 
 def run_stages(config: PipelineConfig) -> Refreshed:
-    """Run a refresh's stages in order, showing each while it works."""
     progress = ProgressArtifact("refresh-progress", "share of the current stage that is done")
     with gathering() as noted, observed_by(progress):
         samples = verified_samples(config)
@@ -169,7 +168,6 @@ def draw_figures(refreshed: Refreshed, strategy: str) -> None:
 
 
 def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
-    """A row per snapshot: number of rows, and counts in its manifest."""
     rows: list[dict[str, str | int]] = []
     for name, ref in refreshed.snapshots.items():
         manifest = ref.open().manifest

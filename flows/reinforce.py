@@ -82,7 +82,6 @@ def judge_by(verify: Verify, config: PipelineConfig, tasks: Mapping[str, KernelT
 def _verdict(
     candidate: Candidate, tasks: Mapping[str, KernelTask], known: Mapping[Code, Verdict]
 ) -> Verdict | None:
-    """The verdict, or None where the machine failed."""
     if candidate.code is None:
         return no_code_verdict(tasks[candidate.task_id], candidate)
     return known.get((candidate.task_id, candidate.code))

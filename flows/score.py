@@ -105,7 +105,6 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
 
 
 def _of_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.DataFrame:
-    """Verdicts of one device, and those that needed none."""
     if device is None:
         return frame
     known = frame["device"].drop_nulls().unique().to_list()

@@ -112,7 +112,6 @@ def search_and_track(
 
 
 def measured_anew(search: Search, tasks: SnapshotRef, config: VerificationConfig) -> SnapshotRef:
-    """New confirming verdicts of starts and winners."""
     anew = config.model_copy(update={"once_per_code": False})
     return verify(confirm.confirmation(search), tasks, anew, search.language)
 

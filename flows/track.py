@@ -82,7 +82,6 @@ def run_record(
     benchmarked: Benchmarked,
     written: Report,
 ) -> RunRecord:
-    """A whole line: losses and scores in the parent, stages and models as children."""
     analysis, made = _analysis(config, refreshed), (trained, benchmarked.scores)
     dataset = dataset_of(config, refreshed.curated)
     metrics = {
@@ -108,7 +107,6 @@ def run_record(
 
 
 def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
-    """A refresh alone: counts in the parent, stages as children."""
     strategy = config.curation.strategy
     metrics: Metrics = {
         "tasks": _rows(refreshed.tasks),
@@ -128,7 +126,6 @@ def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
 
 
 def benchmark_record(config: PipelineConfig, benchmarked: Benchmarked) -> RunRecord:
-    """A benchmark alone: headline scores in the parent, models as children."""
     return RunRecord(
         run_fingerprint=stable_hash(["benchmark", benchmarked.scores.fingerprint]),
         name=f"{config.name} benchmark {config.language.value}",
@@ -178,7 +175,6 @@ def training_run_record(
 
 
 def reinforcement_record(config: PipelineConfig, reinforced: SnapshotRef) -> RunRecord:
-    """A reinforcement: reward, statuses and rejected reasons by step."""
     stage = training_record(config.reinforcement, reinforced)
     last = ("reward", "status/correct", "status/rejected")
     metrics = {name: stage.series[name][-1][1] for name in last if name in stage.series}
@@ -260,7 +256,6 @@ def dataset_of(config: PipelineConfig, curated: SnapshotRef) -> DatasetRef:
 def adapter_record(
     config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
 ) -> AdapterRecord:
-    """The adapter and its lineage, back to the tasks."""
     line, base_model = lineage(curated), base_model_of(config.training, trained)
     upstream = {
         name: getattr(line, name) for name in ("tasks", "candidates", "verdicts", "curated")
@@ -292,7 +287,6 @@ def _analysis(config: PipelineConfig, refreshed: Refreshed) -> list[StageRecord]
 
 
 def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:
-    """A child run per model: every score with its 95 % interval."""
     rows = pl.concat(scores_of(benchmarked.scores, baseline) for baseline in BASELINES)
     return tuple(
         StageRecord(

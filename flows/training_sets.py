@@ -83,7 +83,6 @@ def show_training_sets(
 
 
 def row_of(strategy: str, ref: SnapshotRef) -> Json:
-    """Number of samples of a set, by criterion."""
     manifest = ref.open().manifest
     counts = manifest["criterion_counts"].items()
     taken = ", ".join(f"{criterion} {count:,}" for criterion, count in counts)

@@ -142,7 +142,6 @@ def _profiles(source: Source) -> Snapshot | None:
 
 
 def _made_of(sources: Sequence[Source], tasks: str | None) -> str:
-    """The site's sources; empty where they may change."""
     read = [each for source in sources for each in (source.verdicts, source.candidates)]
     if tasks or any(isinstance(each, Files) for each in read):
         return ""
@@ -247,7 +246,6 @@ def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[Json]:
 
 
 def _scores(parts: Sequence[Part]) -> Json:
-    """Models by set, their fast_p curves, or why there are none."""
     models, curves, notes = [], {}, []
     for name in dict.fromkeys(part.frame["set"][0] for part in parts):
         frame = pl.concat(
@@ -277,7 +275,6 @@ def _scores(parts: Sequence[Part]) -> Json:
 
 @style()
 def _drawn(curves: Mapping[str, Sequence[tuple[float, Row]]]) -> str:
-    """Share of samples correct and faster than p times the reference, by p."""
     figure, (axes,) = new_figure(7.4, 3.8)
     for number, (name, rows) in enumerate(curves.items()):
         line, colour = LOOKS[number]

@@ -62,7 +62,6 @@ def run_branch(name: str, config: PipelineConfig, samples: Samples, suite: Snaps
 def answered(
     config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None = None
 ) -> Answers:
-    """What one model answers to the benchmark, verified."""
     asked, language = synthesis_for(config, model), config.language
     adapter = training.adapter_of(trained) if trained else None
     with sole_maker(Synthesis(suite, asked, language, adapter).snapshot):

@@ -133,7 +133,6 @@ def ended_branch(
 
 
 def run_page(run_id: UUID | None) -> str | None:
-    """Page of a flow run, where a Prefect server knows its address."""
     if run_id is None or not get_current_settings().api.url:
         return None
     return url_for("flow-run", obj_id=run_id)

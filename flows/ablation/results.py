@@ -50,7 +50,6 @@ def results_of(ablation: Ablation, directory: Path) -> Results:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line, without terminal control characters."""
     text = str(error) if isinstance(error, EvalError) else f"{type(error).__name__}: {error}"
     line = next((part.strip() for part in text.splitlines() if part.strip()), type(error).__name__)
     return "".join(c if c.isprintable() else " " for c in line)[:ERROR_LENGTH]

@@ -13,8 +13,8 @@ from tasks.progress import observed_by
 
 
 def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
-    """Run the flow in this process. Returns the table's plain data. Raises what the flow raises; an
-    interrupt ends the local Ray first, so that no training continues alone."""
+    """Run the flow in this process; returns the table's plain data. Raises what the flow raises; an
+    interrupt ends the local Ray first, so that no training continues."""
     embed(pipeline)  # before prefect is imported
     started = time.monotonic()
     start_server_apart()

@@ -53,7 +53,6 @@ class AblationTracker:
         self._sink = AblationSink(destination_of(pipeline))
 
     def open(self, plans: Sequence[Plan]) -> None:
-        """Start the parent run, or reopen an earlier call's."""
         values = {
             "strategies": (plan.strategy for plan in plans),
             "sizes": (size_of(plan.size) for plan in plans),
@@ -79,7 +78,6 @@ class AblationTracker:
     def close(
         self, branches: Sequence[Branch], rows: Sequence[Json], files: Sequence[Path]
     ) -> None:
-        """End the parent run with its summary, tables and files."""
         if self.run_id is None:
             return
         states = Counter(branch.state for branch in branches)
@@ -121,7 +119,6 @@ def size_of(size: int | None) -> str:
 
 
 def branch_run(config: PipelineConfig, branch: Branch) -> RunRecord:
-    """One branch for MLflow; a failed one has its error. `config` is its own."""
     plan = {"strategy": branch.strategy, "size": size_of(branch.size), "seed": str(branch.seed)}
     fingerprints = {name: getattr(branch, name) for name in ("curated", "trained", "scores")}
     tags = {f"fingerprint.{name}": value for name, value in fingerprints.items() if value}
@@ -164,7 +161,6 @@ def _results(config: PipelineConfig, branch: Branch) -> Json:
 
 
 def branch_scores(scores: SnapshotRef) -> Metrics:
-    """Scores of a branch on custom kernels."""
     return metrics_of(scores_of(scores).filter(track=OWN_TRACK).iter_rows(named=True))
 
 

@@ -99,8 +99,8 @@ def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Ent
 
 
 def refreshes(root: str) -> list[Refresh]:
-    """Every refresh of a root, oldest first, without unreadable files. Snapshots are mapped to this
-    root, by whatever directory or name the refresh knew it."""
+    """Every refresh of a root, oldest first, without unreadable files. Snapshot paths are mapped to
+    this root."""
     fs, folder = _located(root, PLACE)
     if not fs.exists(folder):
         return []

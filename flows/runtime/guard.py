@@ -1,4 +1,4 @@
-"""Guards of a flow: prompt end, workspace lock against `concur gc`, disk watch, and advice.
+"""Guards of a flow: prompt end, workspace lock against `concur gc`, disk watch, failure report.
 
 Guarantees: an error leaves the flow unchanged after a Prefect artifact `unfinished` with its fix; a
 cancelled run writes nothing more; the artifact is escaped, as errors quote models."""
@@ -112,7 +112,7 @@ def optional(
     what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> tuple[T | None, tuple[str, ...]]:
     """Do optional work inside a flow. Returns its result, or None and a caution on what is missing
-    and why; the next run of the configuration retries."""
+    and why; the next run retries."""
     try:
         return work(*args, **kwargs), ()
     except Exception as error:  # whatever a model, a figure or a sandbox could not do

@@ -26,7 +26,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 @contextmanager
 def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
     """End this process within about `grace_s` seconds of a SIGTERM inside the block; of a SIGINT
-    only while the block lasts, as a caller may go on after it."""
+    only while the block lasts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,8 +76,8 @@ class SignalWatch(threading.Thread):
 
 
 def write_to_log() -> None:
-    """Let this process, if the stack's worker started it, write to that worker's log itself: a
-    killed worker closes its pipe, and the next line would end the run."""
+    """Let a process of the stack's worker write to the worker's log itself: a killed worker closes
+    its pipe, and the next line would end the run."""
     root = os.environ.get(ROOT_VARIABLE)
     if not root:
         return

@@ -15,7 +15,6 @@ class ProgressRows:
     """A row for each working thing. A context manager; thread-safe."""
 
     def __init__(self, width: int) -> None:
-        """`width`: characters of a row's name."""
         self._width = width
         self._lock = threading.Lock()
         self._bars: Any = None
@@ -60,7 +59,6 @@ class ProgressRows:
                 self._print(f"{row:<{self._width}} {middle}{done}/{total}  {note}")
 
     def say(self, text: str) -> None:
-        """Print a line above the bars."""
         with self._lock:
             if self._bars:
                 self._bars.console.print(text, markup=False, highlight=False)

@@ -1,7 +1,8 @@
 """Commands of a stack: start it, show it, stop it, and point a run at it.
 
 Guarantees: `up` starts nothing twice, stops nothing, and reports every `SAY_S` seconds; `down` ends
-all that `up` started: first flow runs, which have `RUNS_GRACE_S` to report to the servers."""
+all that `up` started, even without supervisord: first flow runs, which have `RUNS_GRACE_S` to
+report to the servers."""
 
 from __future__ import annotations
 
@@ -164,7 +165,6 @@ def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
 
 
 def _waited_for(layout: Layout, row: Json, starts: int) -> str:
-    """A part and why it is waited for; after an end also its log's last line."""
     if starts < 2:
         return f"{row['part']} ({row['reason']})"
     last = tail(layout, row["part"]).strip().rpartition("  | ")[2]
@@ -172,7 +172,6 @@ def _waited_for(layout: Layout, row: Json, starts: int) -> str:
 
 
 def tail(layout: Layout, name: str) -> str:
-    """The end of a log, on separate lines."""
     try:
         text = layout.log(name).read_bytes()[-8000:].decode(errors="replace")
     except OSError:
@@ -213,7 +212,6 @@ def down(root: str, say: Say) -> Json:
 
 
 def _end(processes: list[Identity]) -> list[Identity]:
-    """End processes; returns those that survive."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             send(process, number)
@@ -226,7 +224,6 @@ def _flow_runs(processes: list[Identity]) -> list[Identity]:
 
 
 def _servers(layout: Layout) -> list[Identity]:
-    """What a killed supervisord left, without flow runs, which go on."""
     found = layout.processes()
     runs = _flow_runs(found)
     return [process for process in found if process not in runs]

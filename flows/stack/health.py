@@ -21,8 +21,8 @@ NOT_YET = "does not listen yet"
 
 
 def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.0) -> str:
-    """Why a part is not healthy; empty where it is. A worker is healthy once Prefect has heard of
-    it after `since` (seconds since 1970)."""
+    """Why a part is not healthy, or empty. A worker is once Prefect has heard of it after `since`
+    (seconds since 1970)."""
     match part:
         case "prefect":
             return _http_fault(f"{settings.prefect_url}/api/health", "true")

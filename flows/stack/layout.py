@@ -46,7 +46,6 @@ class StackSettings(Record, title="concur up"):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Started parts, in order; a worker needs a Prefect server."""
         absent = {*self.without, *(("worker",) if "prefect" in self.without else ())}
         return tuple(part for part in PARTS if part not in absent)
 

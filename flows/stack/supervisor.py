@@ -28,7 +28,6 @@ class Supervisor:
         self._server = ServerProxy("http://127.0.0.1", transport=transport).supervisor
 
     def start(self) -> None:
-        """Start supervisord in a session of its own. Raises OSError."""
         with self._layout.log("supervisord-output").open("ab") as output:
             subprocess.Popen(
                 [
@@ -55,7 +54,6 @@ class Supervisor:
         return {each["name"]: each for each in self.ask("getAllProcessInfo") or []}
 
     def ask(self, method: str, *arguments: str | bool) -> Any:
-        """Call an RPC method; None where it does not run or refuses."""
         with suppress(OSError, HTTPException, Error):
             return getattr(self._server, method)(*arguments)
         return None

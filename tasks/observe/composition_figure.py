@@ -44,8 +44,6 @@ LABELS = ("samples", "share of samples (%)", "reasoning length (tokens)", "speed
 
 @style()
 def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
-    """Draw every set in a row: size with single operators apart, families, reasoning lengths,
-    speedups."""
     height = 2.1 + 0.34 * max(len(sets), 2)
     widths = (1.0, 1.25, 1.0, 1.0)
     figure, drawn = new_figure(12.0, height, columns=4, sharey=True, width_ratios=widths)
@@ -115,7 +113,6 @@ def _legend_above(axes: Axes, looks: Mapping[str, Look], columns: int) -> None:
 
 
 def _box(axes: Axes, place: int, found: Quantiles | None, colour: str) -> None:
-    """Draw the median, the middle half and the 10 % and 90 % quantiles."""
     if found is not None:
         wide: Json = {"linewidth": 6, "alpha": 0.55, "solid_capstyle": "butt"}
         axes.plot([found.p10, found.p90], [place, place], "-", color=colour, linewidth=1.2)

@@ -120,7 +120,6 @@ def odds_within_tasks(data: pl.DataFrame) -> Estimate:
 
 
 def length_and_speedup(data: pl.DataFrame) -> Estimate:
-    """Return Spearman's rho of length and speedup over the correct, timed samples."""
     timed = data.drop_nulls("speedup")
     task = timed.select(pl.col("task_id").rank("dense")).to_series()
     values = (timed["reasoning_tokens"].to_numpy(), timed["speedup"].to_numpy())

@@ -39,7 +39,6 @@ class Found(Record):
     files: tuple[Path, ...] = ()
 
     def markdown(self) -> str:
-        """Return all three for another page: a list, a table, a list; no heading."""
         table = [findings_table(self.findings)] if self.findings else []
         blocks: list[Block] = [Bullets(self.finding), *table, Bullets(self.cautions)]
         return "\n\n".join(map(block_markdown, blocks)).strip() + "\n"
@@ -50,10 +49,9 @@ def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationC
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
-    """Return a finished snapshot of NUMBERS.
-
-    Its manifest has `finding`, `findings`, `cautions`, `files`, and the page's tables `bins` and
-    `thirds`. Raises UsageError where the root cannot be written."""
+    """Return a finished snapshot of NUMBERS, with `finding`, `findings`, `cautions`, `files` and
+    the tables `bins` and `thirds` in its manifest. Raises UsageError where the root cannot be
+    written."""
     snapshot = planned(verdicts, candidates, config)
     if snapshot.finished:
         return snapshot.ref
@@ -84,8 +82,8 @@ def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
 
 
 def number_rows(findings: Iterable[Finding]) -> list[Json]:
-    """Return rows of NUMBERS for comparing runs: ratios, shares and correlations; `..._tokens` are
-    tokens. Every row has either a value or the reason for its absence."""
+    """Return rows of NUMBERS for comparing runs: ratios, shares, correlations and `..._tokens`,
+    each with a value or the reason for its absence."""
     rows = []
     for row in findings:
         estimate = row.estimate.model_dump(exclude={"n", "why_not"})

@@ -58,7 +58,6 @@ def odds_ratio(exposure: Floats, correct: Mask, task: Codes) -> Estimate:
 
 
 def _tables(exposure: Floats, sizes: Codes, right: Codes) -> Iterator[tuple[Floats, int]]:
-    """Exposures of tasks with equal counts of samples and correct ones, and the correct count."""
     starts = np.cumsum(sizes) - sizes
     for size, count in np.unique(np.stack([sizes, right], axis=1), axis=0):
         if 0 < count < size:
@@ -128,7 +127,6 @@ def rank_correlation(x: Floats, y: Floats, task: Codes) -> Estimate:
 
 
 def _spearman(x: Floats, y: Floats) -> Callable[[Mask], float]:
-    """Spearman's rho of a mask's samples, from values sorted once."""
     codes = [np.unique(values, return_inverse=True)[1] for values in (x, y)]
 
     def rho(keep: Mask) -> float:
@@ -140,7 +138,6 @@ def _spearman(x: Floats, y: Floats) -> Callable[[Mask], float]:
 
 
 def _mean_ranks(codes: Codes) -> Floats:
-    """Ranks of samples; ties get the mean."""
     counts = np.bincount(codes)
     middle: Floats = np.cumsum(counts) - (counts - 1) / 2
     return middle[codes]

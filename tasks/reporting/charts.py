@@ -87,7 +87,6 @@ def new_figure(
 
 
 def labelled(axes: Axes, x: str, y: str, *, grid: Literal["both", "x", "y"] = "y") -> None:
-    """Label the axes, with a faint grid across `grid`."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(axis=grid)
@@ -113,7 +112,6 @@ def point_rows(
 
 
 def note(axes: Axes, text: str) -> None:
-    """Write in the middle of empty axes why they are empty."""
     axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
 
 
@@ -151,7 +149,6 @@ def counts(axes: Axes, which: str = "x") -> None:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Write the caption under the figure and into its files."""
     width = int(CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
     folded = textwrap.fill(" ".join(text.split()), width)
     figure.supxlabel(folded, x=0.01, ha="left", fontsize="small")

@@ -28,15 +28,12 @@ class Estimate(Record):
     def found(
         self, value: float, lower: float | None = None, upper: float | None = None
     ) -> Estimate:
-        """Return the same estimate with a value."""
         return self.model_copy(update={"value": value, "lower": lower, "upper": upper})
 
     def unknown(self, why_not: str) -> Estimate:
-        """Return the same estimate without a value."""
         return self.model_copy(update={"why_not": why_not})
 
     def shown(self, form: str) -> str:
-        """The value with its interval, or why there is none."""
         if self.value is None:
             return f"n/a: {self.why_not}"
         return interval(self.value, self.lower, self.upper, form)
@@ -53,7 +50,6 @@ class Finding(Record):
 
 
 def findings_table(rows: Iterable[Finding]) -> Table:
-    """The findings as a table, one per row."""
     cells = []
     for row in rows:
         estimate = row.estimate

@@ -91,13 +91,11 @@ def rendered(template: Path, **values: object) -> str:
 
 
 def block_markdown(block: Block) -> str:
-    """Return one block as Markdown with escaped texts."""
     parts = _environment("md", TEMPLATES).get_template("md.j2").module
     return _spaced(str(vars(parts)[type(block).__name__.lower()](**vars(block))))
 
 
 def _spaced(text: str) -> str:
-    """Put one empty line between the parts of a Markdown page."""
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 
@@ -123,7 +121,6 @@ def _environment(form: Form, folder: Path) -> Environment:
 
 
 def _width(value: Cell) -> str:
-    """Return the class of a cell: "n" breaks only before an interval, "w" only between words."""
     if not isinstance(value, str):
         return ""
     if len(value) > NUMBER_CHARS:

@@ -73,7 +73,6 @@ def fenced(text: str, language: str = "", length: int = 1500) -> str:
 
 
 def masked(value: Any) -> Any:
-    """Return the value with passwords in URLs replaced, at any depth."""
     if isinstance(value, Mapping):
         return {key: masked(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -122,12 +121,10 @@ def p_value(p: float | None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Return a share in percent: `12.5 %`, `n/a` of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else "n/a"
 
 
 def plural(count: int, word: str) -> str:
-    """Return a count with its noun: `1 task`, `2 tasks`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
@@ -146,5 +143,4 @@ def spread(items: Sequence[T], limit: int) -> list[T]:
 
 
 def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the pairs of a mapping, largest count first, then by name."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -56,8 +56,8 @@ NO_KEY = "none"
 header."""
 LONGEST_CAUSE = 300
 UNREAD = 256
-"""Most answers that wait for the caller before the next request waits: memory stays flat on a slow
-disk, and a stopped stage repeats few."""
+"""Most unread answers before the next request waits: memory stays flat on a slow disk, and a
+stopped stage repeats few."""
 SIGNAL_CHECK_S = 0.5
 """Interval of checks for a Ctrl-C that came just before a wait began and did not wake it."""
 
@@ -248,8 +248,8 @@ class OpenAISampler(Sampler):
         }
 
     def read(self, request: Request, body: Any) -> Response:
-        """The first choice of an answer. Raises Python's own errors for a malformed one: servers
-        answer 200 with anything."""
+        """The first choice of an answer. Raises Python's errors for a malformed one: servers answer
+        200 with anything."""
         choice = body["choices"][0]
         message, usage = choice["message"], body.get("usage")
         usage = usage if isinstance(usage, dict) else {}
@@ -293,7 +293,6 @@ class OpenAISampler(Sampler):
         return self.api_key or os.environ.get(KEY_VARIABLE) or NO_KEY
 
     def _line(self, text: str) -> str:
-        """A one-line error without the key, which servers quote."""
         if self._key != NO_KEY:
             text = text.replace(self._key, "***")
         return " ".join(text.split())[:LONGEST_CAUSE]

@@ -28,7 +28,6 @@ _NAME = re.compile(
     r"(?:level_(?P<level>\d+)_problem_(?P<problem_id>\d+)|(?P<task_id>.+?))"
     r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
 )
-"""File names: KernelBench's, or a task's with a sample number."""
 
 
 READ = (
@@ -55,9 +54,9 @@ class Part(NamedTuple):
 
 
 def parts_of(location: str | Path) -> list[Part]:
-    """Parts of a location: a table, a folder or a glob of them, a .py file, a folder of .py files
-    or of solutions (FlashInfer-Bench, SOL-ExecBench), or a hub id (`OWNER/NAME`,
-    `OWNER/NAME:SPLIT`). Raises UsageError for another."""
+    """Parts of a table, a folder or a glob of them, a .py file, a folder of .py files or solutions
+    (FlashInfer-Bench, SOL-ExecBench), or a hub id (`OWNER/NAME`, `OWNER/NAME:SPLIT`). Raises
+    UsageError."""
     path = Path(location).expanduser()
     hub_id, _, split = str(location).partition(":")
     if on_hub(hub_id):

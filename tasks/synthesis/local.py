@@ -145,7 +145,6 @@ class Loaded:
         return cls(tokenizer, model.to("cuda" if gpu else "cpu"))
 
     def batch_size(self, tokens: int) -> int:
-        """How many responses of so many tokens, prompt included, to write at once."""
         import torch
 
         if self.model.device.type != "cuda":
@@ -236,7 +235,6 @@ class Loaded:
 
 
 def _order(row: Row) -> tuple[str, int, list[int], str]:
-    """Sort key: rows of equal settings together, then those of one prompt."""
     return str(row.settings), len(row.prompt), row.prompt, row.request.request_key
 
 

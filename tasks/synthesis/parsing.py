@@ -95,7 +95,6 @@ def _moved(thought: str, found: _Found, answer: str = "") -> Parsed:
 
 
 def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) -> Parsed:
-    """Parse a response that ends before an answer, or has no tag."""
     opened = not closed and THINK_OPEN in thought
     found = _find_code(thought, finish_reason)
     draft = (closed and finish_reason == "length") or (opened and finish_reason != "stop")
@@ -140,7 +139,6 @@ def _split(text: str) -> tuple[str, str | None]:
 
 
 def _untagged(thought: str) -> str:
-    """The reasoning after its opening tag; QwQ-32B often continues the prompt before it."""
     opened = _OPEN.search(thought)
     return thought[opened.end() if opened else 0 :].strip()
 
@@ -211,7 +209,6 @@ class _Scan:
 
 
 def _scan(text: str) -> _Scan:
-    """Every complete fenced block, in the order of their ends; more lenient than CommonMark."""
     scan = _Scan()
     for match in _FENCE.finditer(text):
         top = scan.open[-1] if scan.open else None

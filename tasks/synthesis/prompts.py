@@ -84,7 +84,6 @@ def render(task: KernelTask, language: Language, hardware: str | None = None) ->
 
 
 def prompt_hash(prompt: str, *versions: int) -> str:
-    """Prompt hash, of `PROMPT_VERSION`, further versions and the prompt."""
     return stable_hash([PROMPT_VERSION, *versions, prompt])
 
 

@@ -34,7 +34,6 @@ class RecordedSampler(Sampler):
 
     @classmethod
     def data_version(cls, config: SynthesisConfig) -> str:
-        """Hash of the recorded responses, which are part of the request."""
         if not config.responses:
             return stable_hash(bundled.texts())
         path = Path(config.responses)
@@ -46,7 +45,6 @@ class RecordedSampler(Sampler):
         return stable_hash([path.stat().st_size, path.stat().st_mtime_ns])
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """Responses in request order, fewer where a recording is missing."""
         for request in requests:
             text = self._text(request) if request.turn == 1 else None
             if text is not None:

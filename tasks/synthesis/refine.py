@@ -63,8 +63,8 @@ def follow_up_prompt(prompt: str, code: str | None, said: str, correct: bool) ->
 
 
 def said_of(verdict: Verdict) -> str:
-    """What a verdict says, in a few lines, at most about `MOST_ERROR` characters beside its fixed
-    words. Raises ValueError for the task's own fault."""
+    """What a verdict says, in about `MOST_ERROR` characters beside its fixed words. Raises
+    ValueError for the task's own fault."""
     status, words = verdict.status, WORDS.get(verdict.reason)
     if status is Status.TASK_ERROR:
         raise ValueError(f"{verdict.reason} is a fault of the task, not of an answer to it")

@@ -213,7 +213,6 @@ class Speed:
         self._tokens += response.completion_tokens or 0
 
     def line(self, left: int) -> str:
-        """Progress text; empty until a few answers have arrived."""
         if self._answers < ENOUGH:
             return ""
         passed_s = max(1e-6, time.monotonic() - self._began)

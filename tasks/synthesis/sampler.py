@@ -61,8 +61,8 @@ class Response(Record):
 class Sampler:
     """A generator of responses.
 
-    `generator` is the identity recorded in candidates; `tokenizer` a directory, a hub id, or None
-    where tokens are not counted. `served` describes servers that it started."""
+    `generator` is its identity in candidates; `tokenizer` a directory, a hub id, or None where
+    tokens are not counted; `served` describes its servers."""
 
     generator: str
     served: str | None = None
@@ -87,7 +87,6 @@ class Sampler:
         return ""
 
     def prompt(self, task: KernelTask, prompt: str) -> str:
-        """The prompt to send, from the task's own `prompt`."""
         return prompt
 
     def feedback(self, task: KernelTask, code: str | None, feedback: str) -> str:
@@ -141,7 +140,6 @@ def adapter_of(config: SynthesisConfig, adapter: Path | None) -> Path | None:
 
 
 def adapter_name(adapter: Path) -> str:
-    """An adapter's name: its snapshot's fingerprint, else its directory."""
     return adapter.parent.name[:12] if adapter.name == "adapter" else adapter.name
 
 

@@ -34,8 +34,8 @@ ENOUGH = 0.85
 STEP_S, SEQUENCE_S = 1.5e-3, 0.045e-3
 """Time of a step beyond moving bytes, and per sequence in it: measured, see `decoding`."""
 READING_SHARE, FP8_READING = 0.7, 2.2e12
-"""Speed at which attention reads keys and values: share of the bandwidth, and bytes per second and
-GPU at most for an FP8 cache, which is converted."""
+"""Speed at which attention reads keys and values: share of the bandwidth; at most these bytes per
+second and GPU for an FP8 cache, which is converted."""
 FP8_WEIGHTS = 0.55
 """Share of 16-bit weights: layers halve, embeddings stay (measured, QwQ-32B's shape)."""
 ANSWER_SHARE = 0.5
@@ -75,8 +75,8 @@ class Shape(Record):
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
 
     def served(self, args: Sequence[str], gpus: int = 1) -> Shape:
-        """The shape as `vllm serve` with these arguments holds it: FP8 weights and cache, and a key
-        and value head on each of `gpus` GPUs, copied where there are fewer."""
+        """The shape as served with these arguments: FP8 weights and cache, and a key and value head
+        per GPU, copied where there are fewer."""
         words = " ".join(args).replace("=", " ").replace("_", "-")
         fp8 = re.search(r"(--quantization|-q) fp8( |$)", words) and not self.quantized
         changed = {

@@ -114,7 +114,6 @@ class Synthesis:
         return snapshot.publish(config=self.config, rows=len(turns), extra=extra).ref
 
     def _bring_along(self) -> None:
-        """Copy the rows of earlier turns into the snapshot."""
         if self._before:
             before, snapshot = self._before[0].open(), self.snapshot
             every = before.index(["candidate_id"]).unique(
@@ -132,8 +131,6 @@ class Synthesis:
         return follow_up_requests(asked, candidates, verdicts, self._turn, self._profiles)
 
     def _ask(self, requests: RequestSet, sampler: Sampler) -> dict[str, int]:
-        """Reuse earlier answers and ask for the rest. Returns counts of `requests` and
-        `unanswered`."""
         snapshot, missing = self.snapshot, requests.without(self.snapshot.keys("request_key"))
         kept = known_rows(
             snapshot.root,

@@ -103,10 +103,8 @@ class CandidateTable:
     def write(
         self, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
     ) -> SnapshotRef:
-        """Write a finished snapshot of `SCHEMA` beside `upstream`, the tasks' snapshot, which must
-        hold every task.
-
-        Raises UsageError for a row that makes no candidate, and for one id with two different
+        """Write a finished snapshot of `SCHEMA` beside `upstream`, the tasks' snapshot. Raises
+        UsageError for an unknown task, a row without candidate, and one id of two different
         candidates."""
         digests = [part.digest() for part in self._parts]
         versions = (CANDIDATE_TABLE_VERSION, PARSER_VERSION)

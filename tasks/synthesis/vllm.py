@@ -117,7 +117,6 @@ class VllmServer:
         return False
 
     def fault(self) -> str:
-        """Why it does not answer, with the end of its log."""
         status = self.process.poll() if self.process else None
         cause = "it does not answer"
         if status is not None:
@@ -175,7 +174,6 @@ def free_port(host: str = HOST) -> int:
 
 
 def log_tail(path: Path) -> str:
-    """The last lines of a server's log, after its engine's first exception."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")

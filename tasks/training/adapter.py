@@ -27,10 +27,8 @@ class AdapterFacts(Record):
 
 
 def check_adapter(adapter_dir: Path) -> AdapterFacts:
-    """Read every tensor of an adapter directory once, on the CPU.
-
-    Raises UsageError unless it is PEFT's LoRA form with paired, finite matrices that change
-    something."""
+    """Read every tensor of an adapter directory on the CPU. Raises UsageError unless it is PEFT's
+    LoRA form with paired, finite matrices that change something."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file

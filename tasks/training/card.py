@@ -24,8 +24,8 @@ TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
 def sources_of(recipe: TrainingRecipe | FixedSettings) -> dict[str, str]:
-    """Where each value of a recipe comes from: its field's description, or a note that it is not
-    the default."""
+    """Source of each recipe value: its field's description, or a note that it is not the
+    default."""
     sources = {}
     for name, option in type(recipe).model_fields.items():
         default = option.get_default(call_default_factory=True)
@@ -108,5 +108,4 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Inline code that no name can end, in a table's cell too."""
     return f"`{' '.join(text.split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`"

@@ -39,8 +39,8 @@ def checkpoint_step(checkpoint: Path | None) -> int:
 
 
 def agreed(choice: T) -> T:
-    """The first process's choice, in all processes: a shared file system may show a new marker to
-    one node before another."""
+    """The first process's choice, in all: a shared file system may show a new marker to one node
+    first."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):

@@ -1,7 +1,8 @@
 """The choice of held-out tasks.
 
-Guarantees: a task's rows are on one side; a share is chosen by task id, so new tasks move none, and
-with seed 0 equals the published split `test`. Does not guarantee that held-out programs are new."""
+Guarantees: a task's rows are on one side; a share is chosen by task id, so new tasks move none;
+an equal share with seed 0 is the published split `test`. Does not guarantee that held-out programs
+are new."""
 
 from __future__ import annotations
 

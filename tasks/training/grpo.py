@@ -2,7 +2,8 @@
 section 4.1).
 
 Guarantees: KL divergence is against the given adapter; answers without a reward (machine or task
-fault) leave their group; a second call resumes. Does not guarantee the same adapter twice. Slow to
+fault) leave their group; a second call resumes. With vLLM, TRL corrects for its
+probabilities (truncated importance sampling). Does not guarantee the same adapter twice. Slow to
 import."""
 
 from __future__ import annotations
@@ -222,8 +223,8 @@ class StepLog(TrainerCallback):
 
 
 class SkipNonFinite(TrainerCallback):
-    """Drops an optimiser step with a non-finite gradient, as loss scalers do: it would make every
-    later logit NaN. `count`: drops in this process."""
+    """Drops an optimiser step with a non-finite gradient, which would make every later logit NaN.
+    `count`: drops in this process."""
 
     count = 0
 

@@ -1,8 +1,9 @@
 """Where training runs: one Ray task, or Ray Train workers on one or many nodes.
 
 Guarantees: live logs in the caller's thread; no process survives an interrupted caller; a lost
-worker restarts its group from the newest checkpoint; UsageErrors end the run. Paths must mean the
-same on every node."""
+worker restarts its group from the newest checkpoint; UsageErrors end the run. Does not
+guarantee single log entries: steps since that checkpoint are logged again. Paths must mean the same
+on every node."""
 
 from __future__ import annotations
 
@@ -232,7 +233,6 @@ def _announcement(news: Any) -> Any:
 
 
 def _worker(config: dict[str, Any]) -> TrainingResult:
-    """Train in a worker's process, where Ray has set RANK, WORLD_SIZE and the process group."""
     import ray
 
     news = config["news"]

@@ -17,8 +17,8 @@ from tasks.training.recipe import TrainingRecipe
 
 
 def training_device(recipe: TrainingRecipe) -> str:
-    """The device, "cuda" or "cpu". Raises UsageError where the number of processes is not the
-    recipe's, and for a lone process with several GPUs: transformers would use nn.DataParallel."""
+    """The device, "cuda" or "cpu". Raises UsageError for a wrong number of processes, and for a
+    lone one with several GPUs: transformers would use nn.DataParallel."""
     together = int(os.environ.get("WORLD_SIZE", "1"))
     if together != recipe.workers:
         raise UsageError(

@@ -22,7 +22,6 @@ HISTORY = pa.schema(
 
 
 def training_log(log_history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of HISTORY from a trainer's `state.log_history`, each step once."""
     rows: dict[int, dict[str, Any]] = {}
     for entry in log_history:
         if not entry.keys() & {"loss", "eval_loss"}:  # the summary at the end

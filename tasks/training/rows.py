@@ -12,8 +12,8 @@ from kernels_eval.records import stable_hash
 from tasks.store import SnapshotRef
 
 LEARNED_FROM = ("candidate_id", "task_id", "prompt", "reasoning", "answer")
-"""What of a row decides a training: its id (order and held-out side), its texts, and whether its
-answer was cut off, which removes the end token."""
+"""What decides a training: a row's id (order and held-out side), its texts, and whether its answer
+was cut off (no end token)."""
 
 
 def training_rows(curated: SnapshotRef, prompts: dict[str, str]) -> pl.DataFrame:

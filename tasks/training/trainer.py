@@ -155,7 +155,6 @@ class LoraTrainer(SFTTrainer):
             self.args.eval_strategy = IntervalStrategy.EPOCH
 
     def accelerate(self, max_length: int) -> Accelerated:
-        """Apply the recipe's acceleration. No row exceeds `max_length` tokens."""
         accelerated = accelerate_training(
             self,
             self.lengths,
@@ -266,7 +265,7 @@ def _tokens_in(batch: Mapping[str, torch.Tensor]) -> int:
 
 
 def last_batch(rows: int, size: int, workers: int, worker: int) -> int:
-    """How many of `rows` are a worker's in an epoch's last pass, where batches of `size` are dealt
-    one to a worker. The rest of its batch repeats rows."""
+    """How many of `rows` are a worker's in an epoch's last pass, with batches of `size` dealt one
+    to a worker; the rest repeats rows."""
     left = (rows - 1) % (size * workers) + 1
     return min(size, max(0, left - size * worker))

@@ -50,8 +50,8 @@ def beyond_causal(base: Any, layers: int) -> list[str]:
 
 
 def keeps_rows_apart(base: Any, layers: int) -> bool:
-    """Whether each attention layer of a causal model is told where packed rows begin. Some models
-    drop arguments that they do not know."""
+    """Whether every attention layer is told where packed rows begin. Some models drop arguments
+    that they do not know."""
     try:
         calls = _observed(base, _no_mask, cu_documents=torch.tensor([0, 2], dtype=torch.int32))
     except TypeError:  # it takes no such argument
@@ -86,7 +86,6 @@ def _asked(
     is_causal: bool | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """What one call asks for beyond causal attention."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     asked = {name: isinstance(value, Tensor) or value for name, value in given.items()} | {
         "attention_mask": attention_mask is not None and (int(attention_mask.max()) or True),

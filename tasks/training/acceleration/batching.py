@@ -110,7 +110,6 @@ def balanced_lines(
 def _in_steps(
     costs: Sequence[float], per_step: int, window_steps: int, generator: random.Random
 ) -> list[int]:
-    """Indices of `costs` in steps of similar cost; an incomplete step comes last."""
     places, window = list(range(len(costs))), per_step * window_steps
     for start in range(0, len(places), window):
         part = slice(start, start + window)

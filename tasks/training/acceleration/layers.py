@@ -78,7 +78,7 @@ class AccelerationOptions(Record):
 
 @dataclass(eq=False)
 class Acceleration:
-    """What `accelerate` did to a model. Give `callback()` to the trainer, so that a resumed run
+    """What `accelerate` did to a model. The trainer needs `callback()`, so that a resumed run
     continues the sequence of masks."""
 
     plan: RecomputationPlan
@@ -102,7 +102,6 @@ class Acceleration:
         torch.compiler.set_stance("default")
 
     def callback(self) -> TrainerCallback:
-        """A callback that restores the sequence of masks at the trainer's position."""
         from transformers import TrainerCallback
 
         acceleration = self
@@ -238,8 +237,8 @@ def accelerate_trainer(
 
 
 def exchange_in_float32(trainer: Trainer) -> None:
-    """Let FSDP2 sum gradients in float32 and keep the loss unrounded; accelerate's default rounds
-    both to bfloat16. Call it before training begins."""
+    """Let FSDP2 sum gradients in float32 and keep the loss unrounded; accelerate's default is
+    bfloat16. Call it before training begins."""
     from transformers import TrainerCallback
 
     plugin = trainer.accelerator.state.fsdp_plugin
@@ -291,8 +290,8 @@ def decoder_layers(base: object) -> nn.ModuleList:
 
 
 def require_causal(model: nn.Module) -> None:
-    """Raise UsageError for a model that accelerated attention would compute differently. Passes two
-    tokens through it: call it before FSDP shards the model."""
+    """Raise UsageError for a model with other than plain causal attention. Passes two tokens
+    through it: call it before FSDP shards it."""
     base = _base_of(model)
     if asked := attention.beyond_causal(base, len(decoder_layers(base))):
         raise UsageError(
@@ -315,7 +314,6 @@ def require_rows_apart(model: nn.Module) -> None:
 
 
 def shape_of(model: nn.Module) -> LayerShape:
-    """Shape of a causal model, from its configuration and adapter."""
     config = _base_of(model).config
     ranks: set[int] = set()
     for module in model.modules():

@@ -30,15 +30,15 @@ again. On an H100, 33 ms and 23 ms cost nothing (measured)."""
 
 
 def free_bytes() -> int:
-    """Bytes of main memory that this worker may lock: SHARE of the machine's, divided by
+    """Bytes of main memory that this worker may lock: SHARE of the machine's divided by
     LOCAL_WORLD_SIZE, at most SHARE of what is free."""
     each = machine_memory_bytes() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return int(SHARE * min(each, psutil.virtual_memory().available))
 
 
 def worth_moving(shape: LayerShape, tokens: int, device: torch.device) -> bool:
-    """Whether copying gate and up to main memory takes about as long as computing the layer, by
-    timing one copy and one product. CUDA only."""
+    """Whether copying gate and up to main memory is about as fast as computing the layer, timed on
+    one copy and one product. CUDA only."""
     from triton.testing import do_bench
 
     hidden = torch.ones(tokens, shape.hidden, dtype=torch.bfloat16, device=device)
@@ -65,8 +65,8 @@ class Place(NamedTuple):
 
 
 class MainMemory:
-    """Page-locked buffers for the `moved` layers, and the order of their copies. Later layers keep
-    theirs; their backward passes come first and free room for the copies."""
+    """Page-locked buffers for the `moved` layers, and the order of their copies. The last layers
+    stay: their backward passes come first and free room."""
 
     def __init__(
         self, plan: RecomputationPlan, shape: LayerShape, tokens: int, device: torch.device
@@ -90,7 +90,6 @@ class MainMemory:
         self.next_back = self.moved.stop - 1
 
     def around(self, layer: nn.Module, number: int, forward: Callable[..., Any]) -> Any:
-        """The forward function of layer `number`, with its activations moved."""
         if number < self.moved.start:
             return forward
 

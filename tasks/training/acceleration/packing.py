@@ -103,7 +103,7 @@ def pack(
 
 class Lines(torch.utils.data.Dataset[list[Mapping[str, Any]]]):
     """The rows of each line of the current epoch, in the plan's order. The trainer calls
-    `set_epoch`; all plans have equally many lines."""
+    `set_epoch`."""
 
     def __init__(self, examples: Rows, plans: Sequence[Plan]) -> None:
         self._examples, self._plans, self._epoch = examples, plans, 0

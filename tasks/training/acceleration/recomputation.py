@@ -88,8 +88,8 @@ class LayerShape(Record):
         return BYTES * 2 * self.intermediate
 
     def workspace_bytes(self) -> int:
-        """Bytes per token alive in one layer's backward pass beyond what layers keep: ten tensors
-        of the MLP's width."""
+        """Bytes per token of one layer's backward pass beyond what layers keep: ten tensors of the
+        MLP's width."""
         return BYTES * 10 * self.intermediate
 
     def loss_bytes(self) -> int:

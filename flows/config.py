@@ -65,8 +65,7 @@ class PipelineConfig(Record, title="concur run"):
     def _as_the_base_model_wants(
         cls, benchmark: BenchmarkConfig, info: ValidationInfo
     ) -> BenchmarkConfig:
-        """Sample base and tuned model as the base model's card says, unless set in
-        `benchmark.sampling`."""
+        """Fill unset sampling of base and tuned model from the base model's card."""
         if "training" not in info.data:  # it has a fault of its own, which is told
             return benchmark
         explicit: frozenset[str] | None = (

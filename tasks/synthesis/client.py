@@ -215,8 +215,7 @@ class OpenAISampler(Sampler):
         )
 
     async def _ask(self, clients: Sequence[AsyncOpenAI], turn: int, request: Request) -> Response:
-        """One answer from the next address that gives one. Raises _Refused, UsageError or
-        EvalError."""
+        """One answer from an address. Raises _Refused, UsageError or EvalError."""
         from openai import APIConnectionError, APIStatusError
 
         cause = ""

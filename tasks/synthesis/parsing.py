@@ -168,8 +168,7 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
-    """Whether the class is defined. Unless `strict`, code that does not parse is searched as
-    text."""
+    """Whether the class is defined; unless `strict`, in unparsable text too."""
     if len(code) > _AST_LIMIT:
         return not strict
     try:

@@ -169,8 +169,7 @@ class MainMemory:
             self._wait(self.leaving.popleft()[1])
 
     def _copy(self, source: Tensor, target: Tensor) -> torch.cuda.Event | None:
-        """Copy after the work queued so far. Keep the device tensor until computing awaits the
-        event."""
+        """Copy after queued work. Keep the device tensor until computing awaits the event."""
         if self.stream is None:
             target.copy_(source)
             return None

@@ -54,8 +54,8 @@ def _query_gpus(fields: str) -> list[str]:
 
 
 def _chosen(gpus: list[list[str]], chosen: str | None) -> list[str]:
-    """GPUs that CUDA_VISIBLE_DEVICES names (nvidia-smi ignores it): by index or UUID prefix, up to
-    the first missing one, as CUDA does. A MIG instance counts as a GPU of the first one's kind.
+    """GPUs in CUDA_VISIBLE_DEVICES (index or UUID prefix, as CUDA reads it), which nvidia-smi
+    ignores.
     """
     if chosen is None:
         return [said for _, _, said in gpus]

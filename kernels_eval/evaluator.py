@@ -1,8 +1,8 @@
-"""One candidate from source to verdict: the verification protocol, in the order it happens.
+"""One candidate from source to verdict: the verification protocol, in order.
 
-Guarantees: every candidate gets exactly one verdict, whatever its code does; a process that is
-killed from outside changes no verdict, for the work is repeated (`kernels_eval.sandbox.deaths`); an
-exception from here means that the machine failed, not the kernel.
+Guarantees: every candidate gets exactly one verdict, whatever its code does; a process killed from
+outside changes no verdict, as the work is repeated (`kernels_eval.sandbox.deaths`); an exception
+means that the machine failed, not the kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from kernels_eval.sandbox.deaths import retried
 
 class Evaluator:
     """Verifies candidates one after the other. Keeps its processes: use one for many, as a context
-    manager."""
+    manager.
+    """
 
     def __init__(
         self,
@@ -43,9 +44,10 @@ class Evaluator:
         ahead: bool | None = None,
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
-        """`target` is a language, or the torch device to run on. Raises DeviceError where the
-        language's device is missing. `on_phase` is called with each field of Phases as that phase
-        begins. The other arguments are those of Preparer and Runner."""
+        """`target` is a language, or the torch device to run on. `on_phase` gets each field of
+        Phases as that phase begins. The other arguments are those of Preparer and Runner. Raises
+        DeviceError where the language's device is missing.
+        """
         device = device_for(target) if isinstance(target, Language) else target
         self.config, self.on_phase = config or EvalConfig(), on_phase
         self.runner = Runner(self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead)
@@ -53,13 +55,14 @@ class Evaluator:
 
     def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
         """One verdict, also where a process is killed meanwhile (`kernels_eval.sandbox.deaths`).
-        Raises ToolchainError and SandboxError where the machine fails."""
+        Raises ToolchainError and SandboxError where the machine fails.
+        """
         return retried(lambda: self.run(task, candidate, self.preparer.prepare(candidate, task)))
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        """The verdict of a candidate that was screened and built (`kernels_eval.judge.prepare`,
-        which needs no device). Raises EvalError where the machine fails, KilledError at the first
-        process that is killed."""
+        """The verdict of a screened and built candidate (`kernels_eval.judge.prepare`). Raises
+        EvalError where the machine fails, KilledError at the first killed process.
+        """
         if self.config.sanitizer != "off" and candidate.language.sanitized:
             sanitizer.installed()  # else the first correct candidate would say so
         started, draft = time.monotonic(), VerdictDraft(on_phase=self.on_phase)
@@ -76,9 +79,7 @@ class Evaluator:
     def _verify(
         self, task: KernelTask, candidate: Candidate, prepared: Prepared, draft: VerdictDraft
     ) -> None:
-        """The protocol on the device. Each step returns where it finds nothing wrong, and raises
-        Stop with the verdict where it does. Where the candidate's constructor makes weights on the
-        CPU, as under KernelBench, the reference's are made there, too, and all is done again."""
+        """Run the protocol; repeat it where the reference's weights must be made on the CPU."""
         for construct_on in (None, "cpu"):
             with draft.phase("reference_s"):
                 reference = self.runner.reference(task, construct_on)
@@ -100,11 +101,12 @@ class Evaluator:
         libraries: dict[str, str],
         draft: VerdictDraft,
     ) -> dict[str, str]:
-        """Load and call a candidate once, in a process of its own, while its task has no expected
-        values: they take longer than all that follows for one that fails in its first call. Its end
-        leaves the device to the reference alone, so no candidate has a say in which values can be
-        computed. Left out where code is compiled in that process, which would be done twice.
-        Returns the libraries, those included that the candidate asked for just now."""
+        """Call a candidate before its task's expected values, then leave the device to the
+        reference.
+
+        So no candidate has a say in which values can be computed. Left out for a JIT, which would
+        compile twice. Returns all libraries, late ones included.
+        """
         if reference.opened or starts_compilers(candidate):
             return libraries
         with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
@@ -155,8 +157,7 @@ class Evaluator:
             comparison.check_formula(process)
 
     def _time(self, process: CandidateProcess) -> None:
-        """Both processes in turn, and on unseen inputs under the parent's clock, where outputs must
-        be right, too."""
+        """Time both processes in turn, and on unseen inputs, whose outputs are checked."""
         draft, reference = process.draft, process.reference
         with draft.phase("reference_s"):
             compiled = self.runner.compiled(reference)
@@ -178,15 +179,13 @@ class Evaluator:
         libraries: dict[str, str],
         draft: VerdictDraft,
     ) -> None:
-        """What NVIDIA's tools count of a candidate that passed all else, where they are asked."""
         if sanitizer.wanted(self.config, candidate, draft):
             with draft.phase("attribution_s"):
                 sanitizer.sanitize(self.runner, reference, candidate, libraries, draft)
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:
-        """A reference that runs out of memory while a candidate is alive has a neighbour that takes
-        it all: no fault of the task."""
+        """A reference out of memory beside a candidate is no fault of the task."""
         try:
             yield
         except Stop as stop:
@@ -223,9 +222,8 @@ def evaluate(
     *,
     cache: Path | None = None,
 ) -> Verdict:
-    """Verify one candidate. The processes behind it are kept for the next call with the same
-    config, until this process ends; call it in a loop. For many candidates at once use
-    `kernels_eval.Pool`.
+    """Verify one candidate. Keeps its processes for the next call with the same config, until this
+    process ends: call it in a loop. For many at once use `kernels_eval.Pool`.
 
     Raises DeviceError where the language's device is missing, ToolchainError and SandboxError where
     the machine fails.

@@ -182,7 +182,6 @@ class Sparing(Record):
     before there was that field."""
 
     def _says(self, name: str, value: object) -> bool:
-        """Whether this value means anything here."""
         return True
 
     @model_serializer(mode="wrap")

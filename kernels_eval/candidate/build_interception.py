@@ -1,7 +1,5 @@
-"""Replaces `torch.utils.cpp_extension.load_inline` and `load`: what they ask to build becomes plain
-data.
-
-The signatures, and how arguments are read, follow torch's.
+"""Replaces `torch.utils.cpp_extension.load_inline` and `load`, so that what they ask to build
+becomes plain data. Signatures and the reading of arguments follow torch's.
 """
 
 from __future__ import annotations
@@ -65,8 +63,7 @@ def _include_paths(options: dict[str, Texts]) -> list[Path]:
 
 
 def _own_headers(texts: Iterable[str], folders: Iterable[Path]) -> Message:
-    """What these texts include, directly or not, of what the candidate has written into these
-    folders. Headers of libraries are where the compiler finds them itself."""
+    """Headers of the candidate's own in `folders` that these texts include, directly or not."""
     resolved, places = (folder.resolve() for folder in folders), (Path.cwd(), Path("/tmp"))
     own = [folder for folder in resolved if any(map(folder.is_relative_to, places))]
     found: dict[str, str] = {}
@@ -111,8 +108,9 @@ def intercept(provide: Callable[[Message], ModuleType | str]) -> None:
 
 
 def open_library(path: str, spec: Message) -> ModuleType | str:
-    """A library that was built for this request, loaded: its Python module, or its path where it
-    registers operators with torch instead."""
+    """Load a library built for this request: its Python module, or its path where it registers
+    operators with torch instead.
+    """
     if not spec.get("python_module", True):
         torch.ops.load_library(path)
         return path
@@ -124,8 +122,9 @@ def open_library(path: str, spec: Message) -> ModuleType | str:
 
 
 class BuildFailed(KnownFailure):
-    """A build that the parent was asked for did not succeed; candidates may catch it like the
-    RuntimeError torch raises."""
+    """A build that the parent was asked for failed; candidates may catch it like torch's
+    RuntimeError.
+    """
 
     def __init__(self, reason: str, log: str) -> None:
         super().__init__(f"Error building extension: {log}")

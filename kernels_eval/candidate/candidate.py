@@ -1,8 +1,8 @@
-"""The role that runs the kernel nobody trusts.
+"""The role that runs the untrusted kernel.
 
-Nothing of the task is here: inputs and constructor arguments arrive as values in shared memory.
-What this process reports of itself (call counts, flags, its own times) is not evidence: its outputs
-are bytes that the reference process compares, and its times are bounded by the parent's clock.
+Nothing of the task is here: inputs arrive as values in shared memory. Self-reported counts, flags
+and times are no evidence: the reference process compares output bytes, the parent's clock bounds
+times.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class CandidateRole:
 
     @handles(PackKernels)
     def pack_kernels(self, _: PackKernels) -> Done:
-        """Write what the language's compiler has made to the file that comes with this message."""
+        """Write the language's compiled kernels to the file that comes with this message."""
         folder = Path(os.environ[self.language.jit_cache])
         files = [path for path in folder.rglob("*") if path.is_file()]
         with os.fdopen(self.channel.descriptors.pop(0), "wb") as file, ZipFile(file, "w") as kept:
@@ -157,8 +157,9 @@ class CandidateRole:
         return Done()
 
     def unpack_kernels(self) -> None:
-        """Give the compiler what it made for this source before. Nonsense is its own fault, and
-        is compiled again."""
+        """Give the compiler what it made for this source before. The candidate may have corrupted
+        it; then it is compiled again.
+        """
         folder = Path(os.environ[self.language.jit_cache])
         file = os.fdopen(self.channel.descriptors.pop(0), "rb")
         with file, suppress(BadZipFile, OSError, ValueError), ZipFile(file) as kept:
@@ -170,13 +171,13 @@ class CandidateRole:
         return arguments
 
     def _reset_threads(self) -> None:
-        """As many threads as the reference has, whatever the module or its constructor has set.
-        Where a call sets them, `read_state` tells."""
+        """Set the reference's thread count, whatever the module did; `read_state` tells of later
+        changes.
+        """
         torch.set_num_threads(self.runner.spec.threads)
 
     def _provide(self, spec: Message) -> ModuleType | str:
-        """The library of a build request, loaded. One that was not built before (a constructor asks
-        for it, say), or was evicted, the parent builds now."""
+        """The loaded library of a request, built now where it is missing."""
         key = ExtensionSpec.model_validate(spec).key
         path = self.libraries.get(key)
         if path is None or not os.path.exists(path):
@@ -196,8 +197,9 @@ class CandidateRole:
         return module
 
     def count_calls(self) -> int:
-        """Calls of custom kernels so far: launches where they can be counted, else calls of
-        functions that hold them. With gradients, those of backward passes."""
+        """Calls of custom kernels so far: launches where countable, else calls of functions that
+        hold them; with gradients, those of backward passes.
+        """
         return self._backward_calls if self.runner.gradients else self._launched
 
     @property
@@ -206,8 +208,9 @@ class CandidateRole:
 
     @contextmanager
     def around_pass(self, name: str) -> Iterator[None]:
-        """What kernels write is disturbed in backward passes alone, where the task asks for
-        gradients: they, too, must matter."""
+        """With gradients, disturb what kernels write in backward passes alone: they must matter
+        too.
+        """
         before, forward = self._launched, name == "forward"
         self.tracer.paused = forward
         if self.launches:
@@ -236,14 +239,13 @@ class CandidateRole:
     # -- inputs ------------------------------------------------------------------------------------
 
     def _receive(self, inputs: PackedValues) -> None:
-        """Copy sets of inputs out of the memory that comes with this message."""
         self.runner.timed_inputs = []  # timing is over, or has not begun
         received = self.runner.unpacked(inputs)
         self.sets = list(map(copied, received))
         self.runner.synchronise()  # the memory may go
 
     def fresh(self, index: int = 0) -> list[object]:
-        """One of the sets that were received, in storage of its own."""
+        """One of the received sets, in storage of its own."""
         inputs: list[object] = copied(self.sets[index])
         return inputs
 
@@ -306,9 +308,9 @@ class CandidateRole:
     def _poisoned(
         self, inputs: list[object], output_bytes: int, evaluate: bool
     ) -> tuple[object, float]:
-        """One forward call with free memory filled with nonsense. Also returns the share of the
-        call's time in which work was still going on after the current stream had been waited for (0
-        on the CPU)."""
+        """A call with free memory poisoned, and the share of its time after the current stream was
+        done.
+        """
         model = self.runner.model
         module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
         training = module.training
@@ -333,8 +335,7 @@ class CandidateRole:
                 module.train(training)
 
     def _poison_gpu(self, output_bytes: int) -> None:
-        """Leave blocks full of NaN in torch's allocator, of the size that the outputs will ask
-        for."""
+        """Leave blocks full of NaN, of the outputs' sizes, in torch's allocator."""
         free, _ = torch.cuda.mem_get_info()
         if output_bytes and 2 * output_bytes < free // 4:
             blocks = [
@@ -347,7 +348,7 @@ class CandidateRole:
 
     @handles(Forget)
     def forget(self, _: Forget) -> Done:
-        """What comes next may need the memory."""
+        """Free memory for what comes next."""
         self.previous, self.last_inputs, self.runner.timed_inputs = ([], []), [], []
         return Done()
 
@@ -425,10 +426,9 @@ class CandidateRole:
 
     @handles(ReplaceWritten)
     def replace_written(self, request: ReplaceWritten) -> OrnamentReport:
-        """Kernels whose replaced values leave the output as it is are an ornament.
+        """Kernels whose replaced values leave the output unchanged are an ornament.
 
-        None where both sets of inputs have one answer: nothing would show, for what is left in
-        memory is then the right answer.
+        None where both sets of inputs have one answer: what is left in memory is then right.
         """
         self._receive(request.inputs)
         expected = _copies(self.leaves(self.fresh(0)))
@@ -438,8 +438,9 @@ class CandidateRole:
         return OrnamentReport(ornamental=found)
 
     def _is_indifferent(self, expected: list[Tensor]) -> bool:
-        """Is the answer the same with what the kernels wrote for other inputs? Or do they write one
-        constant, whatever the inputs? Tables, which are no constants, say nothing."""
+        """Whether the answer survives other inputs' values, or kernels write a constant (no
+        table).
+        """
         tracer = self.tracer
         tracer.swapped.clear()
         try:
@@ -458,7 +459,7 @@ class CandidateRole:
 
     def _is_ornament(self, expected: list[Tensor]) -> bool:
         def unchanged(disturbed: AbstractContextManager[None]) -> bool | None:
-            """Is the answer still the expected one meanwhile? None where the call fails."""
+            """Whether the answer is still the expected one; None where the call fails."""
             # memory and buffers that are used again hold another answer now: a write shows
             self.runner.forward(self.fresh(1))
             inputs = self.fresh(0)
@@ -488,7 +489,6 @@ class CandidateRole:
 
 
 def _over(old: Any, new: Any) -> Any:
-    """The new value, in the storage of the old one where it has its form."""
     if isinstance(old, Tensor) and isinstance(new, Tensor):
         return old.copy_(new) if (old.shape, old.dtype) == (new.shape, new.dtype) else new
     if type(old) is type(new) is list and len(old) == len(new):

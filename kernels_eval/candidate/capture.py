@@ -17,16 +17,14 @@ from kernels_eval.source.spec import ExtensionSpec
 
 
 class CaptureRole:
-    """Runs the candidate's module with builds replaced by stubs, and reports what it asked to
-    build."""
+    """Reports what a candidate's module asks to build."""
 
     def __init__(self) -> None:
         self.specs: list[Message] = []
 
     @handles(Capture)
     def capture(self, request: Capture) -> CaptureReport:
-        """Import the module. Builds with the keys `failed` fail, for they did when they were
-        made."""
+        """Import the module. Builds with keys in `failed` fail, as they did when made."""
         self.failed = request.failed
         intercept(self._record)
         try:
@@ -38,8 +36,9 @@ class CaptureRole:
 
     @handles(CaptureConstructor)
     def capture_constructor(self, request: CaptureConstructor) -> CaptureReport:
-        """What the constructor asks to build. Weights are made without storage; that it fails with
-        nothing built yet is expected."""
+        """What the constructor asks to build. Weights have no storage; failing without a build is
+        expected.
+        """
         spec = ModelSpec(
             entry_point="ModelNew",
             init_form=request.init_form,

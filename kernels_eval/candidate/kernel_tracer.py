@@ -1,9 +1,8 @@
-"""Watches a candidate's own kernels from inside its process: counts their calls, times them, and
+"""Watches a candidate's own kernels from inside its process: counts and times their calls, and
 corrupts what they wrote.
 
-Corrupting answers the question whether a kernel matters: if the output stays the same when
-everything that the kernels wrote is replaced by something else, they are an ornament. No evidence,
-like everything in this process: native code can forge it.
+If the output stays the same when everything the kernels wrote is replaced, they are an ornament.
+Not evidence, like everything in this process: native code can forge it.
 """
 
 from __future__ import annotations
@@ -43,34 +42,37 @@ LOWEST_ADDRESS = 1 << 20
 
 
 def registered_operators() -> set[str]:
-    """Names, as namespace::operator.overload, of all operators that are registered now."""
+    """All registered operators, as namespace::operator.overload."""
     return set(torch._C._dispatch_get_all_op_names())
 
 
 class KernelTracer:
     """Wraps functions, classes and submodules of extensions, operators registered with torch.ops,
-    and what a language launches (`Language.watch`)."""
+    and what a language launches (`Language.watch`).
+    """
 
     def __init__(self, on_gpu: bool) -> None:
         self.calls: Counter[str] = Counter()
         self.around: Around | None = None
-        """What is called in place of a kernel's function, unless another kernel calls it."""
+        """Called in place of a kernel's function, unless another kernel calls it."""
         self.paused = self.follows_graphs = False
-        """Kernels are left alone, though still timed."""
+        """Leaves kernels alone, though still timed."""
         self.overwrote: set[str] = set()
-        """Kernels of which something they wrote was replaced."""
+        """Kernels of which a written value was replaced."""
         self.own_operators: set[str] = set()
         self._results: dict[str, object] = {}
         self._kept: dict[str, list[list[Tensor]]] = {}
         self.swapped: Counter[str] = Counter()
-        """Results that `swapping` replaced: "other" values, the "same" ones, or the same "constant"
-        everywhere; and calls of which it saw nothing ("unseen")."""
+        """Results of `swapping`: replaced by "other" values, the "same", or one "constant";
+        "unseen": calls of which it saw nothing.
+        """
         self._on_gpu, self._inside, self._cpu_ns = on_gpu, False, 0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def wrap_module(self, owner: ModuleType | type, root: str, prefix: str = "") -> None:
-        """Watch every function of an extension's module, of its submodules and of its classes.
-        `root` is the extension's name."""
+        """Watch every function of an extension's module, submodules and classes. `root` is the
+        extension's name.
+        """
         for name, value in list(vars(owner).items()):
             if name.startswith("__") and (name not in PYTHON_NAMES or not isinstance(owner, type)):
                 continue
@@ -104,7 +106,8 @@ class KernelTracer:
 
     def watch(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
         """Call a kernel's function, and count it where it returns: a call that raises did no
-        work."""
+        work.
+        """
         call = partial(function, *args, **(kwargs or {}))
         if self._inside or self.around is None:
             result = call()
@@ -120,8 +123,7 @@ class KernelTracer:
         return result
 
     def _watch_nodes(self, result: object) -> None:
-        """Watch the backward functions that C++ has put into the graph of a result
-        (torch::autograd::Function): no Python calls them."""
+        """Watch backward functions that C++ put into a result's graph: no Python calls them."""
         leaves = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
         waiting = [x.grad_fn for x in leaves if x.grad_fn]
         while waiting:
@@ -162,19 +164,19 @@ class KernelTracer:
         return result
 
     def take_ns(self) -> float:
-        """Nanoseconds spent in watched calls since the last question; the device must be
-        synchronised."""
+        """Nanoseconds in watched calls since the last question; synchronise the device first."""
         spent = self._cpu_ns + sum(begin.elapsed_time(end) * 1e6 for begin, end in self._events)
         self._cpu_ns, self._events = 0, []
         return float(spent)
 
     def corrupting(self, value: float, *, skip: bool = False) -> Disturbance:
-        """Meanwhile, replace what kernels write by this value. With `skip`, do not call those of
-        which nothing could be replaced: what they write may be out of sight."""
+        """For the block, replace what kernels write by this value. `skip`: do not call kernels of
+        which nothing could be replaced, as their writes may be out of sight.
+        """
         return self._disturbing(partial(self._corrupted, value, skip))
 
     def swapping(self, swap: bool) -> Disturbance:
-        """Meanwhile, keep what kernels write; or put what was kept last in its place (`swap`)."""
+        """For the block, keep what kernels write, or (`swap`) replace it by what was kept last."""
         self._kept = self._kept if swap else {}
         return self._disturbing(partial(self._swapped, swap))
 
@@ -245,8 +247,7 @@ class KernelTracer:
 
 
 def _observed(call: Call) -> tuple[object, list[Tensor], set[int]]:
-    """What a call returns, which tensors that it can reach it has changed, and where all of these
-    are."""
+    """A call's result, the reachable tensors it changed, and the addresses of all these."""
     given = _reachable((call.args, call.keywords))
     before = [x.detach().clone() for x in given]
     result = call()
@@ -255,7 +256,6 @@ def _observed(call: Call) -> tuple[object, list[Tensor], set[int]]:
 
 
 def _as_tensor(value: object) -> Tensor | None:
-    """A tensor, or the memory of a NumPy array as one."""
     if isinstance(value, Tensor):
         return None if value.device.type == "meta" else value
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
@@ -290,7 +290,7 @@ LIBRARY = "libconcur_launch.so"
 
 
 class Launches:
-    """Counters of the library with that name that is loaded in this process."""
+    """Counters of the launch-counting library in this process."""
 
     def __init__(self, library: CDLL) -> None:
         def function(
@@ -303,10 +303,9 @@ class Launches:
         self.reset = function("reset", None)
         """Forget counts and times; mode and expected stream stay."""
         self.expect_stream = function("expect_stream", None, c_void_p)
-        """Count launches on any other stream than this cudaStream_t (0: the default stream) as off
-        stream."""
+        """Count launches on other streams than this cudaStream_t (0: the default) as off stream."""
         self.elapsed_ms = function("ms", c_double)
-        """Milliseconds spent in timed launches since the reset; waits for them."""
+        """Milliseconds in timed launches since the reset; waits for them."""
         self._mode = function("mode", None, c_int, c_int)
         self._wanted = False, False
         self._total, self._off_stream = function("total", c_long), function("off_stream", c_long)
@@ -314,7 +313,7 @@ class Launches:
 
     @classmethod
     def find(cls) -> Launches | None:
-        """The counters of this process; None where no CUDA library of a candidate is loaded."""
+        """This process's counters; None where no CUDA library of a candidate is loaded."""
         try:
             return cls(CDLL(LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW))
         except OSError:
@@ -326,14 +325,14 @@ class Launches:
         self._mode(null, timed)
 
     def pause(self, on: bool) -> None:
-        """Meanwhile, make launches although they are to be counted only."""
+        """Make launches for a while although they are only to be counted."""
         null, timed = self._wanted
         if null:
             self._mode(not on, timed)
 
     @contextmanager
     def nulled(self) -> Iterator[None]:
-        """Meanwhile, count launches without making them."""
+        """Count launches in the block without making them."""
         self.mode(null=True)
         try:
             yield

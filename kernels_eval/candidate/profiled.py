@@ -1,7 +1,6 @@
-"""A correct candidate under profilers: the role that tells where the time of a call goes and what
-its kernels take of a multiprocessor, and the program that ncu runs,
-`python -m kernels_eval.candidate.profiled REQUEST.json`, as compute-sanitizer runs its own
-(`kernels_eval.candidate.sanitized`).
+"""A correct candidate under profilers: the role that finds where a call's time goes and what its
+kernels take of a multiprocessor, and the program that ncu runs, `python -m
+kernels_eval.candidate.profiled REQUEST.json`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Refuses to a candidate's Python, under whatever name it reaches them, the functions that lead
-out of it: hooks on every call, frames, the garbage collector's objects, ctypes.
+"""Refuses to a candidate's Python, under whatever name, the functions that lead out of it: hooks on
+every call, frames, the garbage collector's objects, ctypes.
 
-Guarantees nothing about native code. The same functions stay open to the libraries that a candidate
-calls: what counts is the file of the code that asks.
+Guarantees nothing about native code. Libraries that a candidate calls may use them: the file of the
+asking code decides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Refused(KnownFailure):
 
 def refuse(path: str) -> list[str]:
     """From now on, raise Refused where code of the file at `path`, or of a string, asks for one of
-    these. Returns a list that grows with what it has asked for."""
+    these. Returns a growing list of what it asked for.
+    """
     asked: list[str] = []
     files = (os.path.abspath(path), "<string>")
 

@@ -1,5 +1,5 @@
 """A candidate under compute-sanitizer: the role that runs the tool in a confined child, and the
-program that the tool runs, `python -m kernels_eval.candidate.sanitized REQUEST.json`.
+tool's program, `python -m kernels_eval.candidate.sanitized REQUEST.json`.
 
 The program makes the task's declared inputs itself: its outputs are compared with nothing.
 """
@@ -50,8 +50,9 @@ def run_program(request: RunProgram) -> ProgramOutput:
 
 
 def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], object]:
-    """Load the candidate: its forward call on the task's declared inputs. A `tracer` watches its
-    kernels. Raises what the candidate raises."""
+    """Load the candidate: its forward call on the declared inputs. A `tracer` watches its kernels.
+    Raises what the candidate raises.
+    """
     spec = asked.spec.model_copy(update={"entry_point": "ModelNew", "seed": 0})
     torch.set_num_threads(spec.threads)
 
@@ -76,7 +77,7 @@ def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], 
 
 
 def confined(request: str) -> ConfinedReplay:
-    """What the request asks; this process is confined from here on."""
+    """The parsed request; confines this process from here on."""
     asked = ConfinedReplay.model_validate_json(Path(request).read_text("utf-8"))
     if landlock.abi():
         around = {"scratch": str(Path(request).parent), "readable": asked.readable}

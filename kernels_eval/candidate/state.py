@@ -1,8 +1,8 @@
-"""Process-wide state that a candidate must leave alone: what it is now, and what has changed.
+"""Process-wide state that a candidate must leave alone: its present values and changes.
 
-Guarantees to see a changed setting of torch, a changed current stream or device, and functions of
-torch and time replaced from Python. Does not see what native code changes. The reference lives in
-another process, so none of this reaches it.
+Guarantees to see changed settings of torch, a changed current stream or device, and functions of
+torch and time replaced from Python; not what native code changes. None of this reaches the
+reference, in another process.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ _ORIGINAL = {
     for name in names.split()
 }
 OWN_OF_TORCH = ("aten.", "prim.", "prims.")
-"""How names of torch's own operators begin."""
+"""Prefixes of torch's own operators' names."""
 _ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__)
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 
 
 def snapshot(device: str) -> dict[str, str]:
-    """Name and value of every watched setting now, but for `replaced_operators`, which takes
-    50 ms."""
+    """Every watched setting now, but for `replaced_operators`, which takes 50 ms."""
     now = {
         "default_dtype": str(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
@@ -75,8 +74,7 @@ def snapshot(device: str) -> dict[str, str]:
 
 
 def patched() -> list[str]:
-    """Watched functions of torch, time and Python that are no longer what they were when this
-    module was imported."""
+    """Watched functions of torch, time and Python that changed since this module was imported."""
     names = [
         f"{home}.{name}"
         for (home, name), original in _ORIGINAL.items()
@@ -88,23 +86,23 @@ def patched() -> list[str]:
 
 
 def _function_modes() -> int:
-    """Function modes that are entered, without torch's own for a default device."""
+    """Entered function modes, without torch's own for a default device."""
     stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return sum(type(mode) is not DeviceContext for mode in stack)
 
 
 def replaced_operators() -> int:
-    """How many of torch's own operators, and tables with its fallbacks, are no longer implemented
-    as when this module was imported. Without what torch registers itself when it is used: for
-    tensors that hold no values, for vmap, and operators that torch.compile adds to its
-    primitives."""
+    """How many of torch's own operators and fallback tables changed since this module was imported.
+
+    Not counted is what torch registers itself on use: for tensors without values, for vmap, and
+    torch.compile's primitives.
+    """
     now = _registrations()
     changed = (name for name, text in now.items() if text != _REGISTERED.get(name))
     return sum(_own_lines(now[name]) != _own_lines(_REGISTERED.get(name, "")) for name in changed)
 
 
 def _registrations() -> dict[str, str]:
-    """What implements each operator, by dispatch keys, and the fallbacks of all keys."""
     names = torch._C._dispatch_get_all_op_names()
     found = {
         name: str(torch._C._dispatch_dump(name))
@@ -142,7 +140,7 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, st
 
 
 def _persisting_l2() -> int:
-    """Bytes of L2 set aside for persisting accesses; -1 where the runtime cannot say."""
+    """Bytes of L2 set aside for persisting accesses; -1 where unknown."""
     value = ctypes.c_size_t()
     for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so"):
         try:

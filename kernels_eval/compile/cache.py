@@ -1,12 +1,8 @@
 """Finished builds on a disk that workers share: folders written once.
 
-Guarantees: a build's folder appears whole or not at all (atomic rename), is never changed, and is
-removed whole. Above the limit, the least recently used go when a process first stores; a path
-handed out stays for 30 minutes after its last use. A full disk is `DiskFullError`, never a
-candidate's fault.
-
-Does not guarantee that something is built once only, the limit while a process goes on, or
-libraries after a power cut. Headers and shims (`prepared`) are elsewhere.
+Guarantees: a folder appears and goes as a whole and never changes; above the limit the least
+recently used go, but no path within 30 minutes of its use; a full disk is `DiskFullError`. Not
+guaranteed: building once only, the limit at all times, libraries after a power cut.
 """
 
 from __future__ import annotations
@@ -155,7 +151,6 @@ class BuildCache:
         return self._staging / uuid.uuid4().hex
 
     def _written(self, staging: Path, build: Build) -> Build:
-        """The record of a build, stored in `staging` with its library."""
         staging.mkdir()
         if build.path:
             library = staging / Path(build.path).name
@@ -166,7 +161,7 @@ class BuildCache:
         return build
 
     def _in_place(self, staging: Path, entry: Path, build: Build) -> Build:
-        """Rename a folder to its final place; returns the build found there then."""
+        """Rename a folder to its final place; returns the build found there."""
         entry.parent.mkdir(exist_ok=True)
         while True:
             try:

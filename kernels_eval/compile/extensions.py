@@ -1,12 +1,8 @@
 """Builds candidates' C++ and CUDA extensions outside their process, into a content-addressed cache.
 
-Guarantees: a library is built once per (sources, flags, toolchain) while kept; a hanging compiler
-is killed with its children; a build that fails with lite headers is retried with torch's, unless an
-error is certain there too, so the outcome does not depend on the tier; a build that a full disk may
-have failed has no outcome.
-
-Does not guarantee that the compiler is safe against hostile input beyond a deadline, a file-size
-limit, a list of refused flags, and `confine`.
+Guarantees: one build per (sources, flags, toolchain); hanging compilers are killed; the outcome
+does not depend on the header tier; a full disk gives no outcome. Hostile input meets only a
+deadline, a file-size limit, refused flags, and `confine`.
 """
 
 from __future__ import annotations
@@ -148,7 +144,6 @@ class Attempt:
         return blank(self.spec.text)
 
     def _compile_and_link(self) -> Outcome:
-        """Stops at the first step that fails."""
         if self.tier == "lite":
             self.prepared.operators.write(self._text, self.work / "operators")
         units = self._write_units()
@@ -167,7 +162,6 @@ class Attempt:
         return self._transform() if outcome == "ok" else outcome
 
     def _transform(self) -> Outcome:
-        """Let each transform change the library."""
         try:
             for transform in self.transforms:
                 transform.change(self.library, self.spec, self._printed)
@@ -188,7 +182,6 @@ class Attempt:
         return printed.read_text(errors="replace")
 
     def _write_units(self) -> list[str]:
-        """Write all translation units into `work`; returns their names."""
         headers = [(f"{OWN_HEADERS}/{name}", text) for name, text in self.spec.headers]
         if headers:
             (self.work / OWN_HEADERS).mkdir(exist_ok=True)
@@ -276,9 +269,8 @@ class Attempt:
         return command + list(self.spec.extra_ldflags)
 
     def _parsed(self) -> Outcome | None:
-        """The failure of parsing main.cpp with torch's precompiled header, if it fails.
-
-        Sound only where the candidate's flags cannot change what is parsed; elsewhere None.
+        """The failure of parsing main.cpp. Sound only where no flag of the candidate's changes
+        parsing.
         """
         spec, made, source = self.spec, self.prepared, self.work / "main.cpp"
         plain = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags)
@@ -303,7 +295,6 @@ class Attempt:
 
 
 def _refusal(spec: ExtensionSpec) -> Build | None:
-    """The outcome of a spec that no compiler is given."""
     said, reason = spec.unusable_reason, Reason.BUILD_FAILED
     flags = () if said else (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags)
     refused = [bad for bad in map(refused_flag, flags) if bad is not None]

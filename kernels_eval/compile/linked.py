@@ -1,8 +1,7 @@
-"""Library work that a built extension asks for, from the symbols of its ELF file (System V ABI,
-chapter 4).
+"""Library work that a built extension asks for, from its ELF symbols (System V ABI, chapter 4).
 
-The parent reads the file, without torch: no process of the candidate's can interfere. Does not see
-functions of a static library or reached through pointers; a flag marks lookups by name.
+The parent reads the file: candidates cannot interfere. Does not see static libraries or calls
+through pointers; lookups by name are flagged.
 """
 
 from __future__ import annotations
@@ -119,7 +118,6 @@ def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
 
 
 def _named(symbol: str, untraced: bool) -> Iterator[str]:
-    """Names for `Verdict.library_calls` where a symbol stands for library work."""
     parts = symbol.split("::")
     if len(parts) == 1:
         shim = SHIM.fullmatch(symbol)
@@ -140,9 +138,7 @@ def _named(symbol: str, untraced: bool) -> Iterator[str]:
 
 
 def _demangled(symbol: str) -> str:
-    """A C++ function's qualified name without arguments (Itanium C++ ABI, 5.1.2); other names
-    unchanged.
-    """
+    """A C++ function's qualified name (Itanium C++ ABI, 5.1.2); other names unchanged."""
     match = re.match(r"_ZN?(?:[rVKRO]*)(?=\d)", symbol)
     if match is None:
         return symbol

@@ -1,9 +1,7 @@
-"""Writes the operator declarations that a candidate's `lite` headers include, from torch's own
-headers.
+"""Writes the operator declarations of a candidate's `lite` headers, from torch's own.
 
-Guarantees: a named operator comes with all of torch's overloads, so overload resolution is torch's;
-overloads with types lite lacks are declared deleted; names absent from the source are not declared.
-Does not guarantee that lite can express an operator: then `full` decides.
+Guarantees: a named operator has all of torch's overloads (deleted where lite lacks a type), so
+overload resolution is torch's. Not all operators can be expressed: then `full` decides.
 """
 
 from __future__ import annotations
@@ -333,9 +331,7 @@ def _certain_first(error: re.Match[str], source: str, known: TorchNames) -> bool
 
 
 def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool:
-    """Whether an error of nvcc is certain. Torch's headers bring more under nvcc than
-    `known.words`.
-    """
+    """Whether an nvcc error is certain: there torch's headers bring more than `known.words`."""
     if (undefined := _NVCC_UNDEFINED.search(message)) and known.nvcc_words:
         # Nothing may be from a header whose words are not known.
         included = all(
@@ -360,7 +356,7 @@ class Operators:
 
     @cached_property
     def _methods(self) -> dict[str, list[tuple[str, str]]]:
-        """Name -> (head with default arguments, body) of each overload of a Tensor method."""
+        """Name -> (head with defaults, body) of each overload of a Tensor method."""
         text = (self.include / "ATen/core/TensorBody.h").read_text()
         inside, _, outside = text.partition("\n};\n")
         heads = {
@@ -437,7 +433,6 @@ class Operators:
             (folder / f"concur_{name}.inc").write_text(content)
 
     def _functions(self, name: str) -> list[tuple[str, str]]:
-        """(head, body) of each overload of at::name."""
         base = re.sub(r"_(out|outf)$", "", name)
         file = f"{base}.h"
         if file not in self._headers and base.endswith("_"):
@@ -450,7 +445,7 @@ class Operators:
         ]
 
     def _structs_of(self, name: str) -> dict[str, str]:
-        """Struct name -> declaration of `call`, for an operator and its in-place and out forms."""
+        """Struct name -> declaration of `call`, for all forms of an operator."""
         base = re.sub(r"_(out|outf)$", "", name)
         for candidate in (base, base.rstrip("_")):
             file = f"{candidate}_ops.h"
@@ -476,5 +471,5 @@ def _is_missing(head: str) -> bool:
 
 
 def _bare(parameters: str) -> str:
-    """Parameters without defaults and blanks, to match a declaration with its definition."""
+    """Parameters without defaults and blanks, to match declarations with definitions."""
     return re.sub(r"\s", "", re.sub(r"=(\{[^}]*\}|[^,]*)(?=,|$)", "", parameters))

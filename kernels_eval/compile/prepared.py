@@ -1,9 +1,8 @@
-"""Things made once per (torch, Python, compiler) and shared by builds: shims, header folders,
-torch's precompiled header.
+"""Shims, header folders and torch's precompiled header, made once per (torch, Python, compiler).
 
-Guarantees: each is made under a lock and renamed into place whole. Torch's precompiled header (45
-core-seconds, 790 MB) is made once several sources needed it, and goes when another is made after 30
-days unused. Nothing else (70 MB) is ever removed: kept libraries link to the shims.
+Guarantees: each is made under a lock and renamed into place. Torch's precompiled header (45
+core-seconds, 790 MB) waits for several sources and goes after 30 days unused. Nothing else (70 MB)
+is removed: kept libraries link to it.
 """
 
 from __future__ import annotations
@@ -181,7 +180,6 @@ class Prepared:
     # -- names in torch's headers ------------------------------------------------------------------
 
     def _preprocessed(self, heads: Iterable[str], suffix: str, command: Sequence[str]) -> str:
-        """A source that includes `heads`, preprocessed."""
         probe = self._work.path / f"{uuid.uuid4().hex}{suffix}"
         target = probe.with_suffix(".i")
         probe.write_text("".join(f"#include <{head}>\n" for head in heads))
@@ -335,7 +333,6 @@ class Prepared:
 
 
 def _words(files: Iterable[str]) -> set[str]:
-    """Identifiers in those of these files that exist."""
     found: set[str] = set()
     for path in map(Path, files):
         if path.is_file():

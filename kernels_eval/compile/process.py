@@ -1,13 +1,8 @@
-"""Runs compilers: one process group each, bounded in processor time and bytes written, in a folder
-of this process.
+"""Runs compilers: one bounded process group each, in a folder of this process.
 
-Guarantees: a compiler that hangs, or whose builder is gone, is killed with its children; one killed
-from outside is a KilledError; a work root is removed with its process, or by the next builder; a
-failure for want of disk is a `DiskFullError`, which a candidate cannot fake through a compiler's
-messages.
-
-Does not guarantee safety against hostile input (see `confine`), nor to notice a disk that was full
-for a moment.
+Guarantees: hanging or abandoned compilers are killed with their children; one killed from outside
+is a KilledError; work roots are removed; want of disk is a `DiskFullError`, which compiler messages
+cannot fake. Not guaranteed: safety without `confine`, notice of a briefly full disk.
 """
 
 from __future__ import annotations
@@ -109,7 +104,6 @@ def _returncode(
     environment: dict[str, str],
     confine: Callable[[], None] | None,
 ) -> int | None:
-    """None where the deadline came first."""
     descriptor = reaper.reaper()
 
     def prepare() -> None:

@@ -1,8 +1,8 @@
 """Build transforms: what changes a library between its link and its first use.
 
-Guarantees: the transforms of `build.transforms` are applied in order to every linked library before
-it is cached; names and versions are in the build's key; tools are confined as compilers are, within
-the build's deadline. Says nothing of the changed library, which is verified as any other.
+Guarantees: those of `build.transforms` are applied in order before caching; names and versions are
+in the build's key; tools are confined, within the build's deadline. The changed library is verified
+as any other.
 """
 
 from __future__ import annotations

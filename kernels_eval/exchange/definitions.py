@@ -1,8 +1,7 @@
 """Our tasks and candidates as definitions and solutions of FlashInfer-Bench and SOL-ExecBench.
 
-Guarantees: reference and solution are our programs, called by a `run`, with weights from the same
-seed as in KernelBench. Raises ValueError where their form cannot hold a task's inputs or outputs.
-FlashInfer-Bench's inputs need not be distributed as the task's; SOL-ExecBench's are.
+Guarantees: both are our programs, called by a `run`, with weights of one seed. Raises ValueError
+where their form cannot hold a task. FlashInfer-Bench's inputs may be distributed otherwise.
 """
 
 from __future__ import annotations

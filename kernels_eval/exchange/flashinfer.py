@@ -1,10 +1,9 @@
-"""Definition, Workload and Solution of FlashInfer-Bench (flashinfer-ai/flashinfer-bench,
-`flashinfer_bench/data`, commit 40e6ca7) and of SOL-ExecBench, which extends them
-(NVIDIA/SOL-ExecBench, `src/sol_execbench/core/data`, commit 8d2237d).
+"""Records of FlashInfer-Bench (flashinfer-ai/flashinfer-bench, `flashinfer_bench/data`, commit
+40e6ca7) and SOL-ExecBench (NVIDIA/SOL-ExecBench, `src/sol_execbench/core/data`, commit 8d2237d).
 
 Guarantees: a definition with a workload is a task, a solution with both a candidate, or a
-ValueError says why not. Does not guarantee the other suite's inputs (its random ones are standard
-normal here, without SOL-ExecBench's rules for names such as `norm_weight`) nor its tolerances.
+ValueError. Random inputs are standard normal here; SOL-ExecBench's rules for names such as
+`norm_weight` and its tolerances are not used.
 """
 
 from __future__ import annotations
@@ -169,7 +168,6 @@ class Definition(Finite):
         given: WorkloadInput | None,
         root: Path | None,
     ) -> str:
-        """The expression that makes one input."""
         kind = given.type if given else "custom" if self.custom_inputs_entrypoint else "random"
         if given and kind == "scalar":
             return repr(given.value)
@@ -202,7 +200,7 @@ _OPERATORS = ARITHMETIC | {ast.Pow: operator.pow}
 
 
 def _evaluated(expression: str, sizes: Mapping[str, int]) -> int:
-    """The size from an expression of axes. Raises ValueError, also where a part is too large."""
+    """The size from an expression of axes. Raises ValueError, also for too large a part."""
 
     def value(node: ast.AST) -> Any:
         match node:
@@ -233,8 +231,8 @@ def _evaluated(expression: str, sizes: Mapping[str, int]) -> int:
 
 
 def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
-    """The expression of a tensor in a safetensors file, whose path may begin above `root`. Raises
-    ValueError where it cannot be read from under `root`, or is too large.
+    """A tensor of a safetensors file under `root`, as source. Raises ValueError, also for its
+    size.
     """
     if root is None:
         raise ValueError(
@@ -342,7 +340,7 @@ class Solution(Finite):
         )
 
     def _native(self, files: Mapping[str, str]) -> str:
-        """Python that builds and loads the sources, each a unit with its own headers inlined."""
+        """Python that builds and loads the sources, each with its own headers inlined."""
         of_sol = {"cuda_cpp", "cutlass", "cudnn", "cublas"} & set(self.spec.languages)
         bound = self.spec.binding or ("torch" if of_sol else "tvm-ffi")
         if bound != "torch":

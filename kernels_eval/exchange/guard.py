@@ -51,7 +51,7 @@ def _arguments() -> tuple[list[object], dict[str, object]]:
 
 @contextmanager
 def _libraries() -> Iterator[None]:
-    """Give the kernel's module the libraries beside it for those it asks to build."""
+    """Give the kernel's module the libraries beside it."""
 
     def provided(name: str, *_: object, **options: object) -> ModuleType | None:
         path = str(HERE / f"{name}.so")
@@ -74,7 +74,7 @@ def _libraries() -> Iterator[None]:
 
 @cache
 def _module(kernel: bool, device: str) -> torch.nn.Module:
-    """The kernel's module, or the reference's, on a device; each call gives the weights."""
+    """The kernel's or the reference's module on a device, without the call's weights."""
     args, kwargs = _arguments()
     with _libraries():
         made = importlib.import_module(".candidate", __name__).ModelNew if kernel else _Reference
@@ -124,7 +124,6 @@ def _names(module: torch.nn.Module) -> dict[str, torch.Size]:
 
 @cache
 def _devices() -> tuple[torch.device, ...]:
-    """The devices of the verdict's architecture."""
     capability = certificate["built_for"]["capability"]
     if capability is None:
         return (torch.device("cpu"),)
@@ -134,9 +133,7 @@ def _devices() -> tuple[torch.device, ...]:
 
 
 def _difference(x: object, form: dict[str, Any], devices: tuple[torch.device, ...]) -> str:
-    """How an input differs from the verified one, or "". Tracing hides addresses: the operator
-    rechecks.
-    """
+    """How an input differs, or "". Tracing hides addresses: the operator rechecks."""
     if "dtype" not in form:
         same = type(x) is type(form["value"]) and x == form["value"]
         return "" if same else "has another value than was verified"
@@ -177,7 +174,7 @@ def _apart(tensors: list[torch.Tensor]) -> str:
 
 
 def _called(module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """One call's outputs with these inputs and state: contiguous, in storage of their own."""
+    """One call's outputs: contiguous, in storage of their own."""
     left = iter(tensors)
     inputs = [next(left) if "dtype" in form else form["value"] for form in _INPUTS]
     state = {form["name"]: x for form, x in zip(_STATE, left, strict=True)}
@@ -195,8 +192,8 @@ def _called(module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[torch.
 
 
 def _run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The kernel where verified, else the reference. Raises RuntimeError under forward-mode
-    derivatives, which it would lose.
+    """Kernel or reference. Raises RuntimeError under forward-mode derivatives, which it would
+    lose.
     """
     if _forward_derivative():
         raise RuntimeError("the operator has no forward derivative: call Model")
@@ -275,5 +272,4 @@ def _forward_derivative() -> bool:
 
 
 def _transformed() -> bool:
-    """Whether torch.func or forward-mode derivatives are at work."""
     return bool(torch._C._are_functorch_transforms_active()) or _forward_derivative()

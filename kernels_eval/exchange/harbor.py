@@ -1,11 +1,9 @@
 """Tasks as Harbor, TRL, verifiers and NeMo Gym read them
-(https://www.harborframework.com/docs/tasks): a folder each, with `task.toml`, `instruction.md`,
-`environment/Dockerfile` and `tests/test.sh`.
+(https://www.harborframework.com/docs/tasks): one folder each.
 
-An agent writes `/app/candidate.py`; `test.sh` runs this module, which verifies it in the agent's
-container and writes the verdict and `/logs/verifier/reward.txt`. Guarantees: a fault of machine or
-task leaves no reward, which Harbor takes for an error, not a 0. An agent with root can do anything
-to its container: the images of `deployments/compose` have another user.
+An agent writes `/app/candidate.py`; `test.sh` runs this module, which writes the verdict and
+`/logs/verifier/reward.txt`. Guarantees: a fault of machine or task leaves no reward, which Harbor
+takes for an error, not a 0. Agents must not be root: see `deployments/compose`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """An accepted kernel as an importable package: the layout of Hugging Face's `kernels`
-(huggingface/kernels, `docs/source/kernel-requirements.md`), with an operator of torch and a
-guard (`kernels_eval.exchange.guard`).
+(huggingface/kernels, `docs/source/kernel-requirements.md`), an operator of torch and a guard.
 
-Guarantees: the kernel is verified again, and the verdict is of the very libraries packed, which for
-CUDA do not count launches as the verifier's do; each file's digest and the task's program are
-included. Does not guarantee Hugging Face's limits on symbol versions or Python's stable ABI:
-elsewhere the guard falls back.
+Guarantees: the verdict is of the very libraries packed, verified again without launch counters;
+file digests and the task's program are included. Elsewhere (symbol versions, Python's ABI) the
+guard falls back.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ def _fill(
     certificate: Mapping[str, object],
     known: dict[str, str],
 ) -> None:
-    """Write what stands beside the libraries: programs, guard, certificate and metadata."""
+    """Write programs, guard, certificate and metadata."""
 
     def put(name: str, text: str) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -164,7 +162,6 @@ def _shipped(builder: Builder, spec: ExtensionSpec, work: str) -> str:
 
 
 def _built_for(language: Language, specs: Sequence[ExtensionSpec]) -> dict[str, object]:
-    """What a process must be to run the kernel; None where it may be any."""
     from torch import __version__ as torch
 
     tuned = any(flag.startswith("-m") for spec in specs for flag in spec.extra_cflags)
@@ -184,7 +181,6 @@ def _cpu_flags() -> list[str]:
 
 
 def _variant(language: Language) -> str:
-    """The build variant's name, as `kernels` reads it."""
     from torch import __version__ as torch
 
     if language.jit:

@@ -1,10 +1,8 @@
-"""A folder of definitions, workloads, solutions and traces: FlashInfer-Bench's trace set
-(`definitions/`, `workloads/`, `solutions/`, `traces/`), or SOL-ExecBench's, with a folder per
-problem (`definition.json`, `workload.jsonl`, solutions).
+"""A folder of definitions, workloads, solutions and traces: FlashInfer-Bench's trace set, or
+SOL-ExecBench's, with a folder per problem.
 
-Guarantees: a file's kind is told by its content, unknown fields are ignored; rows come in the order
-of file names; `left_out` counts what cannot be taken over, and why; what is written reads back
-unchanged. Runs nothing.
+Guarantees: content tells a file's kind, unknown fields are ignored; rows come in order of file
+names; `left_out` counts what is not taken over; what is written reads back unchanged.
 """
 
 from __future__ import annotations
@@ -85,7 +83,6 @@ class TraceSet:
             self.left_out[str(error)] += 1
 
     def _line(self, row: Json, where: str, near: str | None) -> None:
-        """A trace, or a workload of the definition beside it."""
         held = row.get("workload") if "definition" in row else row
         workload = record_of(Workload, held, where)
         name = row.get("definition", near)

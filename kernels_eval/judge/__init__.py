@@ -1,2 +1,3 @@
 """The trusted side: builds, starts and asks processes, and decides the verdict. Never imports
-`child` or `reference`."""
+`child` or `reference`.
+"""

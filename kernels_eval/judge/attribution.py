@@ -1,5 +1,6 @@
 """How a candidate works: whether its kernels do the work, whether calls repeat, and what it leaves
-running or changed."""
+running or changed.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +22,19 @@ from kernels_eval.records import Reason
 from kernels_eval.sandbox.sandbox import Child
 
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(|mutex|\bomp\s+critical\b", re.IGNORECASE)
-"""Sources whose results may differ in the last bits between two runs: the order of their additions
-is not fixed."""
+"""Sources whose last bits may differ between runs: the order of their additions is not fixed."""
 OPERATORS_MAY_DIFFER = re.compile(
     r"aten\.(_?conv|cudnn_conv|miopen_conv|mkldnn_conv|slow_conv"
     r"|index_(add|copy|put|reduce)|scatter|put_|cumsum|histc|bincount|kthvalue"
     r"|median|_?embedding_bag|upsample|grid_sampl)"
 )
-"""Operators of torch for which the same holds on a GPU (the list in the documentation of
-torch.use_deterministic_algorithms)."""
+"""Operators of torch with varying bits on a GPU (listed for torch.use_deterministic_algorithms)."""
 
 
 def check_repeatable(process: CandidateProcess) -> None:
-    """The same inputs give the same bits, unless atomics or an operator of torch whose own bits
-    vary had a part in it."""
+    """Require the same bits for the same inputs, unless atomics or a varying operator of torch took
+    part.
+    """
     if not any(call.rerun_differs for call in process.calls):
         return
     source = process.candidate.code or ""
@@ -49,8 +49,9 @@ def check_repeatable(process: CandidateProcess) -> None:
 
 
 def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
-    """Which kernels and which library operators ran, and the kernels' share of the time. `again`:
-    where it was timed, add what shows now, for a candidate may work otherwise since."""
+    """Find which kernels and library operators ran, and the kernels' share of the time. `again`:
+    after timing, add what shows now, as a candidate may work otherwise since.
+    """
     draft = process.draft
     if again and not draft.timing:
         return
@@ -78,7 +79,7 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
 
 
 def check_idle(process: CandidateProcess) -> None:
-    """Nothing left running, and nothing left changed."""
+    """Require that nothing is left running or changed."""
     if all(_busy_share(process.child) > IDLE_SHARE for _ in range(2)):
         what = "the process continues to compute after its call has returned"
         raise Stop(Reason.BACKGROUND_WORK, what)
@@ -90,7 +91,7 @@ def check_idle(process: CandidateProcess) -> None:
 
 
 def check_state(process: CandidateProcess) -> None:
-    """No setting of torch or CUDA changed that honest code leaves alone."""
+    """Require that no setting of torch or CUDA changed that honest code leaves alone."""
     changed = process.ask(ReadState()).changed
     for name, reason in REASON_OF_CHANGE.items():
         if name in changed:
@@ -100,8 +101,9 @@ def check_state(process: CandidateProcess) -> None:
 
 
 def check_ornamental(process: CandidateProcess) -> None:
-    """Do the kernels matter? Asked last, since corrupted values may lead a kernel astray: a crash
-    shows that they were used."""
+    """Do the kernels matter? Asked last, as corrupted values may crash a kernel: a crash shows that
+    they were used.
+    """
     drawn = [
         trial.distribution
         for trial in process.reference.trials
@@ -129,8 +131,7 @@ def _no_custom_kernel(what: str, process: CandidateProcess, otherwise: str) -> S
 
 
 def _busy_share(child: Child) -> float:
-    """Share of a short window in which a child that was asked nothing used a processor. 0 where the
-    kernel does not tell."""
+    """Share of a short window in which an idle child used a processor."""
     # on a busy machine a process that wants to run does not always get a processor
     started, used = time.monotonic(), child.demand_ns()
     if not used:
@@ -146,7 +147,6 @@ def _busy_share(child: Child) -> float:
 
 
 def _wants_to_run(child: Child) -> bool:
-    """Does any thread of this process and its descendants run, or wait for a processor?"""
     for stat in child.thread_files("stat"):
         with suppress(OSError):
             if stat.read_text().rpartition(")")[2].split()[:1] == ["R"]:

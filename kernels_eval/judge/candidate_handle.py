@@ -1,8 +1,7 @@
 """The parent's handle on the process that runs a candidate's kernel.
 
-Guarantees: every question has a deadline, and what this process cannot answer is the candidate's
-fault and ends the verification as a `Stop`. A SIGKILL that is not blamed on it, and the death of
-the fork server, pass through as SandboxError.
+Guarantees: every question has a deadline; its failures are the candidate's and end in a `Stop`. A
+SIGKILL not blamed on it, and the fork server's death, pass through as SandboxError.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from kernels_eval.source.spec import Build
 
 class MadeElsewhere(Exception):
     """The candidate's constructor made parameters on the CPU, as under KernelBench: the reference's
-    have to be made there, too."""
+    must be made there, too.
+    """
 
 
 @dataclass
 class CandidateProcess:
-    """A candidate in its process, the reference that it is compared with, and the draft of its
-    verdict."""
+    """A candidate in its process, its reference, and the draft of its verdict."""
 
     child: Child
     candidate: Candidate
@@ -73,8 +72,9 @@ class CandidateProcess:
         self.builds = BoundedBuilds(self.builder, self.candidate, self.draft.flags)
 
     def load(self, libraries: dict[str, str]) -> None:
-        """Import the module and construct it. Raises MadeElsewhere where the reference has to be
-        constructed again, on the CPU."""
+        """Import the module and construct it. Raises MadeElsewhere where the reference must be
+        constructed again, on the CPU.
+        """
         reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
         arguments, given = reference.arguments()
         outputs, taken = reference.memory.outputs_of("candidate")
@@ -99,19 +99,19 @@ class CandidateProcess:
 
     @property
     def _kernels_key(self) -> str:
-        """Where compiled kernels of this very source are kept: what a candidate has left behind is
-        given to nobody else."""
+        """Key of this source's compiled kernels, which no other source gets."""
         language = self.candidate.language
         return stable_hash(["jit", language, language.versions(), self.candidate.code])
 
     def _kept_kernels(self) -> str:
-        """The archive of what an earlier process of this source has compiled; empty without."""
+        """The archive that an earlier process of this source compiled, or ""."""
         found = self.candidate.language.jit_cache and self.builder.cache.find(self._kernels_key)
         return found.path if found else ""
 
     def keep_kernels(self) -> None:
-        """Keep what a JIT has compiled for this source. The archive is made by the candidate's
-        process, and never read in this one."""
+        """Keep what a JIT compiled for this source. The candidate's process makes the archive; this
+        one never reads it.
+        """
         if not self.candidate.language.jit_cache or self._kept_kernels():
             return
         folder, key = self.builder.work_root, self._kernels_key
@@ -125,13 +125,13 @@ class CandidateProcess:
         return self._request(request, self.config.limits.run_s, Reason.RUN, fds)
 
     def ask(self, request: Request[A], fds: Fds = ()) -> A:
-        """The answer to a request. Raises Stop where there is none, or one of another form."""
+        """The answer to a request. Raises Stop where it is missing or malformed."""
         return parse_answer(request, self.tell(request, fds))
 
     def unseen_inputs(
         self, count: int = 1, distribution: str = DECLARED
     ) -> tuple[PackedValues, int]:
-        """So many sets of inputs that it has never seen, and their descriptor."""
+        """Sets of inputs that it has never seen, and their descriptor."""
         seeds = [secrets.randbits(31) for _ in range(count)]
         return self.reference.memory.draw(seeds, distribution)
 
@@ -154,8 +154,7 @@ class CandidateProcess:
         )
 
     def _late_build(self, spec: object, timeout: float) -> Message:
-        """Build what a constructor or a first call asks for; the child waits, its deadline does not
-        run."""
+        """Build what the candidate asks for, while its deadline is paused."""
         build = self.builds.build(spec)
         if build.ok:
             self.draft.late_tier = build.tier or None
@@ -164,13 +163,14 @@ class CandidateProcess:
         return self.child.resume(answer.model_dump(mode="json"), timeout)
 
     def try_call(self) -> None:
-        """One call that is compared with nothing. Raises Stop where it fails."""
+        """Make one call without comparing it. Raises Stop where it fails."""
         inputs, descriptor = self.unseen_inputs()
         self.tell(Call(inputs=inputs), (descriptor,))
 
     def call(self, trial: Trial, *, reruns: int = 0, transposed: bool = False) -> Comparison:
-        """One forward call, compared; `transposed`: with other weights that are square matrices
-        transposed. Raises Stop where the outputs are not even of the right form."""
+        """One forward call, compared; `transposed`: with other weights whose square matrices are
+        transposed. Raises Stop where the outputs have the wrong form.
+        """
         if trial.weights_seed is not None:
             weights = RedrawWeights(
                 seed=trial.weights_seed,
@@ -209,7 +209,7 @@ class CandidateProcess:
         return self.reference.compare(trial)
 
     def check_form(self, report: CallReport, trial: Trial) -> None:
-        """Raise Stop where outputs have not the form of this trial's."""
+        """Raise Stop where outputs lack the form of this trial's."""
         if not report.plain:
             kind, *_ = report.kinds or ["nothing"]
             lazy = report.tensors and report.kinds
@@ -232,8 +232,9 @@ class CandidateProcess:
 def unmatched_shapes(
     reference: list[list[int]], candidate: list[list[int]]
 ) -> tuple[list[int], int]:
-    """Which of the reference's parameters (indices) have no counterpart of their shape among the
-    candidate's, and how many elements the candidate's own unmatched parameters hold."""
+    """Indices of the reference's parameters without a counterpart of their shape in the
+    candidate's, and the number of elements in the candidate's own unmatched parameters.
+    """
     left = list(candidate)
     missing = []
     for index, shape in enumerate(reference):

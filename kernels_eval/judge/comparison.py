@@ -1,7 +1,7 @@
-"""The second loop over the table of trials: a candidate's outputs are compared with what is right.
+"""The second loop over the table of trials: compares a candidate's outputs with what is right.
 
-A wrong answer ends the protocol with the reason that its row names, or that explains it best; where
-the row tolerates it, it becomes a flag.
+A wrong answer ends the protocol with its row's reason, or the one that explains it best; where the
+row tolerates it, it becomes a flag.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ Measured = list[tuple[Trial, Comparison]]
 
 
 def compare_outputs(process: CandidateProcess) -> None:
-    """Every trial in the task's own shape and mode: right outputs for unseen inputs, other
-    distributions, reused storage and other weights. Raises Stop where one is wrong."""
+    """Compare every trial in the task's own shape and mode: unseen inputs, other distributions,
+    reused storage, other weights. Raises Stop where one is wrong.
+    """
     draft = process.draft
     draft.outputs_match = False
     compare_trials(process, Stage.OUTPUTS)
@@ -33,8 +34,9 @@ def compare_outputs(process: CandidateProcess) -> None:
 
 
 def compare_trials(process: CandidateProcess, stage: Stage) -> None:
-    """Compare the candidate in each trial of this stage. Raises Stop for the first answer that is
-    wrong and not tolerated."""
+    """Compare the candidate in each trial of this stage. Raises Stop for the first wrong answer
+    that is not tolerated.
+    """
     measured: Measured = []
     for trial in process.reference.trials:
         if trial.row.stage is not stage:
@@ -55,9 +57,9 @@ def compare_trials(process: CandidateProcess, stage: Stage) -> None:
 def compare_trial(
     trial: Trial, process: CandidateProcess, *, first: bool = False
 ) -> tuple[Trial, Reason, Comparison]:
-    """One call, compared: the trial as it was put to the candidate, what came of it, and the
-    errors. The `first` call is repeated on the same inputs. Raises Stop where there is no answer to
-    compare."""
+    """Compare one call: the trial as put to the candidate, the outcome, and the errors. The `first`
+    call is repeated on the same inputs. Raises Stop where there is no answer.
+    """
     if trial.weights_seed is not None:
         trial = _other_weights(trial, process)
     reruns = process.config.correctness.reruns if first else 0
@@ -70,8 +72,7 @@ def compare_trial(
 
 
 def accepted(trial: Trial, found: Comparison, process: CandidateProcess) -> Reason:
-    """OK for a right answer, and for an approximation, which is noted: what it means is decided
-    when all else is known. Otherwise the reason why it is neither."""
+    """OK for a right answer or an approximation (noted, and decided later); else the reason."""
     outcome = process.reference.judge(found, trial)
     if outcome is not Reason.APPROXIMATION:
         return outcome
@@ -83,8 +84,7 @@ def accepted(trial: Trial, found: Comparison, process: CandidateProcess) -> Reas
 
 
 def _refuse_call(trial: Trial, stop: Stop, process: CandidateProcess) -> None:
-    """Note a call that gave no answer to compare, or raise Stop. In another shape, an exception is
-    an honest refusal."""
+    """Note an unanswered call (in another shape, an honest refusal), or raise Stop."""
     row, reason = trial.row, stop.finding.reason
     if row.stage is Stage.OUTPUTS:
         raise stop
@@ -99,7 +99,6 @@ def _refuse_call(trial: Trial, stop: Stop, process: CandidateProcess) -> None:
 def _refuse_answer(
     trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess
 ) -> None:
-    """Note a wrong answer that the trial tolerates, or raise Stop."""
     row = trial.row
     if row.tolerated(_wrong(outcome, process)):
         process.draft.flags.append(row.flag)
@@ -129,8 +128,7 @@ def _specialised(trial: Trial, reason: Reason, detail: str) -> Stop:
 
 
 def _settle_approximation(process: CandidateProcess) -> None:
-    """What an approximation means, now that all outputs are known. Raises Stop where one is beyond
-    KernelBench's tolerance on the task's own inputs."""
+    """Raise Stop for an approximation beyond KernelBench's tolerance on own inputs."""
     draft, formula = process.draft, process.config.correctness.formula
     if draft.approximation and not (draft.correctness and draft.correctness.kernelbench_1e4):
         raise Stop(Reason.WRONG_OUTPUT, draft.approximation.replace("within", "beyond"))
@@ -140,20 +138,19 @@ def _settle_approximation(process: CandidateProcess) -> None:
 
 
 def compare_non_finite(process: CandidateProcess) -> None:
-    """What a candidate makes of NaN and infinities, where that is only flagged."""
+    """Compare what a candidate makes of NaN and infinities, where that is only flagged."""
     if not process.child.dead:  # what came before may have ended it
         compare_trials(process, Stage.LAST)
 
 
 def check_formula(process: CandidateProcess) -> None:
-    """An approximation that did all else right is refused for that alone."""
+    """Refuse an approximation that did all else right."""
     if process.draft.approximation and process.config.correctness.formula == "require":
         raise Stop(Reason.APPROXIMATION, process.draft.approximation)
 
 
 def _check_calls(process: CandidateProcess) -> None:
-    """What calls with right outputs did besides. Raises Stop where one changed an earlier output,
-    or its inputs although the reference leaves them alone."""
+    """Raise Stop where a call changed an earlier output, or inputs without cause."""
     calls = process.calls
     if any(call.expanded for call in calls):
         process.draft.flags.append("expanded_output")
@@ -167,8 +164,7 @@ def _check_calls(process: CandidateProcess) -> None:
 
 
 def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
-    """The trial that shows whether the candidate uses its weights as they are now, however it keeps
-    them."""
+    """The trial that shows whether the candidate uses its present weights."""
     reference, shapes = process.reference, process.reference.loaded.parameters
     missing, spare = unmatched_shapes(shapes, process.loaded.parameters)
     wanted = [shapes[index] for index in missing]
@@ -194,8 +190,7 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
 
 
 def _with_transposed(trial: Trial, found: Comparison, process: CandidateProcess) -> Comparison:
-    """The comparison with square matrices transposed where that is right, else the one that was
-    found: the shape of such a matrix does not tell how a candidate keeps it."""
+    """The comparison with square matrices transposed where right, else `found`."""
     if not any(len(shape) == 2 and shape[0] == shape[1] for shape in process.loaded.parameters):
         return found
     again = process.call(trial, transposed=True)
@@ -203,8 +198,7 @@ def _with_transposed(trial: Trial, found: Comparison, process: CandidateProcess)
 
 
 def _correctness(measured: Measured, reference: ReferenceProcess) -> Correctness:
-    """The worst over all trials but those on hard inputs; KernelBench's tolerances over the trials
-    on the task's own inputs, which is where they belong."""
+    """The worst over all trials but hard ones; KernelBench's tolerances over own inputs."""
     worst = merge([found for trial, found in measured if not trial.row.hard])
     own = merge([found for trial, found in measured if trial.own_inputs])
     return Correctness(

@@ -1,12 +1,8 @@
-"""The compiled reference: the second baseline of a task, timed once against the eager reference as
-a candidate is.
+"""The compiled reference: a task's second baseline, timed once against the eager reference.
 
-Guarantees: whatever goes wrong with it (it does not compile, compiles too long, answers wrongly,
-dies, compiles again while it is timed) costs this baseline with a reason, never a verdict; it is
-timed only after its answers to two sets of inputs have passed the gates that candidates have to
-pass; its process has ended before the candidate at hand goes on. Does not guarantee a baseline for
-every task: `unavailable_reason` says why there is none. A SIGKILL that is not blamed on it passes
-through as SandboxError.
+Guarantees: its failures cost this baseline with an `unavailable_reason`, never a verdict; it is
+timed after two answers passed the candidates' gates; its process ends before the candidate goes on.
+A SIGKILL not blamed on it passes through as SandboxError.
 """
 
 from __future__ import annotations
@@ -58,7 +54,8 @@ class CompiledReference:
 
     def measure(self, server: ForkServer) -> None:
         """Compile, check and time it in a process of its own, once. Raises SandboxError where the
-        machine failed."""
+        machine failed.
+        """
         self._compile_s = 0.0
         if self.timing or self.unavailable_reason:
             return
@@ -108,7 +105,6 @@ class CompiledReference:
         self._ask(Compile(mode=self.mode, seed=seed), limit=self.config.timing.compile_s)
 
     def _check(self, trial: Trial) -> None:
-        """Its answer must pass the gates that a candidate's has to. Raises Lost."""
         memory = machine.sealed_memory(self.reference.output_bytes)  # which no candidate ever sees
         try:
             self._compare(trial, memory)
@@ -136,7 +132,6 @@ class CompiledReference:
             )
 
     def _time(self) -> Timing:
-        """In turn with the eager reference, on the same inputs. Raises Lost."""
         reference = self.reference
         seeds, _ = draw_sets(reference)
         self.graphs = self._ask(DrawTimingInputs(seeds=seeds)).graphs
@@ -163,8 +158,6 @@ class CompiledReference:
         return answer.ns
 
     def _ask(self, request: Request[A], fds: Fds = (), *, limit: float = 0.0) -> A:
-        """Within `limit` seconds, by default those of the reference. Raises Lost where there is no
-        answer."""
         limit = limit or self.config.limits.reference_s
         if self._child is None:
             self._lose(self.unavailable_reason or "its process is gone")

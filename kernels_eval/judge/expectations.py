@@ -1,5 +1,5 @@
-"""The first loop over the table of trials: the reference process computes what is right in each,
-and rows that do not suit the task are left out.
+"""The first loop over the table of trials: the reference process computes what is right in each;
+rows that do not suit the task are left out.
 
 Guarantees: a task that cannot tell right from wrong ends here as a `Stop`, before a candidate is
 compared.
@@ -32,14 +32,15 @@ from kernels_eval.sandbox.sandbox import Child
 
 
 class Ask(Protocol):
-    """The answer of the reference process to a request. Raises Stop (REFERENCE_FAILED)."""
+    """The reference process's answer to a request. Raises Stop (REFERENCE_FAILED)."""
 
     def __call__(self, request: Request[A], /) -> A: ...
 
 
 class UnsuitableTrial(Exception):
     """A trial that breaks the reference's CUDA context (labels out of range, say, which only the
-    CPU refuses politely): its process is of no more use."""
+    CPU refuses politely): its process is lost.
+    """
 
     def __init__(self, trial: str) -> None:
         super().__init__(trial)
@@ -52,8 +53,9 @@ class Expectations:
     def __init__(
         self, ask: Ask, child: Child, gates: TaskGates, task: TaskFindings, unsuitable: set[str]
     ) -> None:
-        """Have all expected values computed. Trials of these names are `unsuitable`. Raises Stop
-        with a task_error, UnsuitableTrial for one more of these."""
+        """Have all expected values computed, without the trials named `unsuitable`. Raises Stop
+        with a task_error, UnsuitableTrial for one more of these.
+        """
         self.ask, self.child, self.gates = ask, child, gates
         self.task, self.unsuitable = task, unsuitable
         self.output_bytes = 0
@@ -66,7 +68,7 @@ class Expectations:
         self.oracle = min(seen.oracle for seen in expected)  # float32 where any of them is
 
     def _expect_rows(self, rows: list[TrialRow]) -> None:
-        """Expected values for each row that concerns the task, in the first form that suits it."""
+        """Expected values for each row that concerns the task."""
         attempted = 0
         for row in rows:
             if not row.when(self.task):
@@ -78,7 +80,7 @@ class Expectations:
             self._expect_row(row)
 
     def _most_distributions(self, rows: list[TrialRow]) -> int:
-        """How many distributions there is memory for: expected values are kept for all trials."""
+        """How many distributions memory allows."""
         room = EXPECTED_MAX_BYTES // max(3 * self.output_bytes, 1)
         others = [row for row in rows[1:] if row.required and row.when(self.task)]
         return max(0, max(LEAST_DISTRIBUTIONS, room) - 2 - len(others))
@@ -92,7 +94,6 @@ class Expectations:
             scopes.pop(0)
 
     def _expect_shape(self, row: TrialRow, shape: str) -> bool:
-        """Does one of the row's forms suit the task, in this shape?"""
         if shape not in (DECLARED, *self.task.loaded.plan.shapes):
             return False
         forms = self._forms(row, shape)
@@ -105,7 +106,6 @@ class Expectations:
         return False
 
     def _forms(self, row: TrialRow, shape: str) -> list[Trial]:
-        """The row with its seeds drawn, in each of its forms."""
         name = row.name if shape == DECLARED else shape
         seed = self.task.trials[0].seed if row.same_seed else secrets.randbits(31)
         if row.other_weights:  # vectors with elements of either sign (odd seeds), or positive ones
@@ -115,8 +115,7 @@ class Expectations:
         return [Trial(name, row, seed, distribution=draw, shape=shape) for draw in drawn]
 
     def _expect_own(self, trial: Trial) -> Expectation:
-        """Expected values on the task's own inputs: the task must give them. Raises Stop with a
-        task_error."""
+        """Expected values on the task's own inputs. Raises Stop with a task_error."""
         seen = self.ask(trial.expect())
         if not seen.deterministic:
             raise degenerate("two runs of the reference on the same inputs differ")
@@ -125,8 +124,7 @@ class Expectations:
         return seen
 
     def _expect_if_suitable(self, trial: Trial) -> Expectation | None:
-        """Expected values of a variation; None where it does not suit the task. Raises
-        UnsuitableTrial where trying it broke the process's CUDA context."""
+        """Expected values of a variation; None where unsuitable. Raises UnsuitableTrial."""
         if trial.name in self.unsuitable:
             return None
         try:

@@ -1,5 +1,4 @@
-"""Why an output is not the reference's: the reason and one line of a verdict, in the light of how
-the output was obtained."""
+"""Why an output is not the reference's: the reason and one line of a verdict."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from kernels_eval.records import Reason
 
 
 def explained(trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess) -> Stop:
-    """The reason and one line for an output that is not the reference's, in the light of how it was
-    obtained."""
+    """The reason and one line for a wrong output, given how it was obtained."""
     calls, wrong = process.calls, outcome is Reason.WRONG_OUTPUT
     if LATER in found.equals_trial:
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
@@ -49,7 +47,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
 
 
 def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:
-    """Of what the gradient is that differs most; empty where that is an output."""
+    """The name of the gradient that differs most, or "" where an output does."""
     reference = process.reference
     names = reference.loaded.gradients.names if reference.loaded.gradients else []
     place = found.worst - len(reference.trials[0].outputs)
@@ -70,8 +68,7 @@ def errors_of(trial: Trial, found: Comparison) -> str:
 
 
 def _error_varies(trial: Trial, found: Comparison, process: CandidateProcess) -> bool:
-    """Has the answer another error when it is asked for again? Where only the last bits differ (a
-    convolution's of torch, say), they do not explain a wrong answer."""
+    """Whether the error changes when asked again, by more than last bits."""
     if trial not in process.reference.trials:
         return False  # its inputs are gone
     try:

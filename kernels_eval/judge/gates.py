@@ -1,5 +1,6 @@
-"""What the errors of an output mean for one task: gates of its precision, narrowed where an answer
-that ignores the inputs would pass them."""
+"""What an output's errors mean for one task: gates of its precision, narrowed where an answer that
+ignores the inputs would pass.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class TaskGates:
         self, comparison: Comparison, *, own_inputs: bool = True, hard: bool = False
     ) -> Reason:
         """What these errors mean on the task's own inputs, or on others; `hard` ones have wide
-        gates of their own."""
+        gates.
+        """
         if not hard:
             return judge(
                 comparison,

@@ -1,7 +1,4 @@
-"""What is found of a candidate, and the verdict that this becomes.
-
-Outputs are compared elsewhere, and times are bounded by the judge's clock.
-"""
+"""What is found of a candidate, and the verdict that this becomes."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from kernels_eval.records import (
 from kernels_eval.sandbox.sandbox import Child, ChildFailure
 
 LOG_BYTES = 8192
-"""Of a process's log, as much as a verdict keeps."""
+"""Bytes of a process's log that a verdict keeps."""
 
 
 class Finding(Record):
@@ -39,8 +36,7 @@ class Finding(Record):
 
 
 class Prepared(Record):
-    """What the build side found: libraries for the run side, or the finding that ends the
-    verification."""
+    """The build side's result: libraries, or the finding that ends the verification."""
 
     candidate_id: str
     libraries: dict[str, str] = {}
@@ -60,7 +56,7 @@ class Stop(Exception):
 
 
 def unanswered(failure: ChildFailure, child: Child, late: Reason) -> Stop:
-    """What it means that a child did not answer: `late` where its deadline has passed."""
+    """What a missing answer of a child means; `late`: its deadline passed."""
     reason = late if failure.reason is Reason.RUN else failure.reason
     return Stop(reason, failure.detail, child.log_tail(LOG_BYTES))
 
@@ -72,8 +68,7 @@ CLAIMABLE = frozenset(
         forbidden_call build missing_model_new""".split(),
     )
 )
-"""Reasons that a candidate's process may give for an error of its own. Never OK, never the
-reference's."""
+"""Reasons that a candidate's process may give for its own error. Never OK or the reference's."""
 
 
 REASON_OF_CHANGE: Mapping[str, Reason] = {
@@ -87,8 +82,7 @@ REASON_OF_CHANGE: Mapping[str, Reason] = {
     "operators": Reason.HARNESS_TAMPERING,
     "refused": Reason.FORBIDDEN_CALL,
 }
-"""The reason that a change of each setting stands for. Other settings are only flagged: honest code
-writes them."""
+"""The reason for a change of each setting. Others are only flagged: honest code writes them."""
 
 FIX_OF_CHANGE: Mapping[str, str] = {
     "current_stream": "launch on the current stream, or make it the current one again",
@@ -111,8 +105,9 @@ R = TypeVar("R", bound=Record)
 
 
 def parse_report(model: type[R], answer: object) -> R:
-    """The answer as `model`. Raises Stop (EXITED_EARLY) where it has another form: our own code did
-    not send it."""
+    """The answer as `model`. Raises Stop (EXITED_EARLY) for another form: our own code did not send
+    it.
+    """
     try:
         return model.model_validate(answer)
     except ValidationError as error:
@@ -126,7 +121,7 @@ def parse_report(model: type[R], answer: object) -> R:
 
 
 def parse_answer(request: Request[A], answer: object) -> A:
-    """The answer as the type that its request promises. Raises Stop as `parse_report` does."""
+    """The answer as its request's type. Raises Stop as `parse_report`."""
     found: A = parse_report(request.answer, answer)
     return found
 
@@ -140,9 +135,9 @@ def one_line(text: str) -> str:
 class VerdictDraft:
     """What is known of a verdict while it is reached: each step of the protocol adds its part.
 
-    Fields with the names of `Verdict`'s become those. `late_tier` is the header tier of a build
-    that a constructor asked for, `approximation` what was seen of one, `log` what a tool said of a
-    candidate that passed. `on_phase` is called with the name of each phase as it begins.
+    Fields with names of `Verdict`'s become those. `late_tier`: header tier of a constructor's
+    build; `approximation`: what was seen of one; `log`: what a tool said of a candidate that
+    passed. `on_phase` gets each phase's name as it begins.
     """
 
     device: str = ""
@@ -183,7 +178,7 @@ def verdict_of(
     finding: Finding,
     draft: VerdictDraft | None = None,
 ) -> Verdict:
-    """The record of a finding. Without a draft, of a candidate that never reached a device."""
+    """The record of a finding; without a draft, of a candidate that never reached a device."""
     draft = draft or VerdictDraft()
     known = {name: value for name, value in vars(draft).items() if name in Verdict.model_fields}
     if finding.reason is not Reason.OK:
@@ -207,7 +202,7 @@ def verdict_of(
 
 
 def no_code_verdict(task: KernelTask, candidate: Candidate) -> Verdict:
-    """The verdict of a response that holds no code, which needs no worker."""
+    """The verdict of a response without code, which needs no worker."""
     reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
     finding = Finding(reason=reason, detail="the response holds no complete module")
     return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)

@@ -1,5 +1,6 @@
-"""The parent's half of timing a candidate: which inputs, in turn with the reference, bounded by
-which clock."""
+"""The parent's half of timing a candidate: its inputs, its turns with the reference, and the
+bounding clock.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +72,9 @@ UNSEEN_NAME = "unseen"
 
 
 def draw_sets(reference: ReferenceProcess) -> tuple[list[int], float]:
-    """Let the reference draw sets of inputs: as many as memory and time allow. Returns their seeds,
-    and the seconds that one set takes."""
+    """Let the reference draw as many sets of inputs as memory and time allow. Returns their seeds,
+    and seconds per set.
+    """
     least = 2 if reference.task_bytes > LARGE_TASK_BYTES else FEWEST_SETS
     seeds = [secrets.randbits(31) for _ in range(MOST_SETS)]
     drawn = reference.ask(DrawTimingInputs(seeds=seeds[:least]))
@@ -85,15 +87,17 @@ def draw_sets(reference: ReferenceProcess) -> tuple[list[int], float]:
 
 
 def most_calls(reference: ReferenceProcess, sets: int) -> int:
-    """Calls of a sample at most. Where all sets of inputs fit into the GPU's cache, each is called
-    once after it was flushed."""
+    """Most calls of a sample. Where all sets of inputs fit into the GPU's cache, each is called
+    once after a flush.
+    """
     cached = sets * reference.task_bytes < 2 * reference.loaded.cache_bytes
     return sets if reference.device.startswith("cuda") and cached else MOST_CALLS_PER_SAMPLE
 
 
 class PairedClock:
-    """Times a candidate against its reference. `idle_samples` counts timed samples and rounds in
-    which not every call called a custom kernel."""
+    """Times a candidate against its reference. `idle_samples` counts timed samples and rounds with
+    a call that called no custom kernel.
+    """
 
     def __init__(self, process: CandidateProcess) -> None:
         self.process, self.reference = process, process.reference
@@ -109,11 +113,12 @@ class PairedClock:
             trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_TRIALS
         ]
         self.reference_used: dict[int, list[float]] = {}
-        """Nanoseconds of processor time of a call of the reference, in samples of so many calls."""
+        """The reference's processor nanoseconds per call, by calls per sample."""
 
     def measure(self) -> Timing:
         """The timing. Raises Stop where the candidate reports less time than passes, computes in
-        the reference's turn, or gives wrong answers as soon as it is timed."""
+        the reference's turn, or answers wrongly once timed.
+        """
         self.process.tell(Forget())
         try:
             timing = self._measured()
@@ -136,7 +141,6 @@ class PairedClock:
             )
 
     def _measured(self) -> Timing:
-        """Both processes in turn."""
         self._draw()
         return measure(
             self._reference_sample,
@@ -148,7 +152,6 @@ class PairedClock:
         )
 
     def _draw(self) -> None:
-        """Give both processes the same sets of inputs."""
         self.seeds, one_set_s = draw_sets(self.reference)
         self.sets = len(self.seeds)
         self._give_inputs()
@@ -191,13 +194,12 @@ class PairedClock:
     # -- by the parent's clock ---------------------------------------------------------------------
 
     def _bound(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
-        """Nanoseconds that a call of the candidate takes on inputs that it has never seen, by
-        clocks it cannot reach: the least that noise leaves of it, 0 where that cannot be told, and
-        the best estimate.
+        """Nanoseconds of a candidate's call on unseen inputs: the least that noise leaves, and the
+        best estimate.
 
-        In each round the candidate gets inputs after the clock has started, and the clock stops
-        when all outputs lie in memory of the reference process, which has done the same before:
-        what it took longer for that than for its samples is the cost of the round.
+        Inputs come after the clock started, which stops when all outputs lie in the reference
+        process's memory. The reference does the same before: its excess over its samples is the
+        round's cost.
         """
         if used := self.reference_used:  # by the same clock as the rounds, where others compute
             reference_ns = min(reference_ns, statistics.median(used[max(used)]))
@@ -238,9 +240,9 @@ class PairedClock:
         return least, max(best, self._alone(reference_ns))
 
     def _alone(self, reference_ns: float) -> float:
-        """The best estimate of a call whose inputs come alone: calls of one round could share their
-        work. It accuses nobody, for caches are cold. 0 where a message takes longer than what it
-        would tell."""
+        """The best estimate of a call alone, as a round's calls could share work; it accuses
+        nobody.
+        """
         if reference_ns < ALONE_MESSAGE_NS:
             return 0.0
         rounds = [self._round(1) for _ in range(ALONE_ROUNDS)]
@@ -248,8 +250,9 @@ class PairedClock:
         return min(passed for _, passed in rounds) - overhead - ALONE_MESSAGE_NS
 
     def _round(self, calls: int) -> tuple[float, float]:
-        """Nanoseconds that the reference and then the candidate take for as many calls on unseen
-        inputs. Raises Stop where outputs are wrong that are drawn once all of them are written."""
+        """Both processes' nanoseconds on unseen inputs. Raises Stop for outputs drawn after
+        writing.
+        """
         reference, child = self.reference, self.process.child
         seeds = [secrets.randbits(31) for _ in range(calls)]
         names = [DECLARED] * calls
@@ -274,7 +277,6 @@ class PairedClock:
         return own, passed
 
     def _judge_unseen(self, found: Comparison, distribution: str) -> None:
-        """Raise Stop where an output of a round is wrong, or its inputs were changed."""
         reference = self.reference
         trial = replace(reference.trials[0], name=UNSEEN_NAME, distribution=distribution)
         outcome = accepted(trial, found, self.process)
@@ -292,8 +294,9 @@ class PairedClock:
         whose: str,
         stopped: ExitStack,
     ) -> tuple[float, Message]:
-        """The answer to `run_unseen`, and the nanoseconds until the child that gave it is `stopped`
-        (what is not written then comes too late), of processor time where that is less."""
+        """The answer to `run_unseen`, and nanoseconds until the child is `stopped`: later writes
+        fail.
+        """
         (inputs, given), (outputs, taken) = drawn, self.reference.memory.outputs_of(whose)
         request = RunUnseen(inputs=inputs, outputs=outputs)
         family, used = child.family(), self._processor_ns(child)
@@ -305,8 +308,9 @@ class PairedClock:
         return min(passed, used), answer
 
     def _raise_for_bandwidth(self, timing: Timing) -> None:
-        """Outputs and used inputs must cross the memory bus, unless everything fits into the cache.
-        Raises Stop (IMPLAUSIBLE_TIME)."""
+        """Raise Stop where outputs and used inputs outran the memory bus, and do not fit the
+        cache.
+        """
         task_bytes, share = self.reference.task_bytes, BANDWIDTH_SHARE
         peak, cache = self.reference.loaded.peak_bytes_per_s, self.reference.loaded.cache_bytes
         if not peak or task_bytes < cache or self.sets * task_bytes < 4 * cache:

@@ -1,9 +1,9 @@
-"""A candidate from source to libraries: screening, what it asks to be built, and the builds. Needs
-no device.
+"""A candidate from source to libraries: screening, its build requests, and the builds. Needs no
+device.
 
-Guarantees: every candidate ends as a `Prepared`, with libraries or with the finding that ends its
-verification; its module runs only in a confined child; an exception from here means that the
-machine failed, or a process was killed, and is no fault of the kernel.
+Guarantees: every candidate ends as a `Prepared`, with libraries or the finding that ends its
+verification; its module runs only in a confined child; an exception from here means a machine fault
+or a killed process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
 
 @dataclass
 class BoundedBuilds:
-    """The builds that one process asks for, screened: at most so many, in so much time. What
-    screening notices is added to `flags`."""
+    """One process's builds, screened and bounded in number and time. Screening adds to `flags`."""
 
     builder: Builder
     candidate: Candidate
@@ -61,8 +60,9 @@ class BoundedBuilds:
             raise Stop(screened.reason, screened.detail)
 
     def build(self, asked: object) -> Build:
-        """What came of one request. Raises Stop: EXITED_EARLY where it is none, BUILD where it is
-        one too many, and the reason of a source that is rejected."""
+        """Build one request. Raises Stop: EXITED_EARLY for no request, BUILD for one too many, or
+        the reason of a rejected source.
+        """
         spec = parse_report(ExtensionSpec, asked)
         if len(self.made) >= MOST_BUILDS or self.deadline.passed():
             what = f"asks for more than {MOST_BUILDS} builds, or for builds of more than"
@@ -86,8 +86,9 @@ def confined_builder(
     cuda_arch: str | None = None,
     transforms: Mapping[str, BuildTransform] | None = None,
 ) -> Builder:
-    """A builder whose compilers read what they need and write to its own work folder, where this
-    kernel can confine them."""
+    """A builder whose compilers, where this kernel can confine them, read only what they need and
+    write to its work folder.
+    """
     builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch, transforms=transforms)
     tools = builder.tools
     programs = (tools.cxx, tools.nvcc, cuobjdump())
@@ -99,8 +100,7 @@ def confined_builder(
 
 
 class Workplace:
-    """A confined builder, and a fork server that is started when it is first needed, and again
-    where it is gone."""
+    """A confined builder, and a fork server, started on demand and again where it is gone."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Workplace:
         cuda_arch: str | None = None,
         host: Workplace | None = None,
     ) -> None:
-        """`host`: a workplace of this process whose fork server is used instead of one more."""
+        """`host`: a workplace of this process whose fork server is used."""
         self.config, self._host = config, host
         self.builder = confined_builder(config, cache, cuda_arch)
         self._server: ForkServer | None = None
@@ -132,7 +132,7 @@ class Workplace:
         return server.isolation if server else ()
 
     def drop_reference(self) -> None:
-        """Give up the children that are kept; without effect where none are."""
+        """Close the children that are kept, if any."""
 
     def close(self) -> None:
         self.drop_reference()
@@ -142,14 +142,14 @@ class Workplace:
 
 class Preparer(Workplace):
     """Screens candidates, reads their build requests in a sandboxed process, and builds them. Needs
-    no device."""
+    no device.
+    """
 
     def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
-        """Screen and build. With the task at hand, so are extensions that the constructor asks for:
-        no device waits for them.
+        """Screen and build; given the task, also what the constructor asks for, so that no device
+        waits for it.
 
-        Raises EvalError only where the machine fails, KilledError at the first process that is
-        killed.
+        Raises EvalError only where the machine fails, KilledError at the first killed process.
         """
         started, builds = time.monotonic(), BoundedBuilds(self.builder, candidate, [])
         finding: Finding | None = None
@@ -172,8 +172,7 @@ class Preparer(Workplace):
         )
 
     def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
-        """What a candidate asks to be built, as it asks for it. Raises Stop where it does not
-        say."""
+        """What a candidate asks to be built. Raises Stop where it does not say."""
         asked = self._requested_builds(candidate.code or "", task)
         return [parse_report(ExtensionSpec, each) for each in asked]
 
@@ -200,14 +199,12 @@ class Preparer(Workplace):
             raise Stop(Reason(build.reason), next(lines, "the build failed"), build.log)
 
     def _failed_build(self, asked: list[object], builds: BoundedBuilds) -> Build | None:
-        """Build what is asked for, up to the first that fails. None where none does."""
         return next((build for each in asked if (build := builds.build(each)).reason), None)
 
     def _requested_builds(
         self, code: str, task: KernelTask | None, failed: Sequence[str] = ()
     ) -> list[object]:
-        """What the module asks to build at import, or else in its constructor, where builds with
-        the keys `failed` do."""
+        """The builds asked for at import, else in the constructor, when those in `failed` fail."""
         limit = self.config.build.capture_timeout_s
         with Child(self.server, "capture", self.config.limits) as child:
             path = child.write_file("candidate.py", code)
@@ -224,7 +221,7 @@ class Preparer(Workplace):
             return asked[:MOST_BUILDS]
 
     def _raise_for_import(self, report: CaptureReport, child: Child) -> None:
-        """A module that can be imported nowhere needs no device to be wrong. Raises Stop."""
+        """Raise Stop for a module that cannot be imported anywhere."""
         if report.error in (Reason.NO_MODULE, Reason.SYNTAX_ERROR):
             raise Stop(Reason(report.error), report.detail, child.log_tail(LOG_BYTES))
         if MISUSED.match(report.detail):
@@ -232,8 +229,9 @@ class Preparer(Workplace):
             raise Stop(Reason.EXCEPTION, report.detail, log)
 
     def _asked_by_constructor(self, child: Child, task: KernelTask) -> list[object]:
-        """A constructor that fails or hangs here has no device and nothing built: the run side
-        judges it."""
+        """A constructor's requests. Its faults are judged later: it has no device and nothing
+        built.
+        """
         path = str(child.write_file("task.py", task.code))
         request = CaptureConstructor(task_path=path, init_form=task.init_form)
         with suppress(ChildFailure):

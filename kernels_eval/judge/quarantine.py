@@ -1,5 +1,6 @@
-"""Tasks that cannot tell right from wrong: an answer that ignores the inputs would pass, or there
-is one answer for all inputs."""
+"""Tasks that cannot tell right from wrong: an answer that ignores the inputs would pass, or all
+inputs have one answer.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ def degenerate(detail: str) -> Stop:
 
 
 def quarantine_degenerate(task: TaskFindings, gates: TaskGates, ask: FindIgnored) -> list[str]:
-    """Flags of what a task does not tell. `gates` are narrowed where an answer that ignores the
-    inputs would pass them. Raises Stop (DEGENERATE_TASK) for a task that cannot tell right from
-    wrong."""
+    """Flags of what a task does not tell. Narrows `gates` that an answer which ignores the inputs
+    would pass. Raises Stop (DEGENERATE_TASK) for a task that cannot tell right from wrong.
+    """
     expected = task.expected
     _raise_for_shapes(task.trials)
     if task.inputs_vary and len(expected) > 2 and one_answer(expected.values()):
@@ -52,7 +53,7 @@ def quarantine_degenerate(task: TaskFindings, gates: TaskGates, ask: FindIgnored
 def constant_passes(
     expected: Mapping[str, Expectation], gates: TaskGates, constant: int = 0
 ) -> bool:
-    """Would this answer that ignores the inputs (one of CONSTANTS) pass in all these trials?"""
+    """Whether this answer that ignores the inputs (one of CONSTANTS) passes in all these trials."""
     return all(
         gates.judge(seen.constants[constant], hard=name in HARD_TRIALS) is Reason.OK
         for name, seen in expected.items()
@@ -70,12 +71,7 @@ def _raise_for_shapes(trials: list[Trial]) -> None:
 
 
 def _narrow_gates(task: TaskFindings, gates: TaskGates) -> list[str]:
-    """Raise Stop (DEGENERATE_TASK) where an answer that ignores the inputs would pass for all
-    inputs and weights.
-
-    Where one passes under the task's own weights, the gates are narrowed to a quarter of that
-    answer's error, as far as the reference's own error allows.
-    """
+    """Narrow gates to a quarter of a passing constant's error. Raises Stop (DEGENERATE_TASK)."""
     own = {name: seen for name, seen in task.expected.items() if name != "other_weights"}
     flags = []
     for index, constant in enumerate(CONSTANTS):

@@ -1,9 +1,8 @@
 """The parent's handle on the reference process of a task.
 
-Guarantees: every question has a deadline; what this process cannot answer is the task's fault and
-ends the verification as a `Stop`; a task that cannot tell right from wrong is found when it is
-opened, before a candidate is compared. A SIGKILL that is not blamed on it, and the death of the
-fork server, pass through as SandboxError.
+Guarantees: every question has a deadline; its failures are the task's and end in a `Stop`; a task
+that cannot tell right from wrong is found first. A SIGKILL not blamed on it, and the fork server's
+death, pass through as SandboxError.
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.I
 
 class ReferenceProcess:
     """The trusted process of one task: its model, expected values under secret seeds, and its half
-    of the paired timing."""
+    of the paired timing.
+    """
 
     expected: Expectations
     """once it is opened"""
@@ -60,16 +60,18 @@ class ReferenceProcess:
         device: str,
         construct_on: str | None = None,
     ) -> None:
-        """`start` gives a child with the role "reference". `construct_on` is where both processes
-        make weights, by default the device that they are used on."""
+        """`start` gives a child with the role "reference". Both processes make weights on
+        `construct_on`, by default the device that uses them.
+        """
         self.task, self.config, self.device = task, config, device
         self.construct_on = construct_on or device
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
         self.opened = self._is_loaded = False
         self.beside: Child | None = None
-        """The process of a candidate: it is stopped while this one works, whose times and deadlines
-        it could else sway."""
+        """A candidate's process: stopped while this one works, whose times and deadlines it could
+        else sway.
+        """
         self.unsuitable: set[str] = set()
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
@@ -86,15 +88,14 @@ class ReferenceProcess:
         self.memory = TaskMemory(self.ask, self.child.channel, on_device=on_device)
 
     def load(self) -> None:
-        """Load the task, once; later calls only repeat its failure. Raises Stop with a
-        task_error."""
+        """Load the task, once; later calls repeat its failure. Raises Stop with a task_error."""
         if self._is_loaded:
             return
         self._attempt(self._load)
         self._is_loaded = True
 
     def open(self) -> None:
-        """The same, and then the expected values."""
+        """Load the task, then compute the expected values."""
         self.load()
         while not self.opened:
             try:
@@ -108,7 +109,7 @@ class ReferenceProcess:
                 self._attempt(self._load)
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do this work. Its failure is raised here, and whenever work is asked for again."""
+        """Do this work. Its failure is raised now and on every later call."""
         if self.failure:
             raise self.failure
         try:
@@ -131,7 +132,7 @@ class ReferenceProcess:
 
     @property
     def spec(self) -> ModelSpec:
-        """What every process that constructs this task's model is told."""
+        """How every process constructs this task's model."""
         return ModelSpec(
             entry_point=self.task.entry_point,
             init_form=self.task.init_form,
@@ -175,19 +176,19 @@ class ReferenceProcess:
         return self.expected.task.trials
 
     def compare(self, trial: Trial) -> Comparison:
-        """Compare what the candidate has written with this trial's expected values, and with those
-        of earlier trials."""
+        """Compare the candidate's output with the expected values of this and earlier trials."""
         return self.ask(Compare(trial=trial.name))
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
-        """What these errors mean on the inputs of this trial, or on the task's own."""
+        """What these errors mean on this trial's inputs."""
         if trial is None:
             return self.gates.judge(comparison)
         return self.gates.judge(comparison, own_inputs=trial.own_inputs, hard=trial.row.hard)
 
     def constructed_otherwise(self) -> Trial:
-        """A trial whose model was constructed under another seed: other weights, however they are
-        kept."""
+        """A trial with a model constructed under another seed: other weights, however they are
+        kept.
+        """
         seeds = self.trials[0].seed, secrets.randbits(31)
         trial = Trial(CONSTRUCTED.name, CONSTRUCTED, seeds[0], construct_seed=seeds[1])
         trial.outputs = self.ask(trial.expect()).outputs
@@ -224,21 +225,23 @@ class ReferenceProcess:
         return self.loaded.input_bytes + self.output_bytes
 
     def least_bytes(self) -> float:
-        """Bytes that any kernel for this task must move at least: its outputs, and what it uses of
-        its inputs."""
+        """Bytes that any kernel for this task moves at least: its outputs and the inputs it
+        uses.
+        """
         if self._used_bytes is None:
             self._used_bytes = self.ask(EstimateUsedBytes(seed=self.trials[0].seed)).bytes
         return self._used_bytes + self.output_bytes
 
     def arguments(self, seed: int | None = None) -> tuple[PackedValues, int]:
-        """What the constructor is called with, by default under the seed of all weights, in shared
-        memory, and its descriptor."""
+        """The constructor's arguments in shared memory (default: under the seed of all weights),
+        and its descriptor.
+        """
         return self.memory.arguments(self.seed if seed is None else seed)
 
     # -- its end -----------------------------------------------------------------------------------
 
     def end_timing(self) -> None:
-        """Give back the memory that only timing needs: what comes next may need it."""
+        """Give back the memory that only timing needs."""
         self.memory.release("own", "unseen")
         self.ask(EndTiming())
 
@@ -248,12 +251,11 @@ class ReferenceProcess:
 
 
 CONSTRUCTED = TrialRow("other_construction")
-"""Takes the place of `other_weights` where a candidate keeps its weights so that none can be
-redrawn."""
+"""Replaces `other_weights` where a candidate's weights cannot be redrawn."""
 
 
 def alone(beside: Child | None) -> AbstractContextManager[None]:
-    """Meanwhile the process of a candidate, where there is one, does nothing."""
+    """Stop the candidate's process, if any, for the block."""
     return beside.stopped() if beside else nullcontext()
 
 

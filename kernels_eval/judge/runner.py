@@ -1,8 +1,8 @@
-"""The processes of one device: a fork server, the reference of the task at hand, its compiled form,
-and a process for each candidate.
+"""The processes of one device: a fork server, the task's reference, its compiled form, and a
+process per candidate.
 
 Guarantees: a reference is kept while candidates of its task follow one another; a candidate's
-process serves one candidate. What is done with them is `kernels_eval.evaluator`.
+process serves one candidate. `kernels_eval.evaluator` uses them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPILES = re.compile(
 
 
 def starts_compilers(candidate: Candidate) -> bool:
-    """May its process start compilers?"""
+    """Whether its process may start compilers."""
     return candidate.language.jit or bool(COMPILES.search(candidate.code or ""))
 
 
@@ -47,8 +47,9 @@ class Runner(Workplace):
         cuda_arch: str | None = None,
         ahead: bool | None = None,
     ) -> None:
-        """`ahead`: start the next processes before there is work for them. By default on a GPU,
-        where starting one takes long."""
+        """`ahead`: start the next processes before there is work; default on a GPU, where starting
+        takes long.
+        """
         super().__init__(config, cache=cache, cuda_arch=cuda_arch)
         self.device = device
         ahead = device.startswith("cuda") if ahead is None else ahead
@@ -76,8 +77,9 @@ class Runner(Workplace):
             self.warm_pool.close_async(child.close)
 
     def reference(self, task: KernelTask, construct_on: str | None = None) -> ReferenceProcess:
-        """The reference process at hand where it serves, else a new one, with its task loaded. One
-        whose weights were made on the CPU serves every candidate."""
+        """The present reference process where it serves, else a new one, with its task loaded. One
+        with weights made on the CPU serves every candidate.
+        """
         server, held = self.server, self._reference
         if (
             held is None
@@ -99,8 +101,9 @@ class Runner(Workplace):
         return held
 
     def compiled(self, reference: ReferenceProcess) -> CompiledReference | None:
-        """The second baseline of this reference, where it is asked for: compiled and timed for the
-        first candidate that is to be timed."""
+        """This reference's second baseline, if configured: compiled and timed for the first
+        candidate to be timed.
+        """
         if not self.config.timing.compiles:
             return None
         if self._compiled is None:

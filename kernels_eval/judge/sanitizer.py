@@ -1,10 +1,9 @@
-"""NVIDIA's compute-sanitizer over correct CUDA candidates: accesses out of bounds, races, memory
-read before it is written, barriers that not every thread reaches.
+"""NVIDIA's compute-sanitizer over correct CUDA candidates: out-of-bounds accesses, races,
+uninitialised reads, barriers that not every thread reaches.
 
-Guarantees: the candidate runs in a confined child of its own, on the task's declared inputs, with
-a deadline; only what a tool counts is a finding, and a tool that does not get to the end of the
-calls is `not_run`, never a finding. Does not guarantee that a kernel is sound for other inputs, nor
-that a candidate which notices the tool behaves as it does without.
+Guarantees: candidates run in confined children, on declared inputs, with a deadline; only what a
+tool counts is a finding; an unfinished tool is `not_run`. Does not guarantee soundness for other
+inputs, or for a candidate that notices the tool.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ from kernels_eval.toolchain import places_of
 
 PROGRAM = "compute-sanitizer"
 DONE = "every call returned"
-"""What the program under the tool prints last: a tool can count no errors of a program that it
-never started."""
+"""What the program under the tool prints last: a tool can count no errors of a program it never
+started.
+"""
 SUMMARY = re.compile(
     r"^=+ (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: .*\((\d+) error)", re.MULTILINE
 )
@@ -39,7 +39,7 @@ ENVIRONMENT = {
 }
 MOST_KERNELS = 8
 PRINTED, PRINTED_READS = 3, 400
-"""Errors that a tool prints. Of initcheck's each is looked at: they fit into what is kept."""
+"""Errors that a tool prints; every one of initcheck's is read, and they fit into what is kept."""
 
 
 def installed() -> str:
@@ -55,7 +55,7 @@ def installed() -> str:
 
 
 def wanted(config: EvalConfig, candidate: Candidate, draft: VerdictDraft) -> bool:
-    """Whether this candidate, which passed every other check, is one to look at."""
+    """Whether to sanitize this candidate, which passed every other check."""
     certainly_faster = draft.timing is not None and draft.timing.speedup_lower > 1
     chosen = config.sanitizer == "correct" or (config.sanitizer == "curated" and certainly_faster)
     return chosen and candidate.language.sanitized
@@ -68,8 +68,9 @@ def sanitize(
     libraries: dict[str, str],
     draft: VerdictDraft,
 ) -> None:
-    """Run the tools, each in a process of its own, and note what they find as flags. Raises Stop
-    where a finding is to refuse, ToolchainError where the program is missing."""
+    """Run the tools, each in its own process, and note findings as flags. Raises Stop where a
+    finding refuses, ToolchainError where the program is missing.
+    """
     config, program = reference.config, installed()
     readable = [str(path) for path in places_of(runner.builder.tools.cache)]
     for tool in config.sanitizer_tools:
@@ -103,9 +104,10 @@ def sanitize(
 
 
 def errors_in(said: str, tool: str, kernels: tuple[str, ...]) -> int | None:
-    """How many errors a tool counted, of initcheck those of the candidate's own kernels. None where
-    it did not finish, or counted none of a program that did not, or printed none of these kernels
-    and not all."""
+    """How many errors a tool counted; of initcheck, those of the candidate's own kernels. None
+    where it did not finish, counted none of an unfinished program, or printed neither these
+    kernels nor all errors.
+    """
     counts = [int(errors or races) for errors, races in SUMMARY.findall(said)]
     if not counts or not (any(counts) or DONE in said):
         return None
@@ -118,9 +120,9 @@ def errors_in(said: str, tool: str, kernels: tuple[str, ...]) -> int | None:
 
 
 def _options(tool: str, kernels: tuple[str, ...]) -> list[str]:
-    """Only the candidate's own kernels are looked at: torch's are not its fault, and take long. But
-    initcheck must see who else writes: to it, what a kernel wrote that it did not look at was never
-    written."""
+    """Only the candidate's kernels; initcheck must see every writer, or written memory looks
+    unset.
+    """
     options = ["--tool", tool, "--target-processes", "application-only"]
     if tool == "initcheck":
         return [*options, "--print-limit", str(PRINTED_READS), "--show-backtrace", "no"]

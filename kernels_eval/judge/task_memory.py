@@ -1,5 +1,6 @@
-"""Memory that the reference process shares with a candidate's: inputs that it draws, arguments of
-constructors, and room for outputs."""
+"""Memory that the reference process shares with a candidate's: inputs, constructor arguments, and
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from kernels_eval.sandbox.channel import Channel, Fds
 
 
 class AskWithMemory(Protocol):
-    """The answer of the reference process to a request that descriptors come with."""
+    """The reference process's answer to a request that descriptors come with."""
 
     def __call__(self, request: MemoryRequest[F], fds: Fds, /) -> F: ...
 
@@ -39,21 +40,23 @@ class TaskMemory:
         self._outputs: dict[str, SharedMemory] = {}
 
     def share_outputs(self, whose: str, size: int) -> None:
-        """New memory for outputs: of one call of a "candidate", or of a round on unseen inputs:
-        "unseen" the candidate's, "own" the reference's."""
+        """Make memory for outputs: of a "candidate" call, or of a round on unseen inputs: "unseen"
+        the candidate's, "own" the reference's.
+        """
         request = ShareMemory(whose=whose, on_device=self._on_device, size=size)
         _, on_device = self._with_memory(request, whose)
         self._outputs[whose] = SharedMemory(on_device=on_device, size=size)
 
     def outputs_of(self, whose: str) -> tuple[SharedMemory, int]:
-        """Where a process writes its outputs, and the descriptor of that memory."""
+        """Where a process writes its outputs, and that memory's descriptor."""
         return self._outputs[whose], self._descriptors[whose]
 
     def draw(
         self, seeds: list[int], distribution: str | list[str] = DECLARED, shape: str = DECLARED
     ) -> tuple[PackedValues, int]:
-        """The inputs of these seeds (of one distribution, or of one each), in shared memory of
-        their own, and a descriptor, which is valid until the next draw."""
+        """Inputs of these seeds (of one distribution, or one each) in shared memory, and a
+        descriptor, valid until the next draw.
+        """
         names = [distribution] * len(seeds) if isinstance(distribution, str) else distribution
         request = DrawInputs(
             seeds=seeds,
@@ -65,14 +68,13 @@ class TaskMemory:
         return self._handed_over(request, "inputs")
 
     def arguments(self, seed: int) -> tuple[PackedValues, int]:
-        """The same for what the constructor is called with under this seed."""
+        """The constructor's arguments under this seed, likewise."""
         request = DrawArguments(seed=seed, size=self.loaded.argument_bytes)
         return self._handed_over(request, "arguments")
 
     def _handed_over(
         self, request: DrawInputs | DrawArguments, use: str
     ) -> tuple[PackedValues, int]:
-        """New shared memory that a request fills, and its descriptor."""
         answer, on_device = self._with_memory(request, use)
         values = PackedValues(
             on_device=on_device,
@@ -84,8 +86,7 @@ class TaskMemory:
         return values, self._descriptors[use]
 
     def _with_memory(self, request: MemoryRequest[F], use: str) -> tuple[F, bool]:
-        """The answer to a request that takes new memory for this use, and whether the memory is the
-        device's. Where that cannot be had, it is the host's, and everything crosses the bus."""
+        """The answer to a request with new memory, and whether that is the device's."""
         self.release(use)
         fds: Fds = ()
         if not request.on_device:
@@ -99,7 +100,7 @@ class TaskMemory:
         return answer, request.on_device
 
     def release(self, *uses: str) -> None:
-        """Give memory back that was taken for these uses."""
+        """Give back the memory taken for these uses."""
         for use in uses:
             if (descriptor := self._descriptors.pop(use, None)) is not None:
                 os.close(descriptor)

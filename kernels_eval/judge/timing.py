@@ -1,9 +1,8 @@
 """Paired measurement and its statistics.
 
-The reference and the candidate are separate processes; the parent asks each in turn for a sample,
-in ABBA order, so slow drift of the machine hits both alike. Guarantees: at least the configured
-pairs, an interval with every speedup, and a bound by the parent's own clock that the candidate
-cannot forge. Statistics are pure functions of the samples.
+Two processes give samples in ABBA order, so slow drift hits both alike. Guarantees: at least the
+configured pairs, an interval with every speedup, and a bound by the parent's clock that the
+candidate cannot forge.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from kernels_eval.config import (
 from kernels_eval.records import Timing
 
 Sampler = Callable[[int], int]
-"""Given a number of forward calls, runs them as one sample and returns nanoseconds as the process
-itself measured."""
+"""Runs this many forward calls as one sample; returns nanoseconds by the process's own clock."""
 
 
 Bound = Callable[[float, float], tuple[float, float]]
-"""Given what a call of the candidate and one of the reference seem to take, in nanoseconds,
-measures what one of the candidate takes, by a clock that it cannot reach and on inputs it has not
-seen: the least that noise leaves of it, 0 where that cannot be told, and the best estimate."""
+"""Given the apparent nanoseconds of a candidate's and a reference's call, measures the candidate's
+on unseen inputs by a clock it cannot reach: the least that noise leaves (0 where unknown), and
+the best estimate.
+"""
 
 
 class ImplausibleTime(Exception):
@@ -72,14 +71,14 @@ def measure(
     """Measure both processes until the 95 % interval of log(speedup) is narrow enough or the budget
     is spent.
 
-    The budget is `max_s`, and `precise_s` where the interval of PRECISE_PAIRS is narrow enough by
-    then: more samples of slow calls would sharpen what the spread between processes blurs anyway.
-    A sample holds `most_calls` calls at most.
+    The budget is `max_s`, or `precise_s` where PRECISE_PAIRS give a narrow enough interval by then:
+    more samples of slow calls would not reduce the spread between processes. A sample holds at most
+    `most_calls` calls.
 
-    The candidate's time is never less than its bound: where it reports less than
-    CLOCK_BOUND_SHARE of it, the bound counts. `throttled()` tells whether the device slows its
-    clocks now. Raises ImplausibleTime where it reports less than ACCUSED_SHARE of the least that
-    the bound can be, in every one of several rounds.
+    The candidate's time is never below its bound, which counts where it reports less than
+    CLOCK_BOUND_SHARE of it. `throttled()`: whether the device slows its clocks now. Raises
+    ImplausibleTime where it reports less than ACCUSED_SHARE of the least bound in every one of
+    several rounds.
     """
     a, b = _Series(reference), _Series(candidate)
     calls = _calls_per_sample((a, b), config, most_calls)
@@ -113,9 +112,9 @@ def measure(
 
 
 def ratio_of_speedups(candidate: Timing, baseline: Timing) -> tuple[float, float, float]:
-    """The speedup of a candidate over a baseline, where both were timed against the same
-    reference, and its 95 % bounds: the arms of both intervals add in quadrature on the log
-    scale."""
+    """The speedup of a candidate over a baseline, both timed against one reference, and its 95 %
+    bounds: arms add in quadrature on the log scale.
+    """
     speedup = candidate.speedup / baseline.speedup
     below = math.hypot(
         math.log(candidate.speedup / candidate.speedup_lower),
@@ -129,9 +128,9 @@ def ratio_of_speedups(candidate: Timing, baseline: Timing) -> tuple[float, float
 
 
 def unsettled(timing: Timing, config: TimingConfig) -> bool:
-    """Did the machine disturb a measurement: does the reference's time drift, by more than the
-    interval that was asked for, is the candidate's far above its bound, or was less reported than
-    passed, so that the bound counts?"""
+    """Whether the machine disturbed a measurement: the reference drifts by more than the wanted
+    interval, the candidate is far above its bound, or reported less than passed.
+    """
     ratio = timing.candidate_ms / timing.clock_bound_ms
     slowed = ratio > DISTURBED_RATIO and timing.clock_bound_ms > DISTURBED_LEAST_MS
     drifted = abs(timing.drift) > max(MOST_DRIFT, config.interval_width)
@@ -139,7 +138,7 @@ def unsettled(timing: Timing, config: TimingConfig) -> bool:
 
 
 def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: TimingConfig) -> bool:
-    """Is the budget spent, or is the interval narrow enough, over samples enough?"""
+    """Whether the budget is spent, or the interval narrow enough."""
     pairs = len(candidate.reported)
     if pairs >= 4 and elapsed_s >= config.max_s:
         return True
@@ -153,9 +152,9 @@ def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: Ti
 
 
 def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
-    """A 95 % interval of a log-ratio within one process, made to hold for a later measurement in
-    another process: its arms and 1.96 standard deviations between processes, once for this process
-    and once for that one, add in quadrature (a prediction interval).
+    """A within-process 95 % interval of a log-ratio, widened for a later measurement in another
+    process: its arms and 1.96 standard deviations between processes, once for each, add in
+    quadrature (a prediction interval).
     """
     between = 1.96 * math.sqrt(2.0) * spread
     below, above = (math.hypot(max(0.0, arm), between) for arm in (middle - low, high - middle))
@@ -163,8 +162,7 @@ def widened(low: float, high: float, middle: float, spread: float) -> tuple[floa
 
 
 def drift(samples: list[int]) -> float:
-    """How far the median of the last third of the samples is from that of the first third, as a
-    share of the first. Dimensionless."""
+    """Relative change from the first third's median to the last third's. Dimensionless."""
     third = max(1, len(samples) // 3)
     return float(np.median(samples[-third:]) / np.median(samples[:third])) - 1
 
@@ -173,7 +171,8 @@ def log_ratio_interval(
     reference: list[int], candidate: list[int], *, resamples: int, seed: int = 0
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of log(median(reference) / median(candidate)) over pairs (Efron
-    and Tibshirani 1993, ch. 13)."""
+    and Tibshirani 1993, ch. 13).
+    """
     count = len(reference)
     picks = np.random.default_rng(seed).integers(0, count, size=(resamples, count))
     # floats, for what was reported may have grown beyond int64 (`measure`)
@@ -184,11 +183,7 @@ def log_ratio_interval(
 
 
 def _calls_per_sample(series: Sequence[_Series], config: TimingConfig, most_calls: int) -> int:
-    """Warm both processes, then batch calls until the shorter sample is long enough.
-
-    The batch grows by what the parent's clock sees, too: a process that reports next to nothing
-    does not get a million calls.
-    """
+    """Batch calls until the shorter sample is long enough, also by the parent's clock."""
     for each in series:
         _warm(each, config)
     faster = min(series, key=lambda each: min(each.reported))
@@ -205,8 +200,7 @@ def _calls_per_sample(series: Sequence[_Series], config: TimingConfig, most_call
 
 
 def _warm(series: _Series, config: TimingConfig) -> None:
-    """Take samples until two consecutive medians of 3 agree within 1 %, or a quarter of `precise_s`
-    is spent."""
+    """Sample until two medians of 3 agree within 1 %, or a quarter of `precise_s` is spent."""
     last, spent = 0.0, 0
     budget_ns = min(config.max_s / 8, config.precise_s / 4) * 1e9
     for _ in range(WARM_ROUNDS):
@@ -222,12 +216,10 @@ def _warm(series: _Series, config: TimingConfig) -> None:
 def _plausible_bound(
     reference: _Series, candidate: _Series, calls: int, measured: Bound
 ) -> tuple[float, float]:
-    """The parent's own bound on a call of the candidate and the time that counts, in nanoseconds.
-    Raises ImplausibleTime.
+    """The parent's bound on a candidate's call and the time that counts, in nanoseconds.
 
-    A busy machine can slow one round, of either side. The smallest bound and the largest reported
-    time of all rounds are compared, and a difference that noise could make accuses nobody: then
-    the bound counts.
+    Compares the smallest bound and the largest report of all rounds, as load can slow one. A
+    difference within noise accuses nobody; else raises ImplausibleTime.
     """
     call_ns, least, bound = candidate.median / calls, math.inf, math.inf
     for number in range(3):

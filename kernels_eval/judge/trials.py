@@ -1,8 +1,8 @@
-"""The table of trials: on which inputs, with which weights and in which mode a candidate is
-compared with its task, and what a wrong answer means there.
+"""The table of trials: inputs, weights and modes in which a candidate is compared with its task,
+and what a wrong answer means there.
 
-Two loops go over it: `expectations.Expectations` has the reference compute what is right, and
-`comparison.compare_trials` compares a candidate's answers. A new trial is a row.
+`expectations.Expectations` has the reference compute what is right, and `comparison.compare_trials`
+compares a candidate's answers. A new trial is a row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TaskFindings:
     """of the trials that grade the task, in order"""
     trials: list[Trial] = field(default_factory=list)
     scopes: list[str] = field(default_factory=lambda: list(SHAPE_SCOPES))
-    """what may shrink in another shape: those that the task has refused are gone"""
+    """what may shrink in another shape, without those the task refused"""
 
     @property
     def inputs_vary(self) -> bool:
@@ -46,25 +46,25 @@ class TaskFindings:
 
     @property
     def own_answer_is_fixed(self) -> bool:
-        """Does another draw of the task's own inputs give the same answer?"""
+        """Whether another draw of the task's own inputs gives the same answer."""
         again = self.expected.get("in_place")
         return again is not None and DECLARED in again.equals
 
     @property
     def impulse(self) -> str:
-        """The form of `impulse` that the task accepts; empty where it accepts none."""
+        """The form of `impulse` that the task accepts, or ""."""
         found = [trial.distribution for trial in self.trials if trial.name == "impulse"]
         return found[0] if found else ""
 
 
 def one_answer(expected: Iterable[Expectation]) -> bool:
-    """Is the answer of every trial that of all before it?"""
+    """Whether every trial has the answer of all before it."""
     return all(len(each.equals) == index for index, each in enumerate(expected))
 
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """What a row may want to know of an answer that is not the reference's."""
+    """What a row may want to know of a wrong answer."""
 
     reason: Reason
     config: CorrectnessConfig
@@ -85,7 +85,7 @@ class TrialRow:
     draws: tuple[str, ...] = (DECLARED,)
     """distributions, of which the first that suits the task is drawn"""
     same_seed: bool = False
-    """drawn under the seed of `declared`, so that only what this row changes differs"""
+    """drawn under the seed of `declared`, so that only this row's change differs"""
     other_weights: bool = False
     """parameters and running statistics are redrawn"""
     in_place: bool = False
@@ -95,7 +95,7 @@ class TrialRow:
     shape: str = DECLARED
     """another shape, by its name in the task's plan"""
     tail: str = ""
-    """a smaller shape that leaves this tail (`TAILS`), in the first scope that the task accepts"""
+    """a smaller shape that leaves this tail (`TAILS`), in the first scope the task accepts"""
 
     when: Condition = lambda task: True
     """whether this row concerns the task"""
@@ -104,10 +104,11 @@ class TrialRow:
     grades_task: bool = True
     """its expected values tell whether the task can tell right from wrong"""
     required: bool = False
-    """a task that gives no expected values here is degenerate; others leave the row out"""
+    """a task without expected values here is degenerate; others leave the row out"""
     hard: bool = False
-    """looks for answers that are right on tame values only: gates are wide, and the reference must
-    be right itself"""
+    """looks for answers that are right on tame values only: wide gates, and the reference must be
+    right itself
+    """
     differs: bool = False
     """left out where its answer is that of `declared`"""
     telling: bool = False
@@ -115,18 +116,18 @@ class TrialRow:
 
     stage: Stage = Stage.OUTPUTS
     reason: Reason | None = None
-    """what a wrong answer is; None: what explains it best"""
+    """the reason of a wrong answer; None: what explains it best"""
     tolerated: Callable[[WrongAnswer], bool] = lambda wrong: False
     """whether a wrong answer is only flagged"""
     flag: str = ""
-    """the flag of a wrong answer that is tolerated"""
+    """the flag of a tolerated wrong answer"""
     refusal_flag: str = ""
-    """the flag of a candidate that raises an exception here; empty: that is its verdict"""
+    """the flag of a candidate that raises here; empty: that is its verdict"""
 
 
 @dataclass
 class Trial:
-    """One comparison: a row with its seeds and forms drawn, and the form of what is expected."""
+    """One comparison: a row with its seeds and forms drawn, and the form expected."""
 
     name: str
     row: TrialRow
@@ -139,18 +140,18 @@ class Trial:
 
     @property
     def own_inputs(self) -> bool:
-        """Are inputs and weights what the task itself draws, in its own shape?"""
+        """Whether inputs, weights and shape are the task's own."""
         own = self.distribution == self.shape == DECLARED
         return own and self.weights_seed is None
 
     @property
     def as_drawn(self) -> bool:
-        """Is it the task exactly as it is, inputs, weights and mode?"""
+        """Whether it is the task itself: inputs, weights and mode."""
         return self.own_inputs and not self.row.evaluate and self.construct_seed is None
 
     @property
     def own_mode(self) -> bool:
-        """Is it run in the task's own shape and mode?"""
+        """Whether it has the task's own shape and mode."""
         return self.shape == DECLARED and not self.row.evaluate
 
     def expect(self) -> Expect:
@@ -167,13 +168,13 @@ class Trial:
         )
 
     def suits(self, seen: Expectation) -> bool:
-        """Do these expected values make a comparison?"""
+        """Whether these expected values make a comparison."""
         finite = seen.some_finite if self.distribution == NON_FINITE else seen.finite
         return finite and seen.deterministic and (not self.row.hard or well_conditioned(seen))
 
 
 def well_conditioned(seen: Expectation) -> bool:
-    """Is the reference itself right on hard inputs, as the float64 oracle has it?"""
+    """Whether the reference itself is right on hard inputs, by the float64 oracle."""
     return (
         seen.oracle == "float64"
         and seen.constants[0].reference_rms <= HARD_OWN_ERROR
@@ -189,8 +190,9 @@ def has_weights(task: TaskFindings) -> bool:
 
 
 def has_one_answer(task: TaskFindings) -> bool:
-    """A task whose inputs are written out has one answer, which a kernel could hold as a constant:
-    its inputs are tried in another order."""
+    """Whether inputs are written out: a kernel could hold the one answer, so their order is
+    varied.
+    """
     fixed = task.own_answer_is_fixed and not task.inputs_vary
     return fixed and one_answer(task.expected.values())
 
@@ -204,7 +206,7 @@ def tries_shapes(task: TaskFindings) -> bool:
 
 
 def accepts_no_other_shape(task: TaskFindings) -> bool:
-    """A few elements may hide from one draw: they are drawn again, of its own shape."""
+    """Whether to draw again in the task's own shape: one draw may miss a few elements."""
     return tries_shapes(task) and bool(task.impulse) and not task.scopes
 
 
@@ -228,8 +230,9 @@ def distribution(name: str, draws: tuple[str, ...] = (), **columns: Any) -> Tria
 
 
 def other_shape(name: str, *, shape: str = DECLARED, tail: str = "") -> TrialRow:
-    """A row of a smaller shape, where a silently wrong answer is specialised for the declared one;
-    an exception is an honest refusal."""
+    """A row of a smaller shape: a silently wrong answer is specialised for the declared one; an
+    exception is an honest refusal.
+    """
     return TrialRow(
         name,
         draws=(AS_IMPULSE,),
@@ -305,8 +308,9 @@ HARD_TRIALS = frozenset(row.name for row in TRIALS if row.hard)
 
 
 def rows_of(config: CorrectnessConfig) -> list[TrialRow]:
-    """The table for a configuration: the distributions that it names, in its order (`small` comes
-    with `large`: what is added to a variance, say, then matters), and every other row."""
+    """The table for a configuration: the distributions it names, in order, and every other row.
+    `small` comes with `large`, to show what is added to a variance.
+    """
     known = {row.name: row for row in TRIALS if row.configured}
     names = [name for name in config.distributions if name != DECLARED]
     if "large" in names:

@@ -1,9 +1,7 @@
 """What kernels are written in: one module per language holds all that is known of it.
 
-Guarantees: a language is one object, found by its name, which snapshots and keys store; it
-compares, sorts, hashes and serialises as that string. `BUILT_IN` are here; others are entry points
-in the group `concur.languages`. Imports nothing heavy: a language's packages are imported in
-candidates' processes alone.
+Guarantees: a language is one object per name, which snapshots and keys store as a string. Others
+than `BUILT_IN` are entry points in the group `concur.languages`. Imports no language's packages.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What counts as the same answer: the gates on measured errors, and the reason that follows.
 
 Sources: the gates are VERIFIER's (RMS(err)/RMS(oracle) <= max(1e-5, 8 x the fp32 reference's own
-error) for fp32, 2e-3 for fp16 and TF32, 1.6e-2 for bf16, 0.06 and 0.12 for outputs in FP8 (e4m3,
-e5m2), about the rounding to each type; elementwise |err| <= r (|y| + RMS(y)));
-KernelBench's allclose tolerances are recorded beside them. Long sums: N. Higham, Accuracy and
-Stability of Numerical Algorithms, chapter 4.
+error) for fp32, 2e-3 for fp16 and TF32, 1.6e-2 for bf16, 0.06 and 0.12 for FP8 outputs (e4m3,
+e5m2), about each type's rounding; elementwise |err| <= r (|y| + RMS(y))); KernelBench's allclose
+tolerances are recorded too. Long sums: N. Higham, Accuracy and Stability of Numerical Algorithms,
+chapter 4.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALL = ("masks_match", "finite", "kernelbench_1e4", "kernelbench_1e2")
 
 
 def merge(comparisons: Sequence[Comparison]) -> Comparison:
-    """The worst of several output tensors, or of several trials. NaN is worse than any number."""
+    """The worst of several output tensors, or trials. NaN is worse than any number."""
     found = [vars(comparison) for comparison in comparisons]
     return Comparison(
         systematic=any(each["systematic"] for each in found),
@@ -62,9 +62,9 @@ def judge(
     """OK, or why this output is not the reference's: NON_FINITE, PRECISION_DOWNCAST, APPROXIMATION
     or WRONG_OUTPUT.
 
-    `own_inputs`: KernelBench's tolerance counts, as these are the inputs that the task draws
-    itself. `loosest`: what an answer that ignores the inputs must not pass; the gate is no larger,
-    unless the reference's own error is.
+    `own_inputs`: KernelBench's tolerance counts, as the task itself draws these inputs. `loosest`:
+    an upper limit of the gate (what an answer that ignores the inputs must not pass), unless the
+    reference's own error is larger.
     """
     if not measured.masks_match:
         return Reason.NON_FINITE

@@ -1,7 +1,7 @@
 """The verdict reason that an exception of a candidate stands for.
 
-Compilers that run inside the process (Triton's, NVRTC, Numba, torch.compile, TileLang, CuTe) are
-known by the names of their exceptions and modules, which are not imported for it.
+In-process compilers (Triton's, NVRTC, Numba, torch.compile, TileLang, CuTe) are known by the names
+of their exceptions and modules, without importing them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from kernels_eval.records import Reason
 
 
 class KnownFailure(RuntimeError):
-    """An exception that says itself which verdict reason it stands for."""
+    """An exception that names its own verdict reason."""
 
     reason: str
 
 
 def _of_all(known: str, attribute: str) -> re.Pattern[str]:
-    """What is known, or an attribute of any language says: a candidate may use several."""
     said = (getattr(language, attribute) for language in Language)
     return re.compile("|".join(filter(None, (known, *said))))
 
@@ -34,14 +33,14 @@ COMPILER_ERROR = _of_all(
 )
 """Exceptions of compilers, as module.Class."""
 COMPILER_FRAME = _of_all("", "compiler_frames")
-"""Functions, as module.name, below which whatever is raised is about the source."""
+"""Functions, as module.name, below which every exception is about the source."""
 COMPILER_SAYS = re.compile(
     r"PassManager::run failed|PTX codegen error|ptxas (fatal|error)|NVRTC_ERROR_COMPILATION"
     r"|Kernel compilation failed|\(\d+\): (catastrophic )?error:"
 )
 """What compilers write into exceptions of no type of their own."""
 LAUNCH_ERROR = _of_all(r"\.CUDA(Runtime|Driver)Error$|\.CudaAPIError$", "launch_errors")
-"""The kernel was compiled, but asks for more than the device has, or its driver refuses it."""
+"""The compiled kernel asks for more than the device has, or its driver refuses it."""
 CUDA_SAYS = ("CUDA error", "Triton Error [CUDA]", "illegal memory access")
 ERROR_LINE = re.compile(r"\berror\b|\bfatal\b|undefined", re.IGNORECASE)
 PLACE = re.compile(r"at \d+:\d+:")
@@ -89,8 +88,9 @@ def classify(error: BaseException) -> tuple[Reason, BaseException]:
 
 
 def compiler_line(text: str) -> str:
-    """The line of a compiler's message that says what is wrong: its first error, or in Triton's
-    form the place, the line above the caret, and what follows."""
+    """The telling line of a compiler's message: its first error, or in Triton's form the place, the
+    line above the caret, and what follows.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     marks = [number for number, line in enumerate(lines) if number and CARET.fullmatch(line)]
     if marks and PLACE.match(text):
@@ -101,7 +101,6 @@ def compiler_line(text: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and those that it was raised for, the outermost first."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -17,8 +17,7 @@ Passes = Callable[[str], AbstractContextManager[None]]
 
 
 def asked_gradients(model: Any, inputs: list[Any]) -> Gradients:
-    """Which gradients a task asks for that sets `GRADIENTS`. Raises ValueError where it has nothing
-    that has a gradient."""
+    """Which gradients a task with `GRADIENTS` asks for. Raises ValueError where nothing has one."""
     floats = [index for index, x in enumerate(inputs) if _is_float(x)]
     marked = [index for index in floats if inputs[index].requires_grad]
     held = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
@@ -31,12 +30,12 @@ def asked_gradients(model: Any, inputs: list[Any]) -> Gradients:
 def with_gradients(
     model: Any, inputs: tuple[Any, ...], asked: Gradients, passes: Passes
 ) -> tuple[Any, list[Any], list[Any]]:
-    """The output of a call, the gradients of its arguments and those of its parameters. Gradients
-    of the outputs are the last of `inputs`.
+    """A call's output and the gradients of its arguments and of its parameters. Gradients of the
+    outputs are the last of `inputs`.
 
-    A model whose outputs have no gradient is asked for one: `backward(*gradients)` returns those of
-    the arguments and then those of the parameters. Outputs of another form than the reference's
-    have no gradients: `([], [])`. Raises what the model raises.
+    A model whose outputs have no gradient must have `backward(*gradients)`, which returns those of
+    arguments, then parameters. Outputs of another form than the reference's have none: `([], [])`.
+    Raises what the model raises.
     """
     arguments, given = list(inputs[: asked.arguments]), inputs[asked.arguments :]
     for index in asked.wanted:
@@ -70,7 +69,7 @@ def _gradients(
 
 
 def _parameters(model: Any, names: tuple[str, ...]) -> list[Tensor]:
-    """The parameters of these names; where not all are there, its own in their order."""
+    """The parameters of these names; where one is missing, all in order."""
     held = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
     if set(names) <= held.keys():
         return [held[name].requires_grad_() for name in names]
@@ -82,7 +81,6 @@ def _is_float(x: object) -> bool:
 
 
 def _detached(output: Any) -> Any:
-    """The same output without its history."""
     if isinstance(output, Tensor):
         return output.detach()
     if isinstance(output, dict):

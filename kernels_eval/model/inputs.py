@@ -1,11 +1,8 @@
-"""Inputs and weights, made from a seed on the device itself, the same in two processes that never
-exchange them.
+"""Inputs and weights made from a seed, the same in two processes that never exchange them.
 
-Guarantees: for the same task source, seed, distribution and device, both processes hold
-bit-identical inputs; what a task's inputs mean (integers, labels, masks, triangular or symmetric
-matrices, probabilities) is kept when their distribution is varied. Does not guarantee that a varied
-distribution makes sense to every task: one under which the reference fails or is not finite is
-skipped.
+Guarantees: one task source, seed, distribution and device give bit-identical inputs, whose meaning
+(integers, labels, masks, matrix structure, probabilities) is kept. Distributions that the reference
+fails on are skipped.
 """
 
 from __future__ import annotations
@@ -39,23 +36,26 @@ from kernels_eval.protocol import DECLARED, AboutTask, InputNote, InputPlan, Mod
 from kernels_eval.records import Json, stable_hash
 
 PERMUTED = "permuted"
-"""Not a distribution: the elements of floating arguments in another order, which keeps labels,
-masks and targets what they are."""
+"""Not a distribution: floating arguments in another order, which keeps labels, masks and
+targets.
+"""
 BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
 """What the blocks of `mixed` are drawn from."""
 STATISTICS = ("running_mean", "running_var")
 
 PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""What the constant `PRECISION` of a task's module casts floating inputs and parameters to, as
-KernelBench's option of that name does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
-`model.to(dtype=precision)`)."""
+"""What a task's constant `PRECISION` casts floating inputs and parameters to, as KernelBench's
+option does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
+`model.to(dtype=precision)`).
+"""
 Arguments = tuple[list[Any], Json]
 """What a constructor is called with."""
 
 
 def load_module(path: str, name: str) -> ModuleType:
-    """Execute a source file as a module of its own. The file must exist on disk: Triton and inspect
-    read it again."""
+    """Execute a source file as a module. It must exist on disk: Triton and inspect read it
+    again.
+    """
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -65,24 +65,25 @@ def load_module(path: str, name: str) -> ModuleType:
 
 
 def load_candidate(path: str) -> ModuleType:
-    """The same for a copy in the working directory, where a candidate may write: many write beside
-    their own file."""
+    """Load a copy in the working directory, where a candidate may write: many write beside their
+    own file.
+    """
     return load_module(os.path.abspath(shutil.copy(path, os.curdir)), "candidate")
 
 
 def construct(module: ModuleType, task: ModuleType, spec: ModelSpec) -> nn.Module:
-    """Build a task's model the way KernelBench does: the same seed before the arguments are made
-    and again before the constructor runs.
+    """Build a task's model as KernelBench does: the same seed before the arguments are made and
+    again before the constructor runs.
 
     Weights are made on `construct_on` (large ones take seconds on a CPU core); `moved` brings the
-    model to where it is used.
+    model to its device.
     """
     own = spec.model_copy(update={"precision": precision_of(task)})
     return constructed(module, constructor_arguments(task, spec), own)
 
 
 def declared(task: AboutTask[Any], device: str, construct_on: str) -> ModelSpec:
-    """How a task's model is made that nothing is compared with."""
+    """The spec of a task's model that nothing is compared with."""
     return ModelSpec(
         entry_point=task.entry_point,
         init_form=task.init_form,
@@ -92,7 +93,7 @@ def declared(task: AboutTask[Any], device: str, construct_on: str) -> ModelSpec:
 
 
 def precision_of(task: ModuleType) -> str:
-    """What a task's module says of its precision. Raises ValueError for what is none."""
+    """A task module's precision. Raises ValueError for an unknown one."""
     found = str(getattr(task, "PRECISION", ""))
     if found not in PRECISIONS:
         raise ValueError(f"PRECISION is {found!r}, which is none of {', '.join(PRECISIONS)[2:]}")
@@ -125,9 +126,9 @@ def moved(model: Any, device: str) -> Any:
 
 
 def made_elsewhere(model: Any, device: str) -> bool:
-    """Did the constructor make parameters on another device than it was asked to (Tensor(...)
-    does)? Then they were drawn by another random generator, and the same seed does not make the
-    same weights."""
+    """Whether the constructor made parameters on another device than asked (Tensor(...) does):
+    another random generator, so other weights for the same seed.
+    """
     kind = torch.device(device).type
     return isinstance(model, nn.Module) and any(
         parameter.device.type != kind for parameter in model.parameters()
@@ -142,8 +143,9 @@ def make_inputs(
     device: str,
     shape: str = DECLARED,
 ) -> list[Any]:
-    """Arguments for one forward call. `plan` (from `plan_inputs`) says which arguments may be
-    redrawn and resized; None: as declared."""
+    """Arguments for one forward call. `plan` (from `plan_inputs`) says which may be redrawn and
+    resized; None: as declared.
+    """
     torch.manual_seed(seed)
     with torch.device(device):
         made, dtype = task.get_inputs(), PRECISIONS[precision_of(task)]
@@ -167,7 +169,8 @@ def make_inputs(
 
 def plan_inputs(inputs: list[Any]) -> InputPlan:
     """What may vary: floating tensors that are not labels, masks or probabilities; zero patterns
-    and symmetry stay as declared. The smaller shapes are drawn anew by each call."""
+    and symmetry stay. Each call draws new smaller shapes.
+    """
     sizes = [list(value.shape) if isinstance(value, Tensor) else None for value in inputs]
     return InputPlan(notes=[_note(value) for value in inputs], shapes=smaller_shapes(sizes))
 
@@ -177,12 +180,11 @@ def smaller_shapes(
 ) -> dict[str, list[tuple[int, int, int]]]:
     """Ways to make all arguments smaller consistently, so that no dimension starts to broadcast.
 
-    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. The others have
-    drawn sizes, and are named by what shrinks and by the tail that it leaves (`TAILS`): `each_1`
-    every dimension by itself, counted from the last (of matrices and vectors alone: a
-    kernel may rely on square images); `all_1` equal sizes together; `last_1` and `first_1` those
-    equal to the first tensor's last or first dimension. Whether the task accepts one of them is for
-    the reference to say. Sizes are secret without a `random`.
+    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. Others are named
+    by what shrinks and the tail it leaves (`TAILS`): `each_1` every dimension alone, counted from
+    the last (of matrices and vectors only: a kernel may rely on square images); `all_1` equal sizes
+    together; `last_1` and `first_1` those equal to the first tensor's last or first dimension. The
+    reference says which the task accepts. Sizes are secret without a `random`.
     """
     dims = [
         (i, d, d - len(shape), size)
@@ -211,8 +213,7 @@ def smaller_shapes(
 def _shrunk(
     dims: list[tuple[int, int, int, int]], by_place: bool, tail: int, random: Random
 ) -> list[tuple[int, int, int]]:
-    """Draw smaller sizes for (argument, dimension, place from the last, size). The last dimensions
-    leave this tail, the others one of 1: so does what lies flat in memory."""
+    """Draw smaller sizes for (argument, dimension, place from the last, size)."""
     keyed = [((size, by_place and place), i, d, place) for i, d, place, size in dims if size > 4]
     ends = {key for key, *_, place in keyed if place == -1} or {key for key, *_ in keyed}
     drawn = {
@@ -223,8 +224,9 @@ def _shrunk(
 
 
 def drawn_size(size: int, tail: int, random: Random) -> int:
-    """A size from half of this one on that leaves `tail` elements over (-1: all but one) in blocks
-    of the largest power of two (at most 1,024) that allows a choice, and so in smaller blocks."""
+    """A size from half of this one on that leaves `tail` elements (-1: all but one) in blocks of
+    the largest power of two (at most 1,024) that allows a choice, and so in smaller blocks.
+    """
     block = 4
     while block < 1024 and 8 * block <= size:
         block *= 2
@@ -273,9 +275,11 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
 
 
 def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
-    """A tensor of one distribution. Those that are as declared take `value` but for a few elements:
-    `impulse` (two and one in 2,048 are large, 1,024 at most, so few that a look at 64 misses them)
-    and `non_finite` (one NaN, one infinity of each sign)."""
+    """A tensor of one distribution; `impulse` and `non_finite` change few elements of `value`.
+
+    `impulse` makes two and one in 2,048 large (at most 1,024), so few that a look at 64 misses
+    them.
+    """
     shape, device, size = value.shape, value.device, value.numel()
     kind, _, factor = name.partition("_x")
     if kind == "uniform":
@@ -307,10 +311,7 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
 
 
 def _make_uneven(drawn: Tensor, spread: float) -> None:
-    """Give every other row an eighth of the spread, and make the last element along each longer
-    dimension 0 or, in such a row, larger than all others: a maximum, behind a clamp too, is then
-    wrong if it leaves the last element out. The second slice along the first and the last one
-    is negative: a maximum that starts at 0 is wrong there."""
+    """Make maxima wrong that leave out the last element or start at 0, also behind a clamp."""
     if drawn.dim() > 1:
         drawn[..., ::2, :] /= 8
     ends = torch.tensor([0, 1.5, -1.5], device=drawn.device) * spread
@@ -326,8 +327,7 @@ def _make_uneven(drawn: Tensor, spread: float) -> None:
 
 
 def _make_distinct(value: Tensor) -> None:
-    """Move equal elements of a float32 tensor apart, so far that what a task computes of them is
-    not equal but for rounding (softmax before topk)."""
+    """Separate equal elements beyond rounding, also after a softmax before topk."""
     if value.dtype != torch.float32 or not 1 < value.numel() <= MOST_DISTINCT:
         return
     rising, order = value.reshape(-1).sort(stable=True)
@@ -340,8 +340,7 @@ def _make_distinct(value: Tensor) -> None:
 
 
 def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
-    """The declared tensor with 16 blocks of other distributions, some of which alternate with it
-    from element to element: no few elements tell what the others are like."""
+    """The declared tensor with 16 blocks of other distributions: no few elements tell the rest."""
     random, drawn = Random(generator.initial_seed()), _flat_copy(value)
     flat = drawn.view(-1)
     cuts = sorted(random.randrange(len(flat)) for _ in range(16))
@@ -354,18 +353,16 @@ def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _laid_out(drawn: Tensor, value: Tensor) -> Tensor:
-    """Contiguous where `value` is: of gigabytes, no copy is made that is not needed."""
+    """Contiguous where `value` is, without a needless copy of gigabytes."""
     return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
 
 
 def _flat_copy(value: Tensor) -> Tensor:
-    """Its elements as float32, one after the other, whatever its strides."""
     return value.float().clone(memory_format=torch.contiguous_format)
 
 
 def _permuted(value: Tensor, seed: int) -> Tensor:
-    """The elements in another order. Of few, a drawn order may be the one they have: they are then
-    moved by one place."""
+    """The elements in another order, shifted where the drawn order changes nothing."""
     generator = torch.Generator(device=value.device).manual_seed(seed)
     flat, order = value.reshape(-1), torch.randperm
     drawn = flat[order(value.numel(), generator=generator, device=value.device)]
@@ -384,8 +381,9 @@ def squeezed(parameter: Tensor) -> list[int]:
 
 
 def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
-    """The running statistics of a model's normalisation layers, in order. Where there are none and
-    they may be `renamed`: all floating buffers, and tensors that are plain attributes."""
+    """Running statistics of normalisation layers, in order. Without any, if they may be `renamed`:
+    all floating buffers, and tensors that are plain attributes.
+    """
     if not isinstance(model, nn.Module):
         return []
     buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
@@ -398,8 +396,9 @@ def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
 
 
 def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
-    """Refill running statistics, uniform in [0.5, 1.5]. A mean and the variance after it get the
-    same values, whichever of the two comes first."""
+    """Refill running statistics, uniform in [0.5, 1.5]; a mean and the variance after it get the
+    same values, in either order.
+    """
     seen: dict[tuple[int, ...], int] = {}
     for tensor in tensors:
         shape = tuple(squeezed(tensor))
@@ -410,9 +409,7 @@ def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
 def _refill(
     tensor: Tensor, identity: list[object], *, uniform: bool = False, signed: bool = False
 ) -> None:
-    """Refill from a hash of this: vectors uniform in [0.5, 1.5] (`signed`: every other element
-    negative), higher ranks normal with standard deviation 1 / sqrt(fan-in), so outputs keep their
-    scale."""
+    """Refill from a hash: vectors uniform in [0.5, 1.5], others normal, std 1 / sqrt(fan-in)."""
     shape, device = squeezed(tensor), tensor.device
     generator = torch.Generator(device).manual_seed(int(stable_hash(identity)[:15], 16))
     if uniform or len(shape) < 2:
@@ -432,12 +429,11 @@ def randomise_weights(
     only: list[int] | None = None,
     names: Sequence[str] = (),
 ) -> None:
-    """Refill floating parameters from (seed, shape, how many of that shape came before): names do
-    not matter, nor dimensions of size 1.
+    """Refill floating parameters from (seed, shape, how many of that shape came before), regardless
+    of names and dimensions of size 1.
 
-    A model that has parameters of all of these `names` is filled in their order first. `only`
-    chooses parameters by their position. Vectors have elements of either sign where the seed is
-    odd.
+    A model with all of these `names` is filled in their order first. `only`: positions of
+    parameters. With an odd seed, vectors have elements of either sign.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
@@ -451,7 +447,7 @@ def randomise_weights(
 
 
 def transpose_weights(model: nn.Module) -> None:
-    """Transpose all square matrices among the parameters: a candidate may keep them so."""
+    """Transpose all square parameter matrices: a candidate may keep them so."""
     with torch.no_grad():
         for parameter in parameters_of(model).values():
             if parameter.dim() == 2 and parameter.shape[0] == parameter.shape[1]:
@@ -459,8 +455,9 @@ def transpose_weights(model: nn.Module) -> None:
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:
-    """Leaves of a nested output in order, and a text that tells its structure. None (no attention
-    weights, say) is part of the structure."""
+    """Leaves of a nested output in order, and a text of its structure, which None (no attention
+    weights, say) is part of.
+    """
     if output is None:
         return [], "None"
     if isinstance(output, dict):
@@ -479,8 +476,9 @@ def flatten_outputs(output: Any) -> tuple[list[Any], str]:
 
 
 def plain_containers(output: Any) -> bool:
-    """Is a nested output made of containers that run no code when they are read: list, dict, tuple
-    and what only names a tuple's items?"""
+    """Whether a nested output has only containers that run no code when read: list, dict, tuple and
+    named tuples.
+    """
     kind = type(output)
     if kind in (dict, OrderedDict):
         return all(map(plain_containers, dict.values(output)))
@@ -490,7 +488,6 @@ def plain_containers(output: Any) -> bool:
 
 
 def _to_device(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
-    """The same on this device, floating tensors in this dtype."""
     if isinstance(value, Tensor):
         return value.to(device, dtype if value.is_floating_point() else None)
     if isinstance(value, list | tuple):

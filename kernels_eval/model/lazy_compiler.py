@@ -1,9 +1,8 @@
-"""Keeps torch's compiler out of processes that compile nothing: importing it takes a second.
+"""Keeps torch's compiler out of processes that compile nothing: its import takes a second.
 
-torch imports it at the first call of a dispatch mode's method, to say that the method must not be
-compiled; and the compiler wraps `torch.manual_seed` when it is imported, for the same reason.
-Guarantees: where something else has imported it, these functions are kept from it as ever; and a
-candidate that imports it leaves `torch.manual_seed` as it was.
+torch imports it at a dispatch mode's first method call, to exclude the method from compiling; the
+import wraps `torch.manual_seed` for the same reason. Guarantees: once something else has imported
+it, these functions are kept from it as ever, and `torch.manual_seed` stays as it was.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ M = TypeVar("M", bound=TorchDispatchMode)
 
 
 def _lazily(plain: Callable[..., Any], guarded: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is `guarded` against the compiler once that is imported, and else plain."""
+    """Call `guarded` once the compiler is imported, else `plain`."""
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -42,8 +41,9 @@ def without_compiler(mode: type[M]) -> type[M]:
 
 
 def wrap_manual_seed() -> None:
-    """Wrap `torch.manual_seed` as the compiler would, which then leaves it alone. To be called
-    before anything watches for changes of torch."""
+    """Wrap `torch.manual_seed` as the compiler would, which then leaves it alone. Call before
+    anything watches torch for changes.
+    """
     api: Any = torch
     plain = api.manual_seed
     if plain is torch.random.manual_seed:

@@ -1,5 +1,6 @@
-"""How far an output is from the expected one: comparisons of tensors, chunk by chunk, for outputs
-can be gigabytes. `kernels_eval.model.correctness` says what the errors mean."""
+"""How far an output is from the expected one, compared chunk by chunk: outputs can be gigabytes.
+`kernels_eval.model.correctness` says what the errors mean.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +25,19 @@ from kernels_eval.config import (
 from kernels_eval.protocol import Comparison
 
 SHORT_MANTISSA = (1 << 13) - 1
-"""The bits of a float32 that TF32, fp16 and bf16 do not have."""
+"""The float32 bits that TF32, fp16 and bf16 lack."""
 CHUNK = 1 << 24
-"""Elements compared at once: float64 copies of whole outputs would not fit beside them."""
+"""Elements compared at once: float64 copies of whole outputs would not fit."""
 HUGE, SMALLER = 2.0**490, 2.0**-300
-"""The squares of larger values have no sum in float64: they are made smaller, by a power of two,
-which rounds nothing."""
+"""Squares of larger values overflow float64 sums: they are scaled by a power of two, which rounds
+nothing.
+"""
 
 
 def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
-    """Errors of one output tensor. `actual` and `reference` have the task's dtype, `oracle` is
-    float64 where it fitted; all have one shape."""
+    """Errors of one output tensor, all three of one shape. `actual` and `reference` have the task's
+    dtype, `oracle` is float64 where it fitted.
+    """
     if not actual.is_floating_point() and not actual.is_complex():
         unequal = int((actual != reference.to(actual.dtype)).sum())
         error, equal = float(unequal > 0), not unequal
@@ -55,8 +58,9 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
 
 
 def least_step(x: Tensor) -> float:
-    """How far two elements are apart, as a share of |y| + RMS(y), that are not the same but for
-    rounding: ten times the gate of this type. Integers differ or not."""
+    """Distance of two elements, as a share of |y| + RMS(y), beyond rounding: ten times this type's
+    gate. Integers differ or not.
+    """
     continuous = x.is_floating_point() or x.is_complex()
     return max(1e-4, 20 * torch.finfo(x.dtype).eps) if continuous else 0.0
 
@@ -74,20 +78,18 @@ def unlike(a: Tensor, y: Tensor) -> Tensor:
 
 
 def computable(x: Tensor) -> Tensor:
-    """FP8 as float32, for torch computes nothing in it."""
+    """FP8 as float32, as torch computes nothing in it."""
     return x.float() if x.is_floating_point() and x.element_size() == 1 else x
 
 
 def _follows_output(y: Tensor, a: Tensor) -> bool:
-    """Is the error of up to a million spread elements a function of the output, beyond a constant
-    share of it?
+    """Whether the error is a function of the output beyond a constant share: an approximation, not
+    rounding.
 
-    An approximation (GELU by tanh, say) errs alike wherever the output is alike; rounding, of
-    inputs or outputs, scatters. So elements of like outputs are put into bins, whose means explain
-    more than 60 % of the squared error of an approximation, and under 10 % of a rounded one's (38 %
-    where digits are cut off). Bins of equal size see an error that is spread; bins of equal ratio
-    (3 to 6 %) one that sits in the farthest outputs, as an approximation's does on narrow inputs.
-    Values that all have the short mantissa of a smaller type were rounded to it.
+    Means of bins of like outputs explain more than 60 % of an approximation's squared error (GELU
+    by tanh), and under 10 % of rounding's (38 % where digits are cut off). Bins of equal size show
+    a spread error; bins of equal ratio (3 to 6 %) one in the farthest outputs. Values with a
+    smaller type's short mantissa were rounded.
     """
     step = -(-y.numel() // FORMULA_SAMPLE)
     y, a = y[::step].double(), a[::step]
@@ -105,8 +107,7 @@ def _follows_output(y: Tensor, a: Tensor) -> bool:
 
 
 def _explained(error: Tensor, bins: Tensor) -> float:
-    """Share of the squared error that the means of these bins explain, without bias: an error that
-    scatters has 0, however small the bins."""
+    """Unbiased share of the squared error that the bins' means explain."""
     _, index = bins.unique(return_inverse=True)
     counts, squares = index.bincount(), index.bincount(error.square())
     between = index.bincount(error).square() - squares
@@ -118,8 +119,7 @@ def _spans(count: int) -> list[slice]:
 
 
 def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
-    """`measure` of flat tensors, in float64 (or complex128). `finite`: there is no NaN and no
-    infinity, and sums stay on the device, which is waited for once."""
+    """`measure` of flat float64 or complex128 tensors; `finite` ones wait once for the device."""
     wide = torch.complex128 if a.is_complex() else torch.float64
     alone = r is y
     sums = torch.zeros(4, dtype=torch.float64, device=y.device)
@@ -179,8 +179,8 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
 
 
 def least_mark(y: Tensor) -> float:
-    """The size from which on elements of a flat tensor are marks, such as -1e9 for what is masked;
-    infinity where there are none. Next to them every error of the others would be small.
+    """The size from which on elements of a flat tensor are marks, such as -1e9 for masked; infinity
+    without any. Beside them every other error would seem small.
 
     Marks differ by a thousandth at most, and are larger than 1,000 and than 1,000 times all others.
     """
@@ -194,8 +194,7 @@ def least_mark(y: Tensor) -> float:
 
 
 def _unmarked_rms(y: Tensor, *, finite: bool) -> float:
-    """RMS of the finite elements of a flat tensor that are no marks; 0 where there are none.
-    `finite`: all elements are."""
+    """RMS of a flat tensor's finite unmarked elements, or 0. `finite`: all elements are."""
     energy, count, mark = 0.0, 0, least_mark(y)
     for span in _spans(y.numel()):
         part = y[span].abs()
@@ -219,7 +218,6 @@ def _largest_below(limit: float, y: Tensor) -> float:
 
 
 def _usable(*tensors: Tensor) -> Tensor:
-    """Where all of them are finite."""
     return torch.stack([torch.isfinite(tensor) for tensor in tensors]).all(0)
 
 
@@ -229,7 +227,7 @@ def _energy(x: Tensor) -> Tensor:
 
 
 def _near(a: Tensor, r: Tensor, finite: bool) -> Tensor:
-    """allclose(atol=limit, rtol=limit) for each of KernelBench's limits, NaN equal to NaN."""
+    """allclose at each of KernelBench's limits, NaN equal to NaN."""
     if not finite:
         near = [
             torch.isclose(a, r, atol=x, rtol=x, equal_nan=True).all()
@@ -252,22 +250,22 @@ def _same_masks(a: Tensor, r: Tensor) -> bool:
 
 
 def _proportional(squares: float, energy: float, cross: float) -> bool:
-    """Is the error a constant share of the output (98 % of its variance)? Then a formula is wrong;
-    rounding scatters."""
+    """Whether the error is a constant share of the output (98 % of its variance): a wrong
+    formula.
+    """
     # roots first: the product of two tiny sums is 0, and the square of a large one overflows
     return bool(squares and energy) and cross / squares**0.5 / energy**0.5 > 0.98**0.5
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    """No NaN and no infinity, in one pass without a temporary: both propagate into the smallest and
-    the largest value. Not asked of complex tensors."""
+    """No NaN or infinity: one pass without a temporary. Not for complex tensors."""
     if tensor.is_complex():
         return False
     return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
 
 def same(a: object, b: object) -> bool:
-    """Bit for bit the same value, in lists, tuples and dictionaries, too; NaN equals NaN."""
+    """Whether values are bit for bit the same, nested ones too; NaN equals NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
@@ -286,19 +284,20 @@ def same(a: object, b: object) -> bool:
 
 
 def same_all(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """The same tensors, bit for bit."""
+    """Whether tensors are bit for bit the same."""
     return len(one) == len(other) and all(map(same, one, other))
 
 
 def all_close(one: list[Tensor], other: list[Tensor], rtol: float) -> bool:
-    """The same tensors but for rounding, see `close`."""
+    """Whether tensors are the same but for rounding, see `close`."""
     pairs = zip(one, other, strict=False)
     return len(one) == len(other) and all(close(a, b, rtol) for a, b in pairs)
 
 
 def row_differences(actual: Tensor, own: Tensor) -> Tensor:
-    """The largest difference of each row of outputs, as a share of its largest finite value;
-    infinite where one has a NaN or an infinity that the other has not."""
+    """The largest difference of each row of outputs, relative to its largest finite value; infinite
+    where only one has a NaN or an infinity.
+    """
     if not own.is_floating_point() and not own.is_complex():
         return (actual != own).any(1).float()
     if own.element_size() < 4:
@@ -312,8 +311,9 @@ def row_differences(actual: Tensor, own: Tensor) -> Tensor:
 
 
 def close(a: Tensor, b: Tensor, rtol: float) -> bool:
-    """|a - b| <= rtol (|b| + RMS(b)) everywhere, with NaN and infinities in the same places; no
-    absolute tolerance, so tiny values count."""
+    """Whether |a - b| <= rtol (|b| + RMS(b)) everywhere, with the same NaN and infinities; no
+    absolute tolerance, so tiny values count.
+    """
     if a.shape != b.shape:
         return False
     if not (a.is_floating_point() or a.is_complex()):

@@ -1,9 +1,7 @@
-"""A model and a stopwatch on one device, which every role that runs a model holds, each in a
-process of its own.
+"""A model and a stopwatch on one device, for every role that runs a model.
 
-The functions of the clock are taken when this module is imported, before any candidate code runs:
-patching `time` or `torch.cuda` later does not reach them. Native code does; the parent's clock
-bounds what is reported here.
+Guarantees: clock functions are taken at import, before candidate code runs, so later patches of
+`time` or `torch.cuda` miss them. Native code can still forge times; the parent's clock bounds them.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ HOARD_BYTES = 1 << 30
 # longer than the call
 HOARD_SHARE = 32
 TIMED_COMMANDS = (Sample.command, RunUnseen.command)
-"""After these a process keeps its memory: the next one would have to get it again while time is
-taken."""
+"""Commands that leave memory cached: the next would otherwise allocate while timed."""
 MOST_FORMS = 4
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
@@ -73,8 +70,9 @@ _mallopt = ctypes.CDLL(None).mallopt
 
 
 def poison_allocations(on: bool) -> None:
-    """While on, memory that malloc hands out is filled with 0xFE (-1.7e38 as fp32): nothing right
-    is found in it by luck."""
+    """While on, malloc fills memory with 0xFE (-1.7e38 as fp32), so that no right value is found in
+    it by luck.
+    """
     _mallopt(M_PERTURB, 1 if on else 0)
 
 
@@ -144,7 +142,7 @@ class ModelRunner:
         return Done()
 
     def warm_up(self) -> None:
-        """Run once what CUDA would load with its first use."""
+        """Run once what CUDA loads on first use."""
         x = torch.rand(64, 64, device=self.device) * 2 - 1
         y = torch.randn(64, 64, device=self.device).clone().copy_(x).fill_(0.5)
         torch.equal(x, y)
@@ -154,20 +152,20 @@ class ModelRunner:
     # -- the model ---------------------------------------------------------------------------------
 
     def construct(self, seed: int | None = None) -> Any:
-        """A new model as its constructor left it; without a seed, with the weights of the first."""
+        """A new model as its constructor left it; without a seed, with the first one's weights."""
         spec = self.spec.under(seed)
         model = constructed(self.module, self.arguments(spec), spec)
         self.hooks.after_construction()
         return model
 
     def build(self, seed: int | None = None) -> Any:
-        """The same, moved to the device."""
+        """A new model on the device."""
         return moved(self.construct(seed), self.device)
 
     def trim_memory(self, command: str) -> None:
-        """What follows each command, when nothing of it is referred to any more: cached device
-        memory goes back to the driver, for reference and candidate share one GPU, and neither sees
-        the other's cache."""
+        """After each command, give cached device memory back to the driver: reference and candidate
+        share one GPU, but no cache.
+        """
         if not self.on_gpu or command in TIMED_COMMANDS:
             return
         if not self._hoard_bytes:
@@ -216,8 +214,9 @@ class ModelRunner:
     # -- shared memory -----------------------------------------------------------------------------
 
     def memory(self, shared: SharedMemory = HOST) -> Memory:
-        """The memory whose descriptor has come with this message. Raises OSError where this process
-        could not open it."""
+        """The memory whose descriptor came with this message. Raises OSError where this process
+        could not open it.
+        """
         if not self.channel.descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         descriptor = self.channel.descriptors.pop(0)
@@ -225,7 +224,7 @@ class ModelRunner:
 
     @handles(RunUnseen)
     def run_unseen(self, request: RunUnseen) -> UnseenReport:
-        """The judge's clock spans all of it. The outputs should have one form."""
+        """Run unseen inputs, all under the judge's clock. The outputs should have one form."""
         sets, memory = self.unpacked(request.inputs), self.memory(request.outputs)
         model = self.called()
         counted = self.hooks.count_calls()
@@ -260,8 +259,9 @@ class ModelRunner:
         return SampleReport(ns=spent, custom_calls=self.hooks.count_calls() - counted)
 
     def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
-        """Nanoseconds that the calls on these inputs take; on a GPU by its own clock, and `cold`:
-        with nothing in its cache."""
+        """Nanoseconds of the calls on these inputs, on a GPU by its own clock; `cold`: with an
+        empty cache.
+        """
         model = self.called()
         # made before: the making takes time
         begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
@@ -310,7 +310,7 @@ def described(output: Any, leaves: list[Any], structure: str) -> CallReport:
 
 
 def is_expanded(tensor: Tensor) -> bool:
-    """Does it hold one element many times?"""
+    """Whether it holds one element many times."""
     strided = tensor.layout is torch.strided
     sizes = zip(tensor.shape, tensor.stride(), strict=True) if strided else ()
     return any(size > 1 and not stride for size, stride in sizes)

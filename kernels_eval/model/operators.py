@@ -1,9 +1,8 @@
 """Which operators run, and where a call spends its time: seen by executing, not in the text.
 
-Guarantees: time is self time (an operator's own, and that of what it calls below torch's surface),
-given to the outermost aten operator, such as `linear` or `layer_norm`, or to the outermost call of
-a kernel of the program's own (`recorded`); on a GPU it is the time of the kernels that an operator
-launches. Does not guarantee that a share holds for other shapes.
+Guarantees: time is self time, given to the outermost aten operator (`linear`, `layer_norm`) or call
+of the program's own kernel (`recorded`), with what it calls below torch's surface; on a GPU, that
+of the launched kernels. Shares may differ for other shapes.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ INTERNAL = ("aten::", "prim::", "profiler::")
 EXPORTS = ("numpy", "__dlpack__")
 """Methods by which a tensor leaves torch; `__array__` calls the first."""
 EXCHANGES = ((torch, "from_numpy"), (torch, "frombuffer"), (torch._C, "_to_dlpack"))
-"""Functions by which tensors and the arrays of others are made of one another."""
+"""Functions that convert between tensors and others' arrays."""
 BEGIN, END = "concur begin", "concur end"
 UNTRACED = "untraced"
-"""Stands among the operators of a call whose record is missing or torn."""
+"""Stands among a call's operators where its record is missing or torn."""
 NAME = re.compile(rb'"name":\s*"(\w+::\w+)"')
 
 
@@ -92,9 +91,10 @@ def compute_operators(run: Callable[[], object]) -> list[str]:
 
 
 def traced_operators(run: Callable[[], object]) -> set[str]:
-    """The same, without repetitions, by a record that also has what no dispatch mode sees: other
-    threads, what runs below a guard, what another operator's kernel calls, and tensors that are
-    given to NumPy. It takes most of a millisecond a call."""
+    """The operators of `run()`, by a record that also has what no dispatch mode sees: other
+    threads, what runs below a guard or inside other operators' kernels, and tensors given to
+    NumPy. Takes most of a millisecond a call.
+    """
     nodes: list[Answer] = []
     torn = set[str]()
     _unrecorded.clear()
@@ -105,13 +105,15 @@ def traced_operators(run: Callable[[], object]) -> set[str]:
 
 
 _unrecorded: set[str] = set()
-"""What Python has called past the record of the dispatcher, since it was emptied."""
+"""What Python has called past the dispatcher's record, since it was emptied."""
 
 
 def watch_unrecorded() -> None:
-    """From now on, note which operators Python calls past the record, by their kernels or by a
-    dispatch key, and by which methods tensors leave torch: what NumPy makes of them is no operator.
-    Once in a process, and for good: a candidate would see that something is watched now."""
+    """From now on, note operators that Python calls past the record, by kernel or dispatch key, and
+    methods by which tensors leave torch.
+
+    Once per process, for good: a candidate would notice a watch that begins now.
+    """
     api: Any = torch._C
 
     def noting(function: Any, name_of: Callable[[Any], str]) -> Function:
@@ -152,10 +154,7 @@ def watch_unrecorded() -> None:
 
 @contextmanager
 def _recorded(nodes: list[Answer], torn: set[str]) -> Iterator[None]:
-    """Meanwhile, record what the dispatcher calls in any thread, by PyTorch's execution trace.
-    Adds it to `nodes` in the end. Of a record that is missing, does not begin and end as this
-    function makes it, or cannot be read (a label's name may break it), adds UNTRACED and whatever
-    is named in it to `torn`."""
+    """Record dispatcher calls of all threads into `nodes`; a torn record's names go to `torn`."""
     written = b""
     with tempfile.TemporaryDirectory() as folder:
         trace, tracing = Path(folder) / "trace.json", torch._C._profiler
@@ -183,7 +182,6 @@ def _mark(name: str) -> None:
 
 
 def _is_named(name: str) -> bool:
-    """Is this a compute operator, as far as its name tells?"""
     namespace, _, operator = name.partition(".")
     if f"{namespace}::" in INTERNAL[1:]:
         return False
@@ -191,8 +189,7 @@ def _is_named(name: str) -> bool:
 
 
 def _outermost(nodes: list[Answer]) -> set[str]:
-    """The compute operators among recorded calls that no other of them called. A mere label, which
-    has no schema, hides nothing."""
+    """Recorded compute operators that no other called. A label, without schema, hides nothing."""
     above = {node["id"]: node["ctrl_deps"] for node in nodes}
     computing = {node["id"]: node["name"] for node in nodes if _computes(node)}
     hiding = {node["id"] for node in nodes if any(map(_is_schema, node["attrs"]))}
@@ -219,7 +216,7 @@ def _is_schema(attribute: Answer) -> bool:
 
 
 def _computes(node: Answer) -> bool:
-    """Is this a call of an aten operator that computes, and is not composed of others?"""
+    """Whether an aten operator computes, and is not composed of others."""
     namespace, _, name = node["name"].partition("::")
     if namespace != "aten" or name in NO_COMPUTE or name.startswith("resolve_"):
         return False
@@ -230,8 +227,8 @@ def _computes(node: Answer) -> bool:
 
 def reference_operators(run: Callable[[], object]) -> list[str]:
     """Names of the outermost torch functions called while `run()` runs, such as
-    torch.nn.functional.layer_norm: what a person would call the operators of a module, before torch
-    takes them apart."""
+    torch.nn.functional.layer_norm: operators as a person names them.
+    """
     mode = _Functions()
     with torch.no_grad(), mode:
         run()
@@ -252,10 +249,12 @@ def recorded(name: str) -> AbstractContextManager[object]:
 def time_operators(
     call: Callable[[], object], on_gpu: bool, budget_s: float, own: Collection[str] = ()
 ) -> OperatorTimes:
-    """Microseconds a call of every outermost operator and of every own kernel, the slowest first,
-    and by which clock. The call has been made before; it is made at least once more, and at most
-    `MOST_CALLS` times in about `budget_s`. On a GPU, `own` names the kernels that are the
-    program's own."""
+    """Microseconds per call of every outermost operator and own kernel, slowest first, and by which
+    clock.
+
+    Make the first call before. It is called at least once more, and at most `MOST_CALLS` times in
+    about `budget_s`. On a GPU, `own` names the program's own kernels.
+    """
     started = time.perf_counter()
     call()
     _synchronise(on_gpu)
@@ -298,7 +297,7 @@ def _slowest(rows: list[Answer]) -> list[Answer]:
 
 
 def _launched(seen: torch.profiler.profile, own: set[str], calls: int) -> list[Answer]:
-    """The own kernels with the geometry of their longest launch, which only the trace holds."""
+    """The own kernels with the geometry of their longest launch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(path))
@@ -329,8 +328,7 @@ def _launched(seen: torch.profiler.profile, own: set[str], calls: int) -> list[A
 def _by_outermost(
     events: list[FunctionEvent], clock: str, calls: int
 ) -> dict[str, tuple[float, int]]:
-    """Microseconds of each outermost operator in one forward call, the median over the calls, and
-    how often one call calls it."""
+    """Median microseconds of each outermost operator per call, and its number of calls."""
     spent: dict[str, list[float]] = {}
     counts: Counter[str] = Counter()
     for event in events:

@@ -1,11 +1,9 @@
-"""Memory that the reference process and a candidate's process both map: the only way in which
-inputs reach a candidate and outputs leave it.
+"""Memory that the reference's and a candidate's process both map: the only way in for inputs and
+out for outputs.
 
-The reference process draws inputs, packs them, and a candidate unpacks them as tensors that lie in
-that memory; outputs come back as bytes, never as objects. On the CPU it is a sealed file in memory,
-on a GPU device memory that the reference process owns and shares through a file descriptor (CUDA's
-virtual memory API), so gigabytes never cross the bus; where the driver refuses that, it is the file
-again. Whoever reads what a candidate wrote copies first: the writer may still be writing.
+Inputs are packed values, outputs bytes, never objects. It is a sealed file, or on a GPU the
+reference process's device memory (CUDA's virtual memory API). Copy before reading: the candidate
+may still be writing.
 """
 
 from __future__ import annotations
@@ -45,8 +43,9 @@ class DeviceMemory:
     """Device memory of another process or of this one. Raises OSError where the driver refuses."""
 
     def __init__(self, size: int = 1, descriptor: int | None = None) -> None:
-        """Without a descriptor, allocate `size` bytes that can be shared; with one, map what
-        another process allocated, and close it."""
+        """Without a descriptor, allocate `size` shareable bytes; with one, map another process's
+        memory, and close it.
+        """
         torch.cuda.init()
         torch.empty(1, device="cuda")  # makes the primary context current
         mapping = _Mapping(size, descriptor)
@@ -91,7 +90,6 @@ class _Mapping:
         }
 
     def _call(self, name: str, *arguments: object) -> None:
-        """A function of CUDA's virtual memory management."""
         result = self._driver[f"cuMem{name}"](*arguments)
         if result:
             raise OSError(result, f"cuMem{name} failed with CUDA error {result}")
@@ -114,8 +112,9 @@ def mapped(descriptor: int, *, on_device: bool, size: int = 0) -> Memory:
 
 
 class _Packer(cloudpickle.Pickler):
-    """Pickles a value, and puts the tensors in it into memory, from the byte `base` on. Without
-    memory it only counts their bytes."""
+    """Pickles a value, with its tensors in memory from the byte `base` on; without memory it only
+    counts their bytes.
+    """
 
     def __init__(self, file: io.BytesIO, memory: Memory | None, base: int) -> None:
         super().__init__(file)
@@ -144,11 +143,11 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack(value: object, memory: Memory | None, module: ModuleType, base: int = 0) -> Packed:
-    """A value as text that any process can read; its tensors are put into `memory` from the byte
-    `base` on. What `module` defines goes along by value.
+    """A value as text that any process can read, with its tensors in `memory` from the byte `base`
+    on. What `module` defines goes along by value.
 
-    Tensors keep their dtypes, shapes and strides. Raises what pickle raises where a value holds
-    something that cannot leave its process.
+    Tensors keep their dtypes, shapes and strides. Raises what pickle raises for what cannot leave
+    its process.
     """
     cloudpickle.register_pickle_by_value(module)
     file = io.BytesIO()
@@ -165,8 +164,9 @@ class Packed(NamedTuple):
 
 
 def unpack(packed: Sequence[str], memory: Memory, count: int = 1, stride: int = 0) -> list[Any]:
-    """So many values, whose tensors lie in `memory` at multiples of `stride`; where texts are
-    fewer, the last stands for the others. Only for what the trusted side has packed."""
+    """This many values, whose tensors lie in `memory` at multiples of `stride`; the last text
+    stands for missing ones. Only for what the trusted side has packed.
+    """
     texts = [base64.b64decode(text) for text in packed]
     made: dict[Any, list[Tensor]] = {}
 
@@ -190,8 +190,9 @@ def _views(
     count: int = 1,
     step: int = 0,
 ) -> list[Tensor]:
-    """Tensors of one form in memory, `step` bytes from one to the next. A single operation makes
-    them: many small tensors must cost little."""
+    """Tensors of one form, `step` bytes apart, by one operation: many small ones must cost
+    little.
+    """
     if 0 in shape:
         return [torch.empty(shape, dtype=dtype, device=memory.bytes.device)] * count
     return list(_stacked(memory, base + offset, dtype, (count, *shape), stride, step).unbind())
@@ -205,8 +206,7 @@ def _stacked(
     stride: Sequence[int],
     step: int,
 ) -> Tensor:
-    """Tensors of one form in memory as one tensor of this shape, whose first dimension has `step`
-    bytes from one to the next."""
+    """Tensors of one form as one tensor whose first dimension has `step` bytes."""
     size = dtype.itemsize
     whole = memory.bytes[: memory.size // size * size].view(dtype)
     return whole.as_strided(shape, (step // size, *stride), offset // size)
@@ -223,14 +223,12 @@ def copied(value: Any) -> Any:
 
 
 def _span(value: Tensor) -> int:
-    """Elements from the first to the last in memory."""
     if not value.numel():
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
 
 
 def _fill(made: Tensor, value: Tensor) -> Tensor:
-    """The tensor with the elements of another of its form."""
     target = made
     for dim, step in enumerate(value.stride()):
         if not step and value.numel():  # an expanded dimension: its elements are one
@@ -243,8 +241,9 @@ def _fill(made: Tensor, value: Tensor) -> Tensor:
 
 
 def write(memory: Memory, outputs: Sequence[list[Tensor]]) -> None:
-    """Put the tensors of each output, all of one form, one after the other, and the outputs one
-    after the other, as `read` expects them. Nothing where they do not fit."""
+    """Put all outputs, of one form, tensor after tensor into memory, as `read` expects. Nothing
+    where they do not fit.
+    """
     step = sum(padded(leaf.nbytes) for leaf in outputs[0])
     if step * len(outputs) > memory.size:
         return  # a wrong shape: the parent sees it in the record and reads nothing
@@ -274,8 +273,9 @@ def read(memory: Memory, like: list[Tensor], offset: int = 0) -> list[Tensor]:
 
 
 def calls(memory: Memory, like: Tensor, count: int, *, offset: int, step: int) -> Tensor:
-    """One tensor of the form of `like` of each of so many outputs, `step` bytes from one to the
-    next, as rows (count, elements) that lie in the memory."""
+    """One tensor like `like` of each of `count` outputs, `step` bytes apart, as rows (count,
+    elements) in the memory.
+    """
     return _stacked(memory, offset, like.dtype, (count, like.numel()), (1,), step)
 
 

@@ -1,12 +1,9 @@
 """A bounded pipeline over Ray: build on CPU cores, run on devices, yield verdicts as they finish.
 
-Guarantees: exactly one verdict per candidate; a fixed bound on candidates in memory; a candidate
-that does not build never reaches a device; killed workers are replaced and their candidates
-retried; a worker whose GPU fails its health check is quarantined; leaving the pool stops every
-worker.
-
-Raises GpuLostError where no worker is left or starts, or one candidate takes down too many workers
-or devices; UsageError where the nodes of a cluster differ; ClusterError where Ray fails.
+Guarantees: one verdict per candidate; bounded memory; killed workers are replaced, their candidates
+retried; workers with a broken GPU are quarantined; leaving stops all. Raises GpuLostError without
+workers or where a candidate takes down too many, UsageError where nodes differ, ClusterError where
+Ray fails.
 """
 
 from __future__ import annotations
@@ -281,7 +278,6 @@ class Pool:
                     slot.items, slot.pending = [], None
 
     def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> list[Verdict]:
-        """Take a finished call off a slot: items for the next stage, or verdicts."""
         import ray
 
         if not slot.items:
@@ -337,9 +333,7 @@ class Pool:
                 raise cause from error
 
     def _started(self, slot: _Slot) -> None:
-        """Handle a worker's first answer. Raises UsageError where its node differs
-        (`require_alike`).
-        """
+        """Handle a worker's first answer. Raises UsageError where nodes differ."""
         import ray
 
         try:
@@ -364,7 +358,7 @@ class Pool:
             slot.pending, slot.failures = None, 0
 
     def _check_devices(self) -> None:
-        """Add a caution each time that the cluster has fewer devices than before."""
+        """Add a caution each time that devices become fewer."""
         now = time.monotonic()
         if now < self._checked + SHORT_S / 2:
             return
@@ -388,9 +382,7 @@ class Pool:
         slot.start()
 
     def _first_done(self, busy: list[_Slot], since: float, wait_s: float) -> _Slot | None:
-        """The slot that answers first within `wait_s`, or None. Raises GpuLostError or
-        ClusterError.
-        """
+        """The slot that answers first. Raises GpuLostError or ClusterError."""
         import ray
 
         began = time.monotonic()
@@ -428,17 +420,13 @@ class Pool:
             )
 
     def _quarantine(self, slot: _Slot, cause: GpuLostError) -> None:
-        """Give a worker no more work. Its actor lives on, or Ray would give its GPU to the next
-        actor.
-        """
+        """Give a worker no more work. Its actor keeps the broken GPU, which Ray would reuse."""
         self._runners.remove(slot)
         self._lost.append(slot)
         self.quarantined.append(str(cause.args[0]))
 
     def _next_items(self, slot: _Slot, ready: deque[_Item]) -> list[_Item]:
-        """The oldest item of the worker's own task, else of a task no other worker serves, else
-        any.
-        """
+        """The oldest item of the worker's task, else of an unserved task, else any."""
         served = {other.last_task for other in self._runners if other is not slot}
 
         def take() -> _Item | None:

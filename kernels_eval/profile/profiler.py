@@ -1,9 +1,8 @@
 """Profiles correct candidates, one after the other, on one device.
 
-Guarantees: candidates run only in confined children, with deadlines, on the task's declared inputs;
-their faults cost only their profile; nothing here enters a verdict or its time. Does not guarantee
-the truth about a candidate that lies about its time or kernels: it runs in the measuring process
-(latency and speedup are the verdict's).
+Guarantees: candidates run only in confined children with deadlines; faults cost only their profile;
+nothing here enters a verdict. A candidate can lie about its time or kernels: it runs in the
+measuring process.
 """
 
 from __future__ import annotations
@@ -178,7 +177,6 @@ class Profiler(Preparer):
         return {}
 
     def _run(self, replay: Callable[[Child], Replay], under: list[str]) -> str:
-        """What ncu prints."""
         cache, tool = places_of(self.builder.tools.cache), Path(under[0]).resolve().parent
         with Child(self.server, "sanitizer", self.config.limits, processes=True) as child:
             asked = ConfinedReplay(
@@ -208,9 +206,7 @@ class Profiler(Preparer):
 
 
 def _of_cubin(kernel: str, resources: Mapping[str, list[float]]) -> Message:
-    """What a kernel's code says of it; of template instances, the one with most local memory
-    accesses.
-    """
+    """A kernel's resources; of template instances, that with most local memory accesses."""
     found = [numbers for mangled, numbers in resources.items() if named(kernel, mangled)]
     if not found:
         return {}

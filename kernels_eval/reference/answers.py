@@ -1,6 +1,5 @@
-"""The trusted role: holds expected values and compares what a candidate returned.
-
-Lives in a process of its own, which no candidate code ever enters.
+"""The trusted role: holds expected values and compares what a candidate returned, in a process that
+no candidate code ever enters.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ from kernels_eval.reference.task_model import TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
 DIGEST_BYTES = 1 << 20
-"""Enough to tell whether two answers are one: hashing is the processor's work."""
+"""Bytes that tell whether two answers are one: hashing costs processor time."""
 AT_ONCE = 8
 OWN = (*OWN_FLOATS, "sequential_rms")
 """Errors of the reference itself, which gates allow for."""
@@ -119,8 +118,7 @@ class ReferenceRole:
 
     @handles(Compare)
     def compare(self, request: Compare) -> Comparison:
-        """Measure the bytes that the candidate has written against this trial, and against every
-        earlier one."""
+        """Measure the candidate's bytes against this trial and every earlier one."""
         trial = request.trial
         known = self.values.kept(trial)
         actual = read(self.outputs_of["candidate"], known.expected)
@@ -146,15 +144,14 @@ class ReferenceRole:
         )
 
     def _alike(self, one: str, other: str) -> bool:
-        """Is the right answer to both the same? It is where a task's inputs are written out, and
-        not drawn."""
+        """Whether both have the same right answer."""
         values = self.values
         both = one in values.known and other in values.known
         return both and same_all(values.expected_outputs(one), values.expected_outputs(other))
 
     @handles(MeasureCompiled)
     def measure_compiled(self, request: MeasureCompiled) -> Comparison:
-        """Measure the bytes of the compiled reference, of which nothing is remembered."""
+        """Measure the bytes of the compiled reference; nothing is remembered of it."""
         known = self.values.kept(request.trial)
         return self._compared(read(self.runner.memory(), known.expected), known)
 
@@ -201,12 +198,10 @@ class ReferenceRole:
         return error.model_copy(update={**allowed, "equals_trial": sorted(names)})
 
     def _is_finite(self, index: int) -> bool:
-        """Is this process's own output finite?"""
         return all(bool(torch.isfinite(computable(x)).all()) for x in self._unseen("own", index))
 
     def _farthest(self, count: int, wanted: int) -> list[int]:
-        """Positions of the outputs that differ most from this process's own: by the largest
-        difference, as a share of the largest value."""
+        """Positions of the outputs that differ most, relative to their largest value."""
         if count <= wanted:
             return []
         step, offset = self._step, 0
@@ -228,13 +223,10 @@ class ReferenceRole:
 
     @property
     def _step(self) -> int:
-        """Bytes from one set of outputs to the next."""
         return sum(padded(x.nbytes) for x in self.values.like)
 
     def _compared(self, actual: list[Tensor], known: Known) -> Comparison:
-        """Errors of outputs. Where a few elements hang on a step (floor, round, argmax), what the
-        reference gives beside it is right, too. On hard inputs, most of an output's integers may do
-        so: numbers alone are judged there."""
+        """Errors of outputs, with answers beside a step as right. Hard inputs: numbers alone."""
         if known.trial.hard:
             pairs = zip(actual, known.expected, strict=True)
             actual = [x if least_step(x) else y for x, y in pairs]
@@ -251,9 +243,9 @@ class ReferenceRole:
         return merge([known.error, *found]).model_copy(update={"worst": worst})
 
     def _beside_steps(self, actual: list[Tensor], known: Known) -> list[Tensor]:
-        """These outputs, with the expected element where one is off and the reference gives the
-        same: in float64, where it chooses so from equal elements, or where its operators round
-        otherwise. Only where few are off, or not many more than of the reference's own."""
+        """These outputs, with the expected element where few are off and the reference may give
+        both.
+        """
         near = [y.to(x.dtype) for x, y in zip(known.expected, known.oracle, strict=True)]
         off = left = list(map(unlike, actual, known.expected))
         numbers = [mask for mask, x in zip(off, actual, strict=True) if least_step(x)]
@@ -279,8 +271,7 @@ class ReferenceRole:
 
 
 def _few(off: Tensor, own: Tensor) -> bool:
-    """Are so few elements off that they may hang on a step? `own`: where the reference itself is,
-    if it rounds otherwise."""
+    """Whether so few elements are off that they may depend on a step."""
     few = max(FEW_BESIDE_STEP, FEW_BESIDE_STEP_SHARE * off.numel())
     return int(off.sum()) <= max(few, REFERENCE_FACTOR * int(own.sum()))
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 Values = tuple[Any, ...]
-"""An operator's arguments: what its schema says."""
+"""An operator's arguments, typed by its schema."""
 
 MOVES = frozenset(
     """clone copy _to_copy cat stack constant_pad_nd reflection_pad1d reflection_pad2d
@@ -31,7 +31,7 @@ SOURCES = frozenset(
     normal_functional uniform bernoulli normal exponential random fill zero lift_fresh
     lift resize set""".split()
 )
-"""Operators whose tensor arguments are asked for their shape only, or are overwritten."""
+"""Operators that only ask for their tensor arguments' shape, or overwrite them."""
 
 NORMALISATIONS = frozenset(
     """native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit
@@ -41,5 +41,5 @@ NORMALISATIONS = frozenset(
 
 
 def operator_name(function: OpOverload) -> str:
-    """aten's name without namespace and overload, the one of the out-of-place variant."""
+    """aten's name of the out-of-place variant, without namespace and overload."""
     return str(function._schema.name).split("::")[-1].removesuffix("_")

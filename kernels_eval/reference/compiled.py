@@ -1,10 +1,8 @@
 """The role that runs a task's reference under torch.compile, a second baseline.
 
-Guarantees: dynamo, inductor and their caches are its process's alone (a private scratch, an
-environment of its own), so nothing that a candidate does to torch reaches them; nothing runs
-eagerly in silence: a reference of which no graph was compiled is an error, and so is one that is
-compiled anew too often. Does not guarantee that the compiled reference is right: the parent has
-that compared.
+Guarantees: the compiler's caches are this process's alone, out of candidates' reach; a reference
+without a compiled graph, or compiled anew too often, is an error. Its answers may be wrong: the
+parent has them compared.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ DYNAMO = {
 
 
 class NothingCompiled(RuntimeError):
-    """torch.compile went through the reference and left all of it to Python."""
+    """torch.compile left all of the reference to Python."""
 
 
 class CompiledRole:
@@ -84,7 +82,7 @@ class CompiledRole:
 
     @property
     def graphs(self) -> int:
-        """Graphs compiled so far in this process, those of every new compilation included."""
+        """Graphs compiled so far in this process, recompilations included."""
         from torch._dynamo.utils import counters
 
         return int(counters["stats"]["unique_graphs"])
@@ -100,9 +98,9 @@ class CompiledRole:
 
     @handles(DrawTimingInputs)
     def draw_timing_inputs(self, request: DrawTimingInputs) -> DrawnTimingInputs:
-        """As the other roles, and then one call on each set outside the clock, as long as these
-        take little: what is compiled anew for one of them, or recorded with the second call, is
-        compiled here."""
+        """Draw as other roles, then call once on each set outside the clock while that is quick:
+        recompilation and recording happen here.
+        """
         answer, started = self.task.draw_timing_inputs(request), now_ns()
         for number, inputs in enumerate(self.runner.timed_inputs):
             if number >= FEWEST_FIRST_CALLS and now_ns() - started > FIRST_CALLS_S * 1e9:
@@ -117,7 +115,7 @@ class CompiledRole:
 
 
 def _set(config: object, values: Mapping[str, object]) -> None:
-    """Settings of torch's compilers, those that this torch knows."""
+    """Set those options that this torch's compilers know."""
     for name, value in values.items():
         if hasattr(config, name):
             setattr(config, name, value)

@@ -1,7 +1,8 @@
-"""Operators of a reference that may return any one of equal elements, made to return a candidate's.
+"""Operators of a reference that may return any of equal elements, made to return a candidate's
+choice.
 
-Guarantees: a place is taken from the candidate only where what the operator chose from holds the
-very value that it has chosen, and only if the candidate names no place twice.
+Guarantees: a candidate's place is taken only where the operator's input holds the very value chosen
+there, and only if no place is named twice.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ ANY_ORDER = frozenset("topk sort argsort msort median nanmedian kthvalue mode".s
 
 @without_compiler
 class ChosenAs(TorchDispatchMode):
-    """Operators that are called under it choose as these outputs of a candidate do, those that are
-    integers and as many; else the first of equal elements, or with `last` the last."""
+    """Operators called under it choose as these integer outputs of a candidate do; else the first
+    of equal elements, or with `last` the last.
+    """
 
     def __init__(self, outputs: Sequence[Tensor] = (), *, last: bool = False) -> None:
         TorchDispatchMode.__init__(self)

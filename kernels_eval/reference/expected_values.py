@@ -1,5 +1,6 @@
-"""What a task's own model gives: expected values, how far they are off themselves, and what they
-depend on. `kernels_eval.reference.answers` compares a candidate's outputs with them."""
+"""What a task's own model gives: expected values, their own errors, and what they depend on.
+`kernels_eval.reference.answers` compares a candidate's outputs with them.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +76,9 @@ REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, A
 
 
 class Known(NamedTuple):
-    """The expected outputs of a trial, those of the oracle (both empty where memory does not hold
-    them), what errors of its own the reference has, and what inputs and weights all of it is
-    for."""
+    """The expected outputs of a trial, the oracle's (both empty where memory does not hold them),
+    the reference's own errors, and their inputs and weights.
+    """
 
     expected: list[Tensor]
     oracle: list[Tensor]
@@ -154,9 +155,9 @@ class ExpectedValues:
         )
 
     def _choice_matters(self, seed: int) -> bool:
-        """Do the outputs depend on which of equal elements the model's operators choose, as far as
-        can be told? They do not where each is asked for a stable sort. The inputs are cut to halves
-        here, so that many are equal and none is far from what it was: it may be an index."""
+        """Whether outputs depend on the choice among equal elements, seen on inputs cut to
+        halves.
+        """
         found = []
         for last in (False, True):
             inputs = self.task.inputs(seed)
@@ -173,7 +174,8 @@ class ExpectedValues:
     @handles(Expect)
     def expect(self, request: Expect) -> Expectation:
         """Compute and keep the expected outputs of one trial: the fp32 reference's, and a float64
-        oracle's where it fits."""
+        oracle's where it fits.
+        """
         name, seed = request.name, request.seed
         with self.model_for(request):
             inputs = self.task.inputs(seed, request.distribution, request.shape)
@@ -213,7 +215,7 @@ class ExpectedValues:
 
     @contextmanager
     def model_for(self, trial: Expect) -> Iterator[None]:
-        """Meanwhile, the model has the weights and the mode of this trial."""
+        """Give the model this trial's weights and mode for the block."""
         seeds = trial.weights_seed, trial.construct_seed
         special = trial.evaluate or seeds != (None, None)
         try:
@@ -233,7 +235,6 @@ class ExpectedValues:
         return flatten_outputs(self.runner.forward(inputs))[0]
 
     def _fits(self, outputs: list[Tensor]) -> bool:
-        """Is there room for these, too, among what has no oracle?"""
         alone = [one.expected for one in self.known.values() if one.oracle is one.expected]
         return sum(x.nbytes for each in [*alone, outputs] for x in each) <= self.held_max_bytes
 
@@ -256,8 +257,7 @@ class ExpectedValues:
         return Done()
 
     def _constants(self, known: Known) -> list[Comparison]:
-        """How answers that ignore the inputs would compare (see Expectation), seen on the first
-        elements of large ones."""
+        """Errors of answers that ignore the inputs (see Expectation)."""
         oracle, first = (list(map(_start, x)) for x in (known.oracle, known.expected))
         answers, own = [list(map(torch.zeros_like, first))], self.like
         if [x.shape for x in own] == [x.shape for x in known.expected]:
@@ -267,8 +267,9 @@ class ExpectedValues:
     def own_error_of(
         self, inputs: list[Any], reference: list[Tensor], *, sampled: bool
     ) -> Comparison:
-        """What fp32 costs on these inputs: the error of plain addition in long sums, and with
-        `sampled` (where there is no oracle) the reference's own, from a few rows of its batch."""
+        """What fp32 costs on these inputs: the error of plain addition in long sums and, with
+        `sampled` (no oracle), the reference's own on a few rows of its batch.
+        """
         found = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
         with suppress(*REFUSALS), LongSums() as sums:
             self.outputs(_copied(inputs))
@@ -289,8 +290,7 @@ class ExpectedValues:
         return found
 
     def _scatter(self, inputs: list[Any], reference: list[Tensor]) -> Comparison:
-        """How far apart the outputs are of code that rounds otherwise: of a few that cancel, the
-        error of one draw is chance."""
+        """The spread of outputs that round otherwise: a single draw's error is chance."""
         floats = [index for index, x in enumerate(reference) if x.is_floating_point()]
         found, started = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.task.work_stamp()
         for move in range(SCATTER_DRAWS):
@@ -305,8 +305,7 @@ class ExpectedValues:
         return scatter.model_copy(update=most)
 
     def _narrowed(self, inputs: list[Any], reference: list[Tensor]) -> Iterator[list[Any]]:
-        """The inputs cut to their first rows, where that may be the same as the first rows of the
-        outputs: of all arguments with the outputs' first dimension, and of the first alone."""
+        """The inputs cut to their first rows, where that may give the outputs' first rows."""
         sizes = {x.shape[0] if x.dim() else 1 for x in reference}
         fits = [isinstance(x, Tensor) and x.dim() > 0 and {x.shape[0]} == sizes for x in inputs]
         for chosen in (fits, [fit and index == fits.index(True) for index, fit in enumerate(fits)]):
@@ -315,8 +314,9 @@ class ExpectedValues:
                 yield [x[:SAMPLE_ROWS] if narrow else x for x, narrow in cut]
 
     def oracle_outputs(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
-        """The outputs in float64. None where they take too much memory or work, or `_in_float64`
-        has none."""
+        """The outputs in float64; None where that takes too much memory or work, or `_in_float64`
+        has none.
+        """
         leaves = [*reference, *tree_leaves(inputs)]
         size = sum(x.numel() * 8 for x in leaves if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
@@ -328,8 +328,7 @@ class ExpectedValues:
         return outputs
 
     def _in_float64(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
-        """The model's outputs in float64. None where an operator has no such form, or where the
-        task casts by itself."""
+        """The model's float64 outputs, or None, also where the task casts itself."""
         model = self.runner.model
         try:
             if isinstance(model, torch.nn.Module):
@@ -366,8 +365,7 @@ class ExpectedValues:
         return [index for index, note in enumerate(self.task.plan.notes) if note.vary]
 
     def _differs(self, base: list[Tensor], inputs: list[Any]) -> bool:
-        """Is the output of these inputs another one? A task that refuses them depends on them: not
-        every matrix has a Cholesky factor."""
+        """Whether these inputs change the output; a refusal depends on them."""
         try:
             return not same_all(base, self.outputs(inputs))
         except REFUSALS:
@@ -411,7 +409,7 @@ class ExpectedValues:
         return self.known[DECLARED].expected
 
     def moved_outputs(self, inputs: list[Any], seed: int, units: int) -> list[Tensor]:
-        """What other code of the same formula could give, which rounds otherwise by some units."""
+        """Outputs of other code of the same formula, which rounds otherwise by some units."""
         generator = torch.Generator(self.runner.device).manual_seed(seed)
         copied = _copied(inputs)  # not moved themselves
         with LongSums(generator, units) if units else nullcontext():
@@ -423,7 +421,7 @@ def _form(x: Tensor) -> OutputForm:
 
 
 def _copied(inputs: list[Any], dtype: torch.dtype | None = None) -> list[Any]:
-    """Copies of the tensors, for a model may change its inputs; floating ones in this dtype."""
+    """Copies of the tensors, floating ones in this dtype."""
 
     def copy_of(x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -435,8 +433,7 @@ def _copied(inputs: list[Any], dtype: torch.dtype | None = None) -> list[Any]:
 
 
 def _representable(oracle: Tensor, reference: Tensor) -> Tensor:
-    """The oracle, but the reference where the reference's type does not hold what the oracle says:
-    torch.finfo(x.dtype).min, say, is another number in float64."""
+    """The oracle, but the reference where its type cannot hold the value."""
     if not reference.is_floating_point() and not reference.is_complex():
         return oracle
     held = torch.isfinite(computable(oracle.to(reference.dtype)))
@@ -444,19 +441,16 @@ def _representable(oracle: Tensor, reference: Tensor) -> Tensor:
 
 
 def _start(x: Tensor) -> Tensor:
-    """The first elements of a large tensor, flat."""
     if x.numel() > FIRST_ELEMENTS and x.dim():
         x = x[: -(-FIRST_ELEMENTS * len(x) // x.numel())]
     return x.reshape(-1)[:FIRST_ELEMENTS]
 
 
 def _few_of(x: Tensor) -> Tensor:
-    """A copy of spread elements."""
     return x.reshape(-1)[:: x.numel() // SPREAD_ELEMENTS | 1].clone()
 
 
 def _mean(x: Tensor) -> Tensor:
-    """What does not depend on the place along the first dimension."""
     if not x.dim() or not x.is_floating_point():
         return x
     return computable(x).mean(0, keepdim=True, dtype=torch.float64).to(x.dtype).expand_as(x)

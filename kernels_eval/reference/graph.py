@@ -1,11 +1,8 @@
-"""What a reference computes, as digests of the ATen graph that one forward call runs.
+"""What a reference computes, as digests of the ATen graph of one forward call.
 
-Guarantees: equal digests for programs that run the same operators on the same values, however they
-are written: names, modules or functions, helpers, views, writing in place, dead code and the order
-of commutative operands make no difference; neither do variants that PyTorch itself takes apart
-into the same core operators (`x * sigmoid(x)` and `silu`). Runs on any device, "meta" included.
-Does not guarantee to see a value that leaves torch and comes back, nor which of several parameters
-of one shape an operator reads.
+Guarantees: equal digests for the same operators on the same values, however written (names, views,
+in-place writes, dead code, commuted operands, equal decompositions). Does not follow a value that
+leaves torch and returns, nor tell parameters of one shape apart.
 """
 
 from __future__ import annotations
@@ -48,22 +45,23 @@ SIZED = WINDOWS | frozenset(
     """size shape sizes repeats length groups group start end index split_size split_sizes pad
     normalized_shape N C HxW""".split()
 )
-"""Arguments that are sizes. Only 0 and 1 are kept, which are other operators (a pointwise window, a
-stride of 1)."""
+"""Size arguments. Only 0 and 1 are kept, which are other operators (a pointwise window, a stride of
+1).
+"""
 PADDING = frozenset("padding output_padding pad".split())
 """Sizes of which only 0 is kept."""
 TUNED = frozenset("alpha beta threshold negative_slope eps lambd".split())
 """Numbers that are a matter of taste."""
 LARGEST_AXIS = 4
-"""Other whole numbers up to this are kept where sizes are left out: exponents and the like."""
+"""Largest other whole number kept where sizes are left out: exponents and the like."""
 
 
 class Graph(NamedTuple):
     """Digests of one forward call, each hexadecimal.
 
-    `normalised` has every number and shape; `shapes` leaves out sizes; `structure` has operators
-    and what flows between them alone. `operators` are the ATen operators that compute (neither make
-    nor move tensors) and reach an output, in order, the first `MOST_OPERATORS`.
+    `normalised` has every number and shape; `shapes` omits sizes; `structure` has only operators
+    and what flows between them. `operators`: the first `MOST_OPERATORS` ATen operators that compute
+    and reach an output, in order.
     """
 
     normalised: str
@@ -73,9 +71,10 @@ class Graph(NamedTuple):
 
 
 class Names(NamedTuple):
-    """How a tensor was computed: with sizes, without, and by operators alone; the call that made
-    it. `order` are the axes of `base` that a permuted tensor has, `viewed` the digest and shape of
-    what a view has the elements of."""
+    """How a tensor was computed: with sizes, without, by operators alone; and the call that made
+    it. `order`: the axes of `base` in a permuted tensor; `viewed`: digest and shape of what a
+    view shows.
+    """
 
     full: str
     unsized: str
@@ -114,8 +113,7 @@ class GraphTracer(TorchDispatchMode):
         self._names[tensor] = Names(_digest("input", place, *_form(tensor)), unsized, unsized)
 
     def names_of(self, tensor: Tensor) -> Names:
-        """A tensor that was there before (a parameter, a buffer, a constant) is named by its
-        shape."""
+        """A tensor from before (a parameter, a buffer, a constant) is named by its shape."""
         if tensor not in self._names:
             windows = [size == 1 for size in tensor.shape[2:]]
             unsized = _digest("own", tensor.dim(), windows)
@@ -142,7 +140,6 @@ class GraphTracer(TorchDispatchMode):
         return out
 
     def _decomposed(self, function: OpOverload, args: Any, kwargs: Any) -> object:
-        """What the operator's decomposition returns; NotImplemented where it has none."""
         decompose = self._decompositions.get(function)
         if decompose is None:
             return NotImplemented
@@ -181,7 +178,6 @@ class GraphTracer(TorchDispatchMode):
                 self._names[result] = Names(*of, structure="")
 
     def _note_call(self, name: str, before: Sequence[Names], out: object) -> None:
-        """Note an operator as the program calls it, before it is taken apart."""
         structures = [names.structure for names in before]
         if name in COMMUTATIVE:
             structures.sort()
@@ -217,7 +213,7 @@ class GraphTracer(TorchDispatchMode):
 
 
 class OneStep(TorchFunctionMode):
-    """Runs one step of a recurrent layer, which says all that its operators are."""
+    """Runs one step of a recurrent layer, which shows all its operators."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
@@ -262,8 +258,7 @@ def _traced(model: nn.Module, inputs: Sequence[object], functionalize_: bool) ->
 
 @cache
 def _decompositions() -> Mapping[Any, Callable[..., object]]:
-    """Collecting the operators takes 0.15 s: the fork server does it once for all of its
-    children."""
+    """Collecting takes 0.15 s: the fork server does it once for all children."""
     from torch._decomp import core_aten_decompositions, get_decompositions
 
     found: dict[Any, Callable[..., object]] = dict(core_aten_decompositions())
@@ -275,7 +270,7 @@ def _tensors(values: object) -> list[Tensor]:
 
 
 def _name_of(function: OpOverload, given: Sequence[Tensor]) -> str:
-    """The operator's name, that of the variant which neither writes in place nor copies a view."""
+    """The operator's name, of the variant that neither writes in place nor copies a view."""
     name = str(function._schema.name).split("::")[-1]
     name = name.removesuffix("_").removesuffix("_copy") or name
     if name == "bmm" and given[0].shape[0] == 1:
@@ -284,7 +279,6 @@ def _name_of(function: OpOverload, given: Sequence[Tensor]) -> str:
 
 
 def _arguments(function: OpOverload, args: Any, kwargs: Any) -> list[Argument]:
-    """Arguments by name, with those that are defaults; lists of them one by one."""
     found: list[Argument] = []
     for place, spec in enumerate(function._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(spec.name, spec.default_value)
@@ -301,7 +295,7 @@ def _arguments(function: OpOverload, args: Any, kwargs: Any) -> list[Argument]:
 
 
 def _changes_nothing(name: str, arguments: Sequence[Argument]) -> bool:
-    """Is this a product with 1, or a quotient by it?"""
+    """Whether this is a product with 1, or a quotient by it."""
     other = next((each.value for each in arguments if each.name == "other"), None)
     return name in ("mul", "div") and isinstance(other, int | float) and other == 1
 
@@ -309,7 +303,6 @@ def _changes_nothing(name: str, arguments: Sequence[Argument]) -> bool:
 def _named_arguments(
     name: str, arguments: Sequence[Argument], given: Sequence[Tensor], before: Sequence[Names]
 ) -> tuple[list[str], list[str]]:
-    """Arguments with sizes, and without."""
     known = iter(before)
     rank = given[0].dim() if given else 0
     full, unsized = [], []
@@ -336,7 +329,6 @@ def _broadcast(given: Sequence[Tensor], before: Sequence[Names]) -> list[Names]:
 
 
 def _spread(unsized: str, own: torch.Size, shape: torch.Size) -> str:
-    """The name of a tensor that is broadcast to a shape."""
     if own.numel() in (1, shape.numel()):
         return unsized
     first = len(shape) - len(own)
@@ -345,7 +337,7 @@ def _spread(unsized: str, own: torch.Size, shape: torch.Size) -> str:
 
 
 def _viewed(names: Names, source: Tensor, result: Tensor) -> Names:
-    """A view by what it has the elements of, and its shape."""
+    """A view, named by what it shows and its shape."""
     if result.shape == source.shape:
         return names
     full, shape = names.viewed or (names.full, source.shape)

@@ -1,13 +1,12 @@
 """How far plain fp32 addition would be off in the sums of a reference.
 
-A kernel that adds up a sum's terms one after the other in fp32 is honest, and its error depends on
-the terms: about 0.4 u sqrt(n) of the result for n terms of random sign (u = 2**-24), more than that
-where a few terms of one sign outgrow the rest, and up to u n / 2 where all are alike (N. Higham,
-Accuracy and Stability of Numerical Algorithms, chapter 4). So it is not estimated from n but
-measured, on the terms of a few outputs of every long sum.
+Adding a sum's n terms in order in fp32 is honest; its relative error is about 0.4 u sqrt(n) for
+random signs (u = 2**-24), more where a few terms of one sign dominate, and up to u n / 2 where all
+are alike (N. Higham, Accuracy and Stability of Numerical Algorithms, chapter 4). So it is measured,
+on a few outputs of every long sum.
 
-Guarantees: outputs of the reference stay what they are. Does not see sums inside convolutions
-(short, or of random sign under drawn weights), recurrent layers, attention and FFTs.
+Guarantees: the reference's outputs do not change. Does not see sums inside convolutions (short, or
+of random sign), recurrent layers, attention and FFTs.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ from kernels_eval.reference.aten import MOVES, NORMALISATIONS, Values, operator_
 from kernels_eval.reference.equal_elements import ANY_ORDER
 
 PART = 1 << 17
-"""Terms that are added at a time: in a new process, longer arrays cost more page faults than
-additions."""
+"""Terms added at a time: in a new process, page faults of longer arrays cost more than
+additions.
+"""
 PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 """Operators that sum products, and which argument their first factor is."""
 SUMS = frozenset("sum nansum mean cumsum".split())
@@ -45,24 +45,23 @@ LOSSES |= {"binary_cross_entropy": 3, "nll_loss_forward": 3, "binary_cross_entro
 UNREDUCED = 0
 ADDING = NORMALISATIONS | PRODUCTS.keys() | SUMS | SQUARES | EXPONENTIALS | LOSSES.keys()
 ADDING |= set("convolution _cdist_forward _euclidean_dist".split())
-"""Operators whose terms may cancel: other code is then off by a share of these, not of the sum."""
+"""Operators whose terms may cancel: other code errs by a share of these, not of the sum."""
 EXACT = (MOVES - {"_to_copy"}) | ANY_ORDER
 EXACT |= set(
     """amax amin max min aminmax maximum minimum fmax fmin cummax cummin clamp clamp_min clamp_max
     relu abs neg max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d""".split()
 )
-"""Operators that round nothing: what other code chooses of the same values is the same."""
+"""Operators that round nothing: other code chooses alike from the same values."""
 
 
 @without_compiler
 class LongSums(TorchDispatchMode):
-    """Measures the sums of the operators that are called under it: `error` is the largest relative
-    RMS error of adding up the terms of one operator's outputs in order.
+    """Measures the sums of operators called under it: `error` is the largest relative RMS error of
+    adding one operator's terms in order.
 
-    With a generator, each result is moved by as much as that, or by so many units in its last
-    place (RMS; half as many in a 16-bit type), evenly spread so that two moves seldom cancel, and
-    so are the terms of sums by these units: what comes out is what other code of the same formula
-    could give.
+    With a generator, each result is moved by that much, or by this many units in its last place
+    (RMS; half as many in a 16-bit type), evenly spread so that two moves seldom cancel, and terms
+    of sums by these units: the result is what other code of the same formula could give.
     """
 
     def __init__(self, moving: torch.Generator | None = None, units: int = 0) -> None:
@@ -86,7 +85,6 @@ class LongSums(TorchDispatchMode):
         return tree_map_only(Tensor, partial(self._moved, error=error), result)
 
     def _measured(self, name: str, args: Values) -> float:
-        """The error of the sums of one operator; 0 where there are none, or none to be seen."""
         found = 0.0
         refused = RuntimeError, IndexError, TypeError, ValueError
         with suppress(*refused), _disable_current_modes():  # others need not see these operators
@@ -97,8 +95,9 @@ class LongSums(TorchDispatchMode):
         return found
 
     def _across_bins(self, x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Values:
-        """Arguments of a histogram, whose values are moved as their distance from its lowest end
-        is: other code rounds that, and counts a value beside the end of a bin in the next one."""
+        """A histogram's arguments, moved: other code counts values near a bin's end in the next
+        bin.
+        """
         start = x.amin() if low == high else low
         return self._moved(x - start, error=0.0) + start, bins, low, high
 
@@ -124,9 +123,11 @@ class LongSums(TorchDispatchMode):
 
 def sequential_error(terms: Tensor) -> float:
     """RMS error of adding each row of `terms` (outputs, length) in order in fp32, divided by the
-    RMS of the sums, or the largest relative error of a row whose terms have one sign, if that is
-    more: what follows may be a ratio of sums, in which a small one counts as much. The worst point
-    on the way counts: where errors end is chance. What is not finite is left out."""
+    RMS of the sums.
+
+    A row of one sign counts with its relative error where larger: a ratio of sums may follow. The
+    worst point on the way counts, as the end's error is chance. What is not finite is left out.
+    """
     terms = terms.float().nan_to_num(0.0, 0.0, 0.0)
     off, totals = _added_in_order(terms)
     rms = float((off.square().sum() / totals.square().sum()).sqrt())
@@ -136,8 +137,7 @@ def sequential_error(terms: Tensor) -> float:
 
 
 def _added_in_order(terms: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row the largest difference between the sums in fp32 and in float64 on the way, and
-    the sum, in float64. In order are those in fp32 alone, which a GPU has no operator for."""
+    """Each row's largest difference between fp32 and float64 sums on the way, and its sum."""
     rows = len(terms)
     off, totals = torch.zeros(2, rows, dtype=torch.float64, device=terms.device)
     end = np.zeros(rows, np.float32)
@@ -188,13 +188,11 @@ def _losses(name: str, place: int, args: Values) -> Tensor | None:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """What variances add up: squares, and squares of what is left without the mean. These are alike
-    in a row of one large value, and alike terms err alike."""
+    """A variance's terms: squares, with and without the mean."""
     return torch.cat([rows, rows - rows.mean(1, keepdim=True)]).square()
 
 
 def _layer(name: str, args: Values) -> tuple[Tensor, list[int]]:
-    """What a normalisation reduces, and over which dimensions."""
     x = args[0]
     if name == "native_layer_norm":
         return x, list(range(-len(args[1]), 0))
@@ -214,8 +212,7 @@ def _rows(x: Tensor, dims: int | Sequence[int] | None) -> Tensor:
 
 
 def _spread(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
-    """Indices of up to MOST_SUMS spread places in these dimensions; fewer where `length` terms each
-    are much."""
+    """Indices of up to MOST_SUMS spread places; fewer where `length` terms each are much."""
     total = math.prod(sizes)
     count = min(MOST_SUMS, max(FEWEST_SUMS, ENOUGH_TERMS // max(length, 1)), total)
     index = np.arange(count)  # one further each time, for other columns

@@ -1,6 +1,6 @@
-"""The role that finds out where a task's reference spends its time
-(`kernels_eval.model.operators`). It runs the task's own code in the process that measures: a
-task which means to lie about itself can. And the role that finds out what a processor can do."""
+"""Two roles: where a task's reference spends its time (`kernels_eval.model.operators`), and what a
+processor reaches. The task's code runs in the measuring process: it can lie about itself.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A task's own model: its module, its inputs from a seed, and handing these to a process that holds
-no code of the task."""
+"""A task's own model: its module, its inputs from a seed, and handing these to a process without
+the task's code.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ from kernels_eval.protocol import (
 from kernels_eval.sandbox.channel import Channel
 
 GRADIENT_SEED = 0x5DEECE66D
-"""Tells the draws of outputs' gradients from those of arguments under the same seed."""
+"""Separates the draws of outputs' gradients from those of arguments under one seed."""
 
 
 def device_memory(size: int) -> DeviceMemory | None:
-    """Device memory for another process; None where the driver refuses, or where there is none."""
+    """Device memory for another process; None where the driver refuses, or there is no GPU."""
     for _ in range(2):
         with suppress(OSError, AttributeError, RuntimeError):
             return DeviceMemory(size)
@@ -58,8 +59,9 @@ def require_tensors(leaves: list[Any]) -> None:
 
 
 def peak_bandwidth(gpu: Any) -> float:
-    """Bytes per second that device memory can move: by its clock and bus width on a GPU, by copying
-    64 MB on a CPU."""
+    """Bytes per second of device memory: by clock and bus width on a GPU, by copying 64 MB on a
+    CPU.
+    """
     if gpu:
         clock_khz: float = getattr(gpu, "memory_clock_rate", 0)
         return 2.0 * clock_khz * 1e3 * getattr(gpu, "memory_bus_width", 0) / 8
@@ -104,7 +106,7 @@ class TaskModel:
         return drawn + self._drawn_gradients(drawn, seed, shape)
 
     def _drawn_gradients(self, arguments: list[Any], seed: int, shape: str) -> list[Tensor]:
-        """Normal values in the form of each floating output, which is looked up once a shape."""
+        """Normal values in the form of each floating output."""
         if shape not in self._outputs:
             with torch.no_grad():
                 model = copy.deepcopy(self.runner.model)
@@ -125,9 +127,10 @@ class TaskModel:
         return self.runner.stamp() if self.runner.on_gpu else time.process_time_ns()
 
     def work_s(self, started: Any) -> float:
-        """Seconds of work since a `work_stamp`, for decisions that other processes' work must not
-        sway: this process's processor time, shared by its threads, or on a GPU the device's clock,
-        by which gaps between launches count too."""
+        """Seconds of work since a `work_stamp`, for decisions that other processes must not sway:
+        this process's processor time over its threads, or a GPU's clock, which includes gaps
+        between launches.
+        """
         ended, runner = self.work_stamp(), self.runner
         runner.synchronise()
         threads = 1 if runner.on_gpu else runner.spec.threads
@@ -153,7 +156,6 @@ class TaskModel:
     def _handed_over(
         self, values: Iterable[Any], count: int, request: DrawInputs | DrawArguments
     ) -> HandedOver:
-        """Put these values into new shared memory."""
         self.drawn = None  # its memory first
         memory = device_memory(request.size) if request.on_device else self.runner.memory()
         if memory is None:

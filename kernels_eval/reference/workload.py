@@ -1,13 +1,9 @@
-"""The role that finds out how much a task's reference computes and moves, by running it once,
-without storage where that is possible.
+"""The role that finds how much a task's reference computes and moves, run once, without storage
+where possible.
 
-Guarantees: operators are named as verdicts name them; floating-point operations are those that
-torch's own counter has formulas for (matrix products, convolutions and attention), so that the sum
-is never above what the reference computes; a value counts as read where an operator
-reads it (a view or a shape is no reading), each byte once; nothing on the device "meta" takes
-memory, whatever its shape. Does not guarantee the path of a reference that branches on values: only
-what ran is counted. It runs the task's own code, which may do anything, so its parent believes no
-number of it further than the record's types.
+Guarantees: floating-point operations by torch's formulas, never too many; a byte counts once, where
+its value is read. Counts only the branch that ran. The task's code may do anything: the parent
+trusts no number beyond its type.
 """
 
 from __future__ import annotations
@@ -58,14 +54,15 @@ Tensors = list[Tensor]
 View = tuple[object, ...]
 VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
 PICKS = frozenset("embedding index_select gather index take _unsafe_index".split())
-"""Operators that read only what they pick: what they leave in the table need not be read."""
+"""Operators that read only what they pick, not the rest of their table."""
 T = TypeVar("T")
 RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
 class Storages:
-    """Bytes of storages that are touched, by the views they are touched through: each byte of a
-    view once, and never more than the storage holds."""
+    """Bytes of touched storages, by views: each byte of a view once, at most what the storage
+    holds.
+    """
 
     def __init__(self) -> None:
         self._views: dict[int, dict[View, int]] = {}
@@ -73,7 +70,7 @@ class Storages:
         self._held: dict[int, torch.UntypedStorage] = {}
 
     def touch(self, tensor: Tensor, at_most: float = math.inf) -> None:
-        """Count a view of it, which is all that matters of it from now on."""
+        """Count a view of it, which alone matters from now on."""
         view = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         key = _key(tensor)
         self._views.setdefault(key, {})[view] = int(min(_bytes(tensor), at_most))
@@ -87,8 +84,9 @@ class Storages:
 
 
 class Tally(TorchDispatchMode):
-    """Counts floating-point operations, and the bytes of what was there before and is read or
-    written while the mode is on."""
+    """Counts floating-point operations, and bytes from before that are read or written while the
+    mode is on.
+    """
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
@@ -138,7 +136,6 @@ class Tally(TorchDispatchMode):
                     self.read.touch(tensor, produced if picked else math.inf)
 
     def _was_given(self, tensor: Tensor) -> bool:
-        """Was this tensor's storage there before the mode was on?"""
         key = _key(tensor)
         if key in self._made:
             return False
@@ -151,8 +148,9 @@ class Tally(TorchDispatchMode):
             self.read.touch(tensor)
 
     def bytes_written(self, outputs: list[Tensor]) -> int:
-        """Bytes of the outputs and of what was there before and was changed. An output that is an
-        argument as it was costs nothing."""
+        """Bytes of the outputs and of what was there before and changed. An unchanged argument as
+        output costs nothing.
+        """
         for leaf in outputs:
             if _key(leaf) not in self._given:
                 self.written.touch(leaf)
@@ -160,8 +158,9 @@ class Tally(TorchDispatchMode):
 
 
 class TwoSteps(TorchFunctionMode):
-    """Runs two steps of a recurrent layer instead of hundreds, and counts the others as the second:
-    without values all steps are alike."""
+    """Runs two steps of a recurrent layer and counts the others as the second: without values all
+    steps are alike.
+    """
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
@@ -196,8 +195,7 @@ def tensors(*values: object) -> Tensors:
 
 
 def _flops(function: OpOverload, args: Values, kwargs: dict[str, Any], out: object) -> int:
-    """Floating-point operations of one call by torch's formulas, a multiply-add counting 2; 0 where
-    torch has none."""
+    """Floating-point operations of one call by torch's formulas (a multiply-add is 2), or 0."""
     formula = flop_registry.get(function._overloadpacket)
     computes = any(each.is_floating_point() or each.is_complex() for each in tensors(out))
     return int(formula(*args, **kwargs, out_val=out)) if formula and computes else 0
@@ -264,8 +262,7 @@ def _measured(module: ModuleType, spec: ModelSpec) -> WorkloadReport:
 
 @handles(DescribeInterface)
 def describe_interface(task: DescribeInterface) -> Interface:
-    """Without storage where that is possible. Raises what the task raises on its declared
-    inputs."""
+    """Without storage where possible. Raises what the task raises on its declared inputs."""
     module = _loaded(task.path)
     with suppress(Exception):
         return _without_storage(_interface, module, task)
@@ -304,8 +301,7 @@ def _inputs(module: ModuleType, spec: ModelSpec) -> list[Any]:
 def _without_storage(
     work: Callable[[ModuleType, ModelSpec], T], module: ModuleType, task: AboutTask[Any]
 ) -> T:
-    """Work on a task on the device "meta". Raises what it raises: values are asked for, or an
-    operator has no form without them."""
+    """Work on a task on "meta". Raises where an operator needs values or lacks that form."""
     try:
         return work(module, declared(task, "meta", "meta"))
     except Exception:
@@ -323,8 +319,9 @@ def _form(name: str, value: object) -> ArgumentForm:
 
 
 def warm_up() -> None:
-    """Run once what most tasks run: the first use of torch's code without storage imports and
-    compiles for seconds, which forked children then need not."""
+    """Run once what most tasks run: torch's first use without storage imports and compiles for
+    seconds, which forked children are then spared.
+    """
     functional = nn.functional
     with torch.no_grad(), torch.device("meta"), Tally() as tally, TwoSteps(tally):
         x = torch.rand(2, 4, 4, 4) + torch.randn(4)

@@ -1,9 +1,9 @@
 """One rule for processes killed by SIGKILL (out-of-memory killer, a person) while a candidate is
 under way.
 
-The candidate's work is retried. From a role's fifth death on, its next death is a record about the
-candidate, not a machine fault. A fork server, a worker and a device are the machine's: their last
-death is an error. Applied by the pool, or by `Evaluator` without one; nothing below retries.
+Its work is retried. After a role's fifth death, its next is the candidate's. The last death of a
+fork server, worker or device is an error. The pool or `Evaluator` applies this; nothing below
+retries.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The fork server (`python -m kernels_eval.sandbox.forkserver FD`): imports torch once, never
 touches CUDA, forks children.
 
-Every child is two processes. The keeper runs our code only: it enters the namespaces, adopts what
-the inner process leaves (as a subreaper), and dies as that dies. The inner process confines itself
-and serves. Guarantees: when `kill` returns, the inner process and all descendants are gone, those
-in other sessions too, with or without a PID namespace.
+Every child is a keeper of our code (namespaces, subreaper, dies as the inner process dies) and a
+confined inner process. Guarantees: when `kill` returns, all descendants are gone, in other sessions
+too, with or without a PID namespace.
 """
 
 from __future__ import annotations
@@ -150,7 +149,6 @@ class Server:
         _mirror(inner, server, adopts="namespace:pid" not in self.layers)
 
     def _serve(self, message: Answer, command: int) -> None:
-        """The inner process's work."""
         keep = {0, 1, 2, command}
         confinement.confine(message, self.layers, self.readable, keep)
         channel = Channel(socket.socket(fileno=command))
@@ -158,7 +156,6 @@ class Server:
 
 
 def _forked(work: Callable[[], None]) -> int:
-    """Fork a process that does this and ends. Returns its id."""
     pid = os.fork()
     if pid:
         return pid
@@ -179,9 +176,7 @@ def _end_family(pid: int) -> None:
 
 
 def _mirror(inner: int, server: int, *, adopts: bool) -> None:
-    """Wait for the inner process, end what it left, and die by its signal or status. A PID
-    namespace leaves nothing, and its /proc does not know this process.
-    """
+    """Wait for the inner process, end what it left, and die by its signal or status."""
 
     def end() -> None:
         process_tree.kill(inner)

@@ -1,11 +1,9 @@
 """Landlock: restricts the files a process and its descendants may touch, whatever its user's
 rights.
 
-Guarantees after `Ruleset.restrict`: paths not below an allowed one can be neither opened nor
-changed (stat still works); with ABI 4 no TCP port is bound or connected; with ABI 6 no abstract
-Unix socket is connected and no signal sent outside; no outside process can be traced. Not covered:
-descriptors opened earlier, Unix sockets with a path, UDP, memory; seccomp and namespaces are for
-those.
+Guarantees after `Ruleset.restrict`: only allowed paths can be opened or changed (stat still works);
+no TCP with ABI 4; no outside abstract Unix sockets or signals with ABI 6; no outside tracing. Not
+covered: open descriptors, path sockets, UDP, memory.
 """
 
 from __future__ import annotations

@@ -111,7 +111,6 @@ def prefer_as_victim() -> None:
 
 
 def _works(attempt: Callable[..., object], *arguments: object) -> bool:
-    """Whether it raises nothing in a process of its own."""
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -134,7 +134,7 @@ def headless(pid: int) -> bool:
 
 
 def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
-    """Whether all threads of a process are in one of these states or end, or it is gone."""
+    """Whether all threads are in one of these states, end, or are gone."""
     try:
         return all(_has_state(each / "stat", states) for each in threads.iterdir())
     except OSError:
@@ -142,7 +142,7 @@ def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
 
 
 def _has_state(stat: Path, states: tuple[str, ...]) -> bool:
-    """Whether a thread is in one of these states, ends, or is gone, by its stat file."""
+    """Whether a thread is in one of these states, ends, or is gone."""
     try:
         said = stat.read_text("latin-1").rpartition(")")[2].split()
     except OSError:
@@ -173,7 +173,6 @@ def descendants(root: int) -> list[int]:
 
 
 def _family(root: int) -> list[int]:
-    """A process and its descendants, parents first, zombies included."""
     table = None if os.path.exists("/proc/thread-self/children") else _children_by_parent()
     found: list[int] = []
     todo = [root]

@@ -1,10 +1,8 @@
 """Ends what outlives a killed process: its compilers, its servers and its own Ray.
 
-Guarantees: when the owner dies, even of SIGKILL, registered compilers' process groups are killed at
-once, watched children get SIGTERM, and the Ray it started (never one it joined) has `LEAVES_S`
-seconds to exit before it is killed: Ray's agents wait a minute otherwise. Unregistered groups are
-never touched. Nothing is guaranteed where the reaper is killed first: the next builder then ends
-the compilers. Leaves Ray's logs.
+Guarantees: when the owner dies, registered compiler groups are killed, watched children get
+SIGTERM, and the Ray it started (never one it joined) is killed after `LEAVES_S` seconds. Where the
+reaper dies first, the next builder ends the compilers.
 
 As a script (it imports nothing of this package) it reads lines `+PGID`, `-PGID`, `child PID` and
 `ray NAME PID` from standard input, whose end means that the owner has ended.

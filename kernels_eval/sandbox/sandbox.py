@@ -1,9 +1,8 @@
 """The parent's side of isolation: a fork server, and one disposable child per candidate.
 
 Guarantees: every wait has a deadline; a child that hangs, dies or exceeds a limit is killed with
-all descendants and leaves nothing behind; a dead child costs its own verdict only, a dead fork
-server none. Active layers are probed once and recorded. Does not guarantee anything about what
-native code does to its own process: see docs.
+all descendants; a dead child costs its own verdict only, a dead fork server none. Native code can
+still do anything to its own process.
 """
 
 from __future__ import annotations
@@ -226,7 +225,6 @@ class Child:
         return failure
 
     def _post_mortem(self, error: str) -> SandboxError | ChildFailure:
-        """What the end of this child means."""
         code, cpu_s = self.server.reap(self.pid)
         self.pid = None
         self.dead = self._cause(code, cpu_s, error)

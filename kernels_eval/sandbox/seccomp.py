@@ -1,9 +1,8 @@
 """A system call filter for processes that run untrusted code.
 
-Guarantees: calls in `REFUSED` fail with EPERM under every numbering of the processor (other
-architectures are killed, x32 refused); only unconnected Unix sockets; no System V shared memory or
-message queues, which no resident set counts; no new process or program unless asked for; threads
-work. Does not cover ioctl on devices the process may open, such as the GPU.
+Guarantees: `REFUSED` calls fail under every numbering of the processor; only unconnected Unix
+sockets; no System V memory or queues, which no resident set counts; no new process or program
+unless asked for. Does not cover ioctl on devices, such as the GPU.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A warm pool: children with their device ready before there is work; also closes children in the
 background.
 
-A new process takes 0.3 s for its CUDA context, a killed one 0.1 s to free its memory: both overlap
-with other work. Guarantees: a warm child comes from the fork server and has run our code only; its
-failure while waiting costs no verdict; after `settle` nothing starts or ends, so no clock is
-disturbed; after `wait_closed` closed children's memory is free. `take` starts a child where none is
-warm.
+A CUDA context takes 0.3 s, freeing its memory 0.1 s: both overlap with other work. Guarantees: warm
+children have run our code only; after `settle` nothing starts or ends, so no clock is disturbed;
+after `wait_closed` closed children's memory is free.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Clients of `concur serve`: an asynchronous and a blocking one.
 
-Guarantees: every request is judged once, as it has an id; transmission faults (no connection, 429,
-502 to 504) are retried until `timeout_s` has passed, verdicts never. Raises ServiceError where the
-service stays away that long or fails, UsageError where it refuses the request (other 4xx). A
-`failed` evaluation is an answer with verdict None.
+Guarantees: an id has every request judged once; transmission faults (no connection, 429, 502 to
+504) are retried until `timeout_s`, verdicts never. Raises ServiceError where the service fails,
+UsageError where it refuses (other 4xx). A `failed` evaluation is an answer without verdict.
 """
 
 from __future__ import annotations
@@ -143,7 +142,6 @@ class AsyncVerifierClient:
         return found
 
     async def _final(self, evaluation: Evaluation, until: float) -> Evaluation:
-        """The evaluation when it is final."""
         while not evaluation.state.final:
             left_s = until - time.monotonic()
             if left_s <= 0:

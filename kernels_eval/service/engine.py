@@ -1,9 +1,8 @@
 """The pool in its own process: Ray ends a process whose head stays away, and the service must
 outlive that.
 
-Guarantees: the pool takes only what its workers need, so priorities hold; where it ends or the
-machine fails in it, its work is queued again and a new one starts, after a pause that doubles up to
-`PAUSE_S` until a verdict comes; it and its Ray end with the service.
+Guarantees: it takes only what its workers need, so priorities hold; after its failure the work is
+queued again and a new one starts, after a pause of up to `PAUSE_S`; it ends with the service.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What stands between the network and the endpoints.
 
-Guarantees: a body is read up to `BODY_BYTES`, only as JSON; a refusal is one 4xx that repeats
-nothing of the request; with a token, only `/health` is answered without it (constant-time
-comparison); without one, only requests for this machine's names are. No browser takes an answer for
-a page. Slow senders are not dropped: uvicorn bounds the connections.
+Guarantees: a body is JSON up to `BODY_BYTES`; a refusal is a 4xx that repeats nothing of the
+request; a token guards all but `/health`; without one, only requests for this machine's names are
+answered. Slow senders are not dropped: uvicorn bounds the connections.
 """
 
 from __future__ import annotations

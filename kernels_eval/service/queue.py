@@ -1,12 +1,9 @@
 """Evaluations on disk: queued, under way, final.
 
-Guarantees: what `submit` returns survives the death of any process (a power failure may take the
-last second); every evaluation ends in one final state; one candidate under one protocol is judged
-once, however many ask; a killed service's work is queued again; two services cannot share a file.
-Higher priorities go first; clients of one priority take turns. Judges nothing itself.
-
-Turns are start tags (Goyal, Vin and Cheng 1996, "Start-time Fair Queueing"): a client's next
-request comes one turn after its last, or after the turn now served.
+Guarantees: submitted work survives any process's death (a power failure may take the last second);
+one final state each; one judgement per candidate and protocol; one service per file. Higher
+priorities first, clients in turn by start tags (Goyal, Vin and Cheng 1996, "Start-time Fair
+Queueing").
 """
 
 from __future__ import annotations

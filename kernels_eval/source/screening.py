@@ -1,10 +1,9 @@
 """Static checks on candidate source, Python as a syntax tree and C++ or CUDA as tokens, before
 anything runs.
 
-Guarantees: rejects only what no honest kernel needs and the text makes certain (subprocesses,
-sockets, ctypes, the garbage collector, frame walking, patching torch or time, loading libraries,
-leaving the process); all else is at most a flag. Comments, docstrings and strings are no evidence.
-Does not guarantee that what passes is honest, nor see through macros and pointers: the run does.
+Guarantees: rejects only what no honest kernel needs and the text makes certain; all else is at most
+a flag. Comments and strings are no evidence. Macros, pointers and dishonest code are left to the
+run.
 """
 
 from __future__ import annotations

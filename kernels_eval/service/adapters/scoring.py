@@ -1,9 +1,8 @@
 """What adapters share: a row of a trainer's data set and a response in, a score out.
 
-A row names its task by fields of `EvaluationRequest` (`task_id`, `task` as source, or `definition`)
-and may hold `language`, `priority`, `deadline_s` and `least_ms`; other columns are ignored.
-Guarantees: a reward is None exactly where the machine or the task failed; `Score.earned` then
-raises, for trainers without missing rewards. A refused request is an error in the data: UsageError.
+A row names its task as `EvaluationRequest` does and may hold `language`, `priority`, `deadline_s`
+and `least_ms`. Guarantees: a reward is None exactly where the machine or the task failed;
+`Score.earned` then raises. A refused request raises UsageError.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def read_pair(
 
 
 def require_module(path: str) -> None:
-    """Raise UsageError for a candidate that is a C++ or CUDA source by its name."""
+    """Raise UsageError for a candidate file with a C++ or CUDA suffix."""
     if Path(path).suffix in NATIVE:
         raise UsageError(
             f"{path} is not a Python module",
@@ -90,9 +90,7 @@ def read_task(path: str) -> KernelTask:
 def read_candidate(
     task: KernelTask, path: str, language: str | None = None, say: Say = print
 ) -> Candidate:
-    """The candidate of a file; its language as in `chosen_language`. One that never names ModelNew
-    has no code. Raises UsageError where it cannot be read.
-    """
+    """A file's candidate, in `chosen_language`; no code without ModelNew. Raises UsageError."""
     source = _read(path)
     missing = _missing_model(source)
     return Candidate(
@@ -125,7 +123,7 @@ def _silent(_: str) -> None:
 
 
 def _missing_model(source: str) -> Reason | None:
-    """Why a source cannot define ModelNew: it is empty, or names it in comments at most."""
+    """Why a source cannot define ModelNew: empty, or only in comments."""
     import ast
 
     from kernels_eval.source.syntax import UNPARSABLE, parse_source
@@ -162,7 +160,6 @@ def _require_task(code: str, path: str) -> None:
 
 
 def render(verdict: Verdict) -> str:
-    """A verdict as text, one fact per line."""
     lines = [
         f"{verdict.status.value} ({verdict.reason})"
         + (f": {verdict.detail}" if verdict.detail else "")
@@ -258,8 +255,8 @@ def verify(
     config: EvalConfig | None = None,
     say: Say = lambda _: None,
 ) -> Verdict:
-    """The verdict of a file's candidate; `say` is told each stage. Raises EvalError where the
-    machine fails, DeviceError where it lacks the language's device.
+    """The verdict of a file's candidate; `say` gets each stage. Raises EvalError and
+    DeviceError.
     """
     require_device(candidate.language, of=f"{path}: ")
     if candidate.code is None:

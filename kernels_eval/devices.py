@@ -20,9 +20,7 @@ SLOWING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
 
 class Conditions(Record):
-    """What a verdict's times depend on besides the candidate and the protocol (torch, driver,
-    device): part of its key.
-    """
+    """What a verdict's times depend on besides candidate and protocol; part of its key."""
 
     device: str
     """Name of the GPU or of the processor."""
@@ -75,8 +73,8 @@ def _begins(uuid: str, name: str) -> bool:
 
 
 def conditions(language: Language) -> Conditions:
-    """The conditions on this machine. Raises DeviceError where the language's device is missing,
-    ToolchainError where torch is.
+    """The conditions on this machine. Raises DeviceError or ToolchainError where something is
+    missing.
     """
     torch, cuda = torch_versions()
     if not language.needs_gpu:
@@ -101,9 +99,7 @@ def gpu_arch() -> str | None:
 
 
 def require_device(language: Language, *, of: str = "") -> None:
-    """Raise DeviceError, before any work starts, where the language's device is missing. `of`
-    begins the message.
-    """
+    """Raise DeviceError, beginning with `of`, where the language's device is missing."""
     if language.needs_gpu and not visible_gpus():
         raise DeviceError(
             f"{of}{language.value} kernels need an NVIDIA GPU, and none is visible here",
@@ -118,9 +114,7 @@ def device_for(language: Language) -> str:
 
 
 def throttled() -> bool | None:
-    """Whether the first visible GPU lowers its clocks now for a reason besides idling. None where
-    NVML cannot say.
-    """
+    """Whether the first visible GPU lowers its clocks now, not for idling; None where unknown."""
     try:
         import pynvml
 

@@ -65,9 +65,7 @@ class SandboxError(EvalError):
 
 
 class KilledError(SandboxError):
-    """A child or a compiler died of SIGKILL, possibly through no fault of its own. `role` is what
-    it was started for.
-    """
+    """A child or compiler (`role`) died of SIGKILL, possibly through no fault of its own."""
 
     def __init__(self, message: str, hint: str = "", role: str = "") -> None:
         super().__init__(message, hint)

@@ -54,14 +54,14 @@ class Evaluator:
         self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch, host=self.runner)
 
     def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
-        """One verdict, also where a process is killed meanwhile (`kernels_eval.sandbox.deaths`).
-        Raises ToolchainError and SandboxError where the machine fails.
+        """One verdict, also where a process is killed meanwhile. Raises ToolchainError and
+        SandboxError.
         """
         return retried(lambda: self.run(task, candidate, self.preparer.prepare(candidate, task)))
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        """The verdict of a screened and built candidate (`kernels_eval.judge.prepare`). Raises
-        EvalError where the machine fails, KilledError at the first killed process.
+        """The verdict of a prepared candidate. Raises EvalError, KilledError at the first killed
+        process.
         """
         if self.config.sanitizer != "off" and candidate.language.sanitized:
             sanitizer.installed()  # else the first correct candidate would say so

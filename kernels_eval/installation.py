@@ -26,7 +26,6 @@ def install_command(*extras: str) -> str:
 
 
 def pip_install(*requirements: str) -> str:
-    """The command that installs packages for the running interpreter."""
     return shlex.join([sys.executable, "-m", "pip", "install", *requirements])
 
 

@@ -32,9 +32,7 @@ def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> E
 
 
 def overridden(model: type[Model], data: Json, overrides: Iterable[str], where: str) -> Model:
-    """The model of `data` (changed) with `key.path=value` overrides in YAML. Raises UsageError as
-    `load_protocol`, with `where` the data is from.
-    """
+    """The model of `data` (changed) with YAML overrides. Raises UsageError, naming `where`."""
     import yaml
 
     for override in overrides:
@@ -64,9 +62,7 @@ def put(data: Json, key: str, value: Any) -> None:
 
 
 def validated(model: type[Model], data: Any, where: str) -> Model:
-    """The model of some data. Raises UsageError for its first problem: where, which key, what is
-    wrong, what would be right.
-    """
+    """The model of some data. Raises UsageError for its first problem, with the fix."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

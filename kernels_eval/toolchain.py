@@ -116,14 +116,13 @@ class Toolchain:
 
     @property
     def cuda_libraries(self) -> list[Path]:
-        """Folders that may hold libcudart."""
         names = ("lib64", "targets/x86_64-linux/lib", "lib")
         folders = (self.cuda_home / name for name in names) if self.cuda_home else ()
         return [folder for folder in folders if folder.is_dir()]
 
     @property
     def plain_includes(self) -> list[Path]:
-        """What a source may include beside torch's headers: Python's, and CUDA's where there is a
+        """What sources may include beside torch's headers: Python's, and CUDA's where there is a
         toolkit.
         """
         python = python_include()
@@ -144,7 +143,6 @@ class Toolchain:
 
 
 def python_include() -> Path:
-    """The folder of Python.h."""
     return Path(sysconfig.get_paths()["include"])
 
 
@@ -161,9 +159,7 @@ def torch_directory() -> Path:
 
 
 def torch_versions() -> tuple[str, str]:
-    """Versions of torch and its CUDA (or empty), read from its files: importing torch takes
-    seconds.
-    """
+    """torch's and its CUDA's version (or empty), from files: importing torch takes seconds."""
     text = (torch_directory() / "version.py").read_text()
     version = re.search(r"__version__ = '([^']+)'", text)
     cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.MULTILINE)
@@ -178,8 +174,6 @@ def default_cache() -> Path:
 
 
 def places_of(cache: Path) -> list[Path]:
-    """The real folders of a cache: it and the targets of links in it, to which Landlock's rights do
-    not extend.
-    """
+    """The real folders of a cache: Landlock's rights do not extend to targets of links."""
     links = (path for path in cache.iterdir() if path.is_symlink()) if cache.is_dir() else ()
     return [cache.resolve(), *(path.resolve() for path in links)]

@@ -108,9 +108,7 @@ def intercept(provide: Callable[[Message], ModuleType | str]) -> None:
 
 
 def open_library(path: str, spec: Message) -> ModuleType | str:
-    """Load a library built for this request: its Python module, or its path where it registers
-    operators with torch instead.
-    """
+    """Load a built library: its Python module, or its path where it registers operators."""
     if not spec.get("python_module", True):
         torch.ops.load_library(path)
         return path
@@ -122,9 +120,7 @@ def open_library(path: str, spec: Message) -> ModuleType | str:
 
 
 class BuildFailed(KnownFailure):
-    """A build that the parent was asked for failed; candidates may catch it like torch's
-    RuntimeError.
-    """
+    """A requested build failed; candidates may catch it like torch's RuntimeError."""
 
     def __init__(self, reason: str, log: str) -> None:
         super().__init__(f"Error building extension: {log}")

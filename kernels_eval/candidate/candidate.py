@@ -86,8 +86,6 @@ from kernels_eval.source.spec import ExtensionSpec
 
 
 class CandidateRole:
-    """Runs one candidate's model."""
-
     outputs: Memory
     """Where the outputs of a compared call go."""
 
@@ -114,7 +112,6 @@ class CandidateRole:
 
     @handles(LoadCandidate)
     def load(self, request: LoadCandidate) -> LoadReport | ErrorReport:
-        """Import the candidate and construct its ModelNew."""
         self.runner.spec = request.spec.model_copy(update={"entry_point": "ModelNew"})
         self.runner.gradients = self.runner.spec.gradients
         self.runner.prepare_device(self.runner.spec.device, self.runner.spec.threads)
@@ -157,9 +154,7 @@ class CandidateRole:
         return Done()
 
     def unpack_kernels(self) -> None:
-        """Give the compiler what it made for this source before. The candidate may have corrupted
-        it; then it is compiled again.
-        """
+        """Restore this source's compiled kernels; corrupted ones are compiled again."""
         folder = Path(os.environ[self.language.jit_cache])
         file = os.fdopen(self.channel.descriptors.pop(0), "rb")
         with file, suppress(BadZipFile, OSError, ValueError), ZipFile(file) as kept:
@@ -197,8 +192,8 @@ class CandidateRole:
         return module
 
     def count_calls(self) -> int:
-        """Calls of custom kernels so far: launches where countable, else calls of functions that
-        hold them; with gradients, those of backward passes.
+        """Custom kernel launches so far, else calls of functions that hold them; with gradients, in
+        backward passes.
         """
         return self._backward_calls if self.runner.gradients else self._launched
 
@@ -348,7 +343,6 @@ class CandidateRole:
 
     @handles(Forget)
     def forget(self, _: Forget) -> Done:
-        """Free memory for what comes next."""
         self.previous, self.last_inputs, self.runner.timed_inputs = ([], []), [], []
         return Done()
 

@@ -36,8 +36,8 @@ class CaptureRole:
 
     @handles(CaptureConstructor)
     def capture_constructor(self, request: CaptureConstructor) -> CaptureReport:
-        """What the constructor asks to build. Weights have no storage; failing without a build is
-        expected.
+        """What the constructor asks to build, without weight storage; it may fail without a
+        build.
         """
         spec = ModelSpec(
             entry_point="ModelNew",

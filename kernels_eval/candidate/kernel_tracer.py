@@ -47,8 +47,8 @@ def registered_operators() -> set[str]:
 
 
 class KernelTracer:
-    """Wraps functions, classes and submodules of extensions, operators registered with torch.ops,
-    and what a language launches (`Language.watch`).
+    """Wraps an extension's functions and classes, torch.ops operators, and a language's launches
+    (`Language.watch`).
     """
 
     def __init__(self, on_gpu: bool) -> None:
@@ -63,16 +63,12 @@ class KernelTracer:
         self._results: dict[str, object] = {}
         self._kept: dict[str, list[list[Tensor]]] = {}
         self.swapped: Counter[str] = Counter()
-        """Results of `swapping`: replaced by "other" values, the "same", or one "constant";
-        "unseen": calls of which it saw nothing.
-        """
+        """What `swapping` put in: "other" values, the "same", a "constant"; or "unseen" results."""
         self._on_gpu, self._inside, self._cpu_ns = on_gpu, False, 0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def wrap_module(self, owner: ModuleType | type, root: str, prefix: str = "") -> None:
-        """Watch every function of an extension's module, submodules and classes. `root` is the
-        extension's name.
-        """
+        """Watch every function of an extension's module, named `root`."""
         for name, value in list(vars(owner).items()):
             if name.startswith("__") and (name not in PYTHON_NAMES or not isinstance(owner, type)):
                 continue
@@ -105,9 +101,7 @@ class KernelTracer:
                 called._op = self._watched(f"{namespace}.{operator}", called._op)
 
     def watch(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
-        """Call a kernel's function, and count it where it returns: a call that raises did no
-        work.
-        """
+        """Call a kernel's function; count it only where it returns, as work was done."""
         call = partial(function, *args, **(kwargs or {}))
         if self._inside or self.around is None:
             result = call()
@@ -176,7 +170,7 @@ class KernelTracer:
         return self._disturbing(partial(self._corrupted, value, skip))
 
     def swapping(self, swap: bool) -> Disturbance:
-        """For the block, keep what kernels write, or (`swap`) replace it by what was kept last."""
+        """For the block, keep what kernels write, or (`swap`) replace it by the kept values."""
         self._kept = self._kept if swap else {}
         return self._disturbing(partial(self._swapped, swap))
 
@@ -290,8 +284,6 @@ LIBRARY = "libconcur_launch.so"
 
 
 class Launches:
-    """Counters of the launch-counting library in this process."""
-
     def __init__(self, library: CDLL) -> None:
         def function(
             name: str, result: type[c_long | c_double] | None, *arguments: type

@@ -19,7 +19,6 @@ EVENTS = frozenset(
     ctypes.cdata""".split()
 )
 FRAMES = frozenset("tb_frame gi_frame cr_frame ag_frame".split())
-"""Attributes of tracebacks and generators."""
 GO_BETWEENS = ("inspect", "threading", "ctypes")
 """Modules that ask for their caller."""
 WALKS = ("walk_tb", "walk_stack")
@@ -27,8 +26,6 @@ WALKS = ("walk_tb", "walk_stack")
 
 
 class Refused(KnownFailure):
-    """A candidate may not do this."""
-
     reason = Reason.FORBIDDEN_CALL
 
 

@@ -50,8 +50,8 @@ def run_program(request: RunProgram) -> ProgramOutput:
 
 
 def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], object]:
-    """Load the candidate: its forward call on the declared inputs. A `tracer` watches its kernels.
-    Raises what the candidate raises.
+    """A loaded candidate's call on the declared inputs, watched by `tracer`. Raises what it
+    raises.
     """
     spec = asked.spec.model_copy(update={"entry_point": "ModelNew", "seed": 0})
     torch.set_num_threads(spec.threads)

@@ -51,9 +51,8 @@ class Entry(NamedTuple):
 
 
 def limit_from_environment() -> int:
-    """`$CONCUR_CACHE_BYTES`, else 20 GiB; 0 is no limit. Raises UsageError.
-
-    Not in BuildConfig, which is part of every verdict's key: disk space changes no verdict.
+    """`$CONCUR_CACHE_BYTES`, else 20 GiB; 0 is no limit. Raises UsageError. Not in verdicts'
+    keys.
     """
     given = os.environ.get("CONCUR_CACHE_BYTES", str(LIMIT_BYTES))
     if not re.fullmatch(r"[0-9]+", given) or 0 < int(given) < LEAST_LIMIT_BYTES:
@@ -65,10 +64,8 @@ def limit_from_environment() -> int:
 
 
 class BuildCache:
-    """`<cache>/extensions/`: one folder per build, `KEY[:2]/KEY/`, with `build.json` and, where it
-    succeeded, the library.
-
-    `limit_bytes`: 0 is no limit; by default the environment's.
+    """`<cache>/extensions/`: a folder `KEY[:2]/KEY/` per build. `limit_bytes`: 0 is no limit;
+    default: the environment's.
     """
 
     def __init__(self, cache: Path, limit_bytes: int | None = None) -> None:
@@ -83,9 +80,7 @@ class BuildCache:
         return limit_from_environment() if given is None else given
 
     def find(self, key: str) -> Build | None:
-        """The build kept under this key, marked as used; None where this version can read none. Its
-        `path` is absolute.
-        """
+        """The readable build under this key, marked as used, with an absolute `path`; or None."""
         entry = self._entry(key)
         try:
             _mark_used(entry)
@@ -95,8 +90,8 @@ class BuildCache:
         return _absolute(entry, build.model_copy(update={"cached": True}))
 
     def store(self, key: str, build: Build) -> Build:
-        """Keep a build, with a copy of the library at its `path`. Returns the kept one: another's
-        where that came first. Raises DiskFullError.
+        """Keep a build with a copy of its library; return the one kept first. Raises
+        DiskFullError.
         """
         with blaming_the_disk(self.cache):
             self._staging.mkdir(parents=True, exist_ok=True)
@@ -122,8 +117,8 @@ class BuildCache:
         return Usage(len(sizes), sum(sizes))
 
     def trim(self) -> int:
-        """Remove what killed processes left and, above the limit, the least recently used. Returns
-        how many entries went.
+        """Remove leftovers of killed processes and, above the limit, the least recently used;
+        return their number.
         """
         for left in self._staging.iterdir():
             with suppress(OSError):

@@ -33,7 +33,7 @@ class Resources(NamedTuple):
 
 
 def tool_path(name: str, *folders: str | Path) -> str | None:
-    """Path of a CUDA tool: on PATH, in the toolkit or in these folders; None where nowhere."""
+    """Path of a CUDA tool, from PATH, the toolkit or these folders; or None."""
     home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
     places = (os.environ.get("PATH", ""), f"{home}/bin", f"{home}/{name}", *map(str, folders))
     return shutil.which(name, path=os.pathsep.join(places))
@@ -57,7 +57,6 @@ def resources_of(library: str) -> dict[str, Resources]:
 
 
 def resources_in(said: str) -> dict[str, Resources]:
-    """The resources in output of cuobjdump."""
     codes = dict(re.findall(r"Function : (\S+)\n(.*?)(?=\n\s*Function : |\Z)", said, re.DOTALL))
     found = {}
     for name, *numbers in USAGE.findall(said):

@@ -111,9 +111,7 @@ class Attempt:
     transforms: Sequence[BuildTransform] = ()
 
     def build(self) -> Build:
-        """The outcome, with a library in `work`. Raises DiskFullError where a full disk may be why
-        it failed.
-        """
+        """The outcome, with a library in `work`. Raises DiskFullError."""
         self.work.mkdir()
         if self.tier == "full":
             self.prepared.precompiled()  # made once, for all: not on this candidate's time
@@ -330,9 +328,7 @@ class Builder:
 
     @property
     def work_root(self) -> Path:
-        """The folder under the cache that this process's compilers write to; removed with the
-        process.
-        """
+        """This process's compilers' folder under the cache, removed with the process."""
         return self._work.path
 
     @cached_property
@@ -407,9 +403,7 @@ class Builder:
         return certain_error(build.log, spec.text, names)
 
     def warm(self, share: int = 0, shares: int = 1) -> None:
-        """Make this builder's share of what most builds need, so that no candidate waits for it.
-        Raises ToolchainError.
-        """
+        """Make this builder's share of what most builds need. Raises ToolchainError."""
         made = self.prepared
         jobs: list[tuple[int, Callable[[], object]]] = [  # with seconds, as measured on one core
             (16, partial(made.shim, SHIMS[1])),

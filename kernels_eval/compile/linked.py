@@ -34,8 +34,8 @@ LIBRARY = re.compile(
     r"|(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nccl|npp|Dfti|vm[sd]|v[sd])[A-Z]\w*"
     r"|(?:vm?[sd][a-z0-9]+|VM?[SD][A-Z0-9]+)(?:_64)?_"
 )
-"""Whole names of functions of BLAS, LAPACK, MKL, oneDNN and NVIDIA's libraries, in C or Fortran.
-Mangled C++ names begin with _Z.
+"""Functions of BLAS, LAPACK, MKL, oneDNN and NVIDIA's libraries, in C or Fortran (mangled C++
+begins with _Z).
 """
 SHIM = re.compile(r"aoti_torch_(?:cpu|cuda)?_(\w+?)(?:_out)?")
 """C operators of torch for inductor's code: they bypass the dispatcher."""
@@ -70,9 +70,7 @@ UNTRACED = (
     *("torch::profiler::impl::removeExecutionTraceObserver",),
     *("torch::profiler::impl::addExecutionTraceObserver",),
 )
-"""With one of these a library can keep dispatcher calls from being recorded, make them inside other
-calls, or tell when they are recorded.
-"""
+"""With these a library can hide dispatcher calls from the record, or notice it."""
 RESOLVES_NAMES = (
     *("dlopen", "dlsym", "dlvsym", "dlmopen", "dlinfo", "dl_iterate_phdr", "_dl_find_object"),
     *("_r_debug", "at::DynamicLibrary"),

@@ -92,9 +92,7 @@ SPECIAL = re.compile(
     r"\b(assoc_(laguerre|legendre)|beta|(comp_)?ellint_[123]|cyl_(bessel_[ijk]|neumann)|expint|hermite|laguerre|legendre|riemann_zeta"
     r"|sph_(bessel|legendre|neumann)|(conf_)?hyperg)[fl]?\b|__gnu_cxx|__STDCPP|_GLIBCXX"
 )
-"""C++17's special functions, at file scope in some libraries: a source that names one gets them,
-clashes included.
-"""
+"""C++17's special functions, at file scope in some libraries: named ones may clash."""
 STRING = re.compile(r"\b(string\w*|\w*stream|to_string|cout|cerr|what|name)\b|std::str|::Device\b")
 
 # Factories that are compiled once, in a library beside the shims; candidates' sources get
@@ -227,10 +225,7 @@ Names = frozenset[str]
 
 
 class TorchNames(NamedTuple):
-    """Names in torch's headers and their includes."""
-
     macros: Names
-    """Macros that torch's own headers define."""
     words: Names
     file_scope: Names
     """Identifiers outside of namespaces, classes and functions."""
@@ -243,7 +238,6 @@ class TorchNames(NamedTuple):
     nvcc_words: Names = Names()
     """Identifiers under nvcc, in any branch; empty where they were not read."""
     nvcc_files: Names = Names()
-    """The files that those are from."""
 
 
 STREAM_NAMES = (
@@ -260,9 +254,7 @@ _OPENS_FILE_SCOPE = re.compile(
 
 
 def file_scope(preprocessed: str) -> set[str]:
-    """Identifiers at file scope, enumerators of unscoped enums included: a superset of those
-    declared there.
-    """
+    """A superset of the identifiers declared at file scope."""
     names: set[str] = set()
     open_braces: list[bool] = []  # does what is inside count as file scope?
     last = ""
@@ -283,9 +275,7 @@ def file_scope(preprocessed: str) -> set[str]:
 
 
 def certain_error(log: str, source: str, known: TorchNames) -> bool:
-    """Whether an error in `log`, the first or one that no other causes, is one of torch's own
-    headers too.
-    """
+    """Whether the first error in `log`, or an independent one, holds for torch's headers too."""
     if _OLD_STANDARD.search(log) or _FLAG.match(log.lstrip()):
         return True
     if _SHARED_MEMORY.match(log):
@@ -378,10 +368,8 @@ class Operators:
         return found
 
     def write(self, text: str, folder: Path, *, common: bool = False) -> None:
-        """Write concur_methods.inc, concur_ops.inc, concur_factories.inc and concur_std.inc for
-        this source (plain text) into `folder`.
-
-        `common`: with the bodies of COMMON, for the library that holds them.
+        """Write concur_methods.inc, concur_ops.inc, concur_factories.inc and concur_std.inc for a
+        source into `folder`; `common`: with the bodies of COMMON.
         """
         names = sorted(set(IDENTIFIER.findall(text)))
         methods: list[str] = []

@@ -76,9 +76,7 @@ class Prepared:
         return target
 
     def compile(self, what: str, command: Sequence[str], target: Path) -> None:
-        """Run a compiler that writes `target`. Raises ToolchainError, or DiskFullError where a full
-        disk may be why.
-        """
+        """Run a compiler that writes `target`. Raises ToolchainError or DiskFullError."""
         with tempfile.TemporaryDirectory(prefix="prepare-", dir=self._work.path) as folder:
             work, deadline = Path(folder), Deadline(DEADLINE_S)
             command = [*command, "-o", str(target)]
@@ -99,9 +97,7 @@ class Prepared:
     # -- the lite tier -----------------------------------------------------------------------------
 
     def lite_headers(self) -> Path:
-        """Our headers and torch's header-only ones: nothing else of torch can be included from
-        there.
-        """
+        """Our headers and torch's header-only ones; the rest of torch is out of reach."""
 
         def make(staging: Path) -> None:
             shutil.copytree(HEADERS / "lite", staging)
@@ -132,8 +128,8 @@ class Prepared:
         return self.once(self.root / "libconcur_common.so", make)
 
     def bindings(self) -> Path:
-        """A folder whose <torch/extension.h> is lite's with bindings and no operators, precompiled
-        for GCC, which falls back to the header where a build's flags differ.
+        """A folder whose <torch/extension.h> has lite's bindings and no operators, precompiled for
+        GCC.
         """
 
         def make(staging: Path) -> None:
@@ -193,9 +189,7 @@ class Prepared:
 
     @cached_property
     def torch_names(self) -> TorchNames:
-        """Names that torch's headers and their includes bring: they decide where lite may speak for
-        full.
-        """
+        """Names that torch's headers bring: they decide where lite may speak for full."""
 
         def make(staging: Path) -> None:
             heads = ["torch/extension.h"]

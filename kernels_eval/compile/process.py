@@ -49,9 +49,7 @@ COMPILER_WAS_KILLED = re.compile(
     r"|\S{0,500}clang\S{0,50}: error: unable to execute command: Killed)",
     re.MULTILINE,
 )
-"""What compiler drivers write about a killed program. A source that fakes it is only compiled a few
-times.
-"""
+"""What drivers write about a killed program; faking it only costs a few compilations."""
 ERROR_LINE = re.compile(
     r"\berror\b|undefined reference|multiple definition|cannot find|fatal", re.ASCII
 )
@@ -200,16 +198,13 @@ def _remove(path: Path, pid: int) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock that the kernel releases with its holder; torch's FileBaton can hang
-    forever.
-    """
+    """Hold an advisory lock that dies with its holder; torch's FileBaton can hang."""
     with open(path, "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def log_of(work: Path) -> str:
-    """What compilers have said in a folder."""
     log = work / "log"
     return _read(log) if log.exists() else ""
 
@@ -241,7 +236,7 @@ def rename_into_place(staging: Path, target: Path) -> None:
 
 
 def interesting(log: str, work: Path) -> str:
-    """Lines of a compiler log that say what is wrong, without our scratch paths, at most 8 KB."""
+    """The telling lines of a compiler log, without scratch paths, at most 8 KB."""
     lines = log.replace(f"{work}/", "").splitlines()
     errors = [number for number, line in enumerate(lines) if ERROR_LINE.search(line)]
     picked = [line for number in errors[:20] for line in lines[number : number + 4]]

@@ -33,7 +33,5 @@ class BuildTransform:
 
 
 def load_transforms(names: Iterable[str]) -> Mapping[str, BuildTransform]:
-    """The transforms of installed packages, by name and in order. Raises UsageError for one that is
-    unknown or unusable.
-    """
+    """The named transforms of installed packages, in order. Raises UsageError."""
     return {name: load_extension(TRANSFORMS, name, BuildTransform) for name in names}

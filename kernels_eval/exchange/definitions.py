@@ -66,9 +66,7 @@ def workload_of(task: KernelTask, interface: Interface, suite: Suite) -> Workloa
 def solution_of(
     candidate: Candidate, task: KernelTask, interface: Interface, name: str, device: str
 ) -> Solution:
-    """The candidate as a Python solution, which builds as usual; the task's program beside it gives
-    the constructor's arguments.
-    """
+    """The candidate as a Python solution, with the task's program for constructor arguments."""
     program = f"\n_task = {{}}\nexec({task.code!r}, _task)\n"
     code = f"{candidate.code}{program}get_init_inputs = _task['get_init_inputs']"
     known = {"code": code, "task": task, "model": "ModelNew", "inputs_too": False}
@@ -91,7 +89,6 @@ def solution_of(
 
 
 def written(record: Definition | Workload | Solution, suite: Suite) -> dict[str, object]:
-    """A record as the suite's own file holds it."""
     row = record.model_dump(mode="json", exclude_unset=True)
     if isinstance(record, Solution):
         spec, languages = row["spec"], row["spec"].pop("languages")

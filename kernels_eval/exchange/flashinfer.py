@@ -58,9 +58,7 @@ class TensorSpec(Finite):
 
 
 class WorkloadInput(Finite):
-    """How one input is made: drawn, a scalar's value, read from a file, or by the definition's
-    `custom_inputs_entrypoint`.
-    """
+    """How an input is made: drawn, a scalar, from a file, or by `custom_inputs_entrypoint`."""
 
     type: Literal["random", "scalar", "safetensors", "custom"]
     value: bool | int | float | None = None
@@ -125,9 +123,7 @@ class Definition(Finite):
         return KernelTask(task_id=identity, name=self.name, code=code, source="definition")
 
     def sizes(self, workload: Workload) -> dict[str, int]:
-        """The size of every axis that has one. Raises ValueError for an expression that gives none,
-        or a workload that resizes a fixed axis.
-        """
+        """Every known axis size. Raises ValueError for a bad expression or a resized fixed axis."""
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None}
         for name, size in workload.axes.items():
             if sizes.setdefault(name, size) != size:
@@ -267,15 +263,13 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"[^\n]*$', re.MULTI
 
 
 class SourceFile(Finite):
-    """A file of a solution, by its path in the solution."""
-
     path: Name
     content: Code
 
 
 class BuildSpec(Finite):
-    """How a solution is built and called. `language` is FlashInfer-Bench's, `languages` are
-    SOL-ExecBench's; `entry_point` is FILE::FUNCTION.
+    """How a solution is built and called: `language` (FlashInfer-Bench) or `languages`
+    (SOL-ExecBench), and `entry_point`, FILE::FUNCTION.
     """
 
     languages: Annotated[
@@ -296,8 +290,6 @@ class BuildSpec(Finite):
 
 
 class Solution(Finite):
-    """A kernel for a definition."""
-
     name: Name
     definition: Name
     author: Name

@@ -31,9 +31,7 @@ from torch.utils import cpp_extension
 __all__ = ["Model", "certificate", "fallback_reason"]
 
 ALIGNMENT = 64
-"""Bytes: torch aligns memory so, as it did the verified inputs; a kernel may rely on it for vector
-loads.
-"""
+"""Bytes: torch aligns memory so, and a kernel's vector loads may rely on it."""
 HERE = Path(__file__).parent
 certificate: dict[str, Any] = json.loads((HERE / "certificate.json").read_text(encoding="utf-8"))
 _INPUTS: list[dict[str, Any]] = certificate["interface"]["inputs"]
@@ -220,7 +218,7 @@ def _fake(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Model(_Reference):
-    """The task's module: the kernel where verified, else the reference. The constructor's arguments
+    """The task's module: the kernel where verified, else the reference. Constructor arguments
     default to the task's.
     """
 

@@ -34,8 +34,6 @@ REWARD, VERDICT = "reward.txt", "verdict.json"
 
 
 class Request(NamedTuple):
-    """A task, and what an agent is told of it."""
-
     task: KernelTask
     instruction: str
 
@@ -43,8 +41,8 @@ class Request(NamedTuple):
 def write_tasks(
     requests: Iterable[Request], out: Path, language: Language, recipe: str = "concur"
 ) -> list[Path]:
-    """Write a folder for each request; returns the folders. Raises UsageError for two tasks of one
-    name or an unknown recipe.
+    """Write and return a folder for each request. Raises UsageError for equal names or an unknown
+    recipe.
     """
     recipe_of(recipe)
     folders: list[Path] = []

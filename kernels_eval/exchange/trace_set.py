@@ -30,7 +30,6 @@ LAYOUTS = table_beside(__file__)
 
 
 def is_trace_set(path: Path) -> bool:
-    """Whether a folder is one of these."""
     patterns = (
         "definitions/**/*.json",
         "definition.json",
@@ -141,7 +140,6 @@ class TraceSet:
                     yield task
 
     def task(self, definition: Definition, identity: str) -> KernelTask | None:
-        """The task of a workload; None where it is left out."""
         with self.counted():
             return definition.task(self.workloads[definition.name][identity], self.root)
         return None
@@ -165,8 +163,8 @@ class TraceSet:
                         }
 
     def verdicts(self) -> Iterator[dict[str, object]]:
-        """One row per trace, as tables of verdicts have them; tasks that cannot be drawn take their
-        workload's name.
+        """One row per trace, as in verdict tables; tasks that cannot be drawn have their workload's
+        name.
         """
         for trace in self.traces:
             definition, name = self.definitions[trace["definition"]], str(trace.get("solution"))

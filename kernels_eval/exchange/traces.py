@@ -30,14 +30,10 @@ class Performance(Finite):
 
 
 class Environment(Finite):
-    """Where a kernel ran."""
-
     hardware: str | None = None
 
 
 class Evaluation(Finite):
-    """What is read of an Evaluation."""
-
     status: str
     log: str | None = None
     environment: Environment | None = None

@@ -32,9 +32,7 @@ OPERATORS_MAY_DIFFER = re.compile(
 
 
 def check_repeatable(process: CandidateProcess) -> None:
-    """Require the same bits for the same inputs, unless atomics or a varying operator of torch took
-    part.
-    """
+    """Require equal bits for equal inputs, unless atomics or a varying operator took part."""
     if not any(call.rerun_differs for call in process.calls):
         return
     source = process.candidate.code or ""
@@ -79,7 +77,6 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
 
 
 def check_idle(process: CandidateProcess) -> None:
-    """Require that nothing is left running or changed."""
     if all(_busy_share(process.child) > IDLE_SHARE for _ in range(2)):
         what = "the process continues to compute after its call has returned"
         raise Stop(Reason.BACKGROUND_WORK, what)
@@ -101,9 +98,7 @@ def check_state(process: CandidateProcess) -> None:
 
 
 def check_ornamental(process: CandidateProcess) -> None:
-    """Do the kernels matter? Asked last, as corrupted values may crash a kernel: a crash shows that
-    they were used.
-    """
+    """Do the kernels matter? Asked last: a crash on corrupted values shows that they were used."""
     drawn = [
         trial.distribution
         for trial in process.reference.trials

@@ -49,9 +49,7 @@ from kernels_eval.source.spec import Build
 
 
 class MadeElsewhere(Exception):
-    """The candidate's constructor made parameters on the CPU, as under KernelBench: the reference's
-    must be made there, too.
-    """
+    """The candidate's constructor made parameters on the CPU: the reference's must be, too."""
 
 
 @dataclass
@@ -72,9 +70,7 @@ class CandidateProcess:
         self.builds = BoundedBuilds(self.builder, self.candidate, self.draft.flags)
 
     def load(self, libraries: dict[str, str]) -> None:
-        """Import the module and construct it. Raises MadeElsewhere where the reference must be
-        constructed again, on the CPU.
-        """
+        """Import and construct the module. Raises MadeElsewhere."""
         reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
         arguments, given = reference.arguments()
         outputs, taken = reference.memory.outputs_of("candidate")
@@ -109,8 +105,8 @@ class CandidateProcess:
         return found.path if found else ""
 
     def keep_kernels(self) -> None:
-        """Keep what a JIT compiled for this source. The candidate's process makes the archive; this
-        one never reads it.
+        """Keep a JIT's kernels, in an archive that the candidate's process makes; never read it
+        here.
         """
         if not self.candidate.language.jit_cache or self._kept_kernels():
             return
@@ -163,13 +159,12 @@ class CandidateProcess:
         return self.child.resume(answer.model_dump(mode="json"), timeout)
 
     def try_call(self) -> None:
-        """Make one call without comparing it. Raises Stop where it fails."""
         inputs, descriptor = self.unseen_inputs()
         self.tell(Call(inputs=inputs), (descriptor,))
 
     def call(self, trial: Trial, *, reruns: int = 0, transposed: bool = False) -> Comparison:
-        """One forward call, compared; `transposed`: with other weights whose square matrices are
-        transposed. Raises Stop where the outputs have the wrong form.
+        """One compared call; `transposed`: other weights, square matrices transposed. Raises Stop
+        for a wrong form.
         """
         if trial.weights_seed is not None:
             weights = RedrawWeights(
@@ -232,8 +227,8 @@ class CandidateProcess:
 def unmatched_shapes(
     reference: list[list[int]], candidate: list[list[int]]
 ) -> tuple[list[int], int]:
-    """Indices of the reference's parameters without a counterpart of their shape in the
-    candidate's, and the number of elements in the candidate's own unmatched parameters.
+    """The reference's parameters (indices) whose shape the candidate lacks, and how many elements
+    its own unmatched ones hold.
     """
     left = list(candidate)
     missing = []

@@ -22,9 +22,7 @@ Measured = list[tuple[Trial, Comparison]]
 
 
 def compare_outputs(process: CandidateProcess) -> None:
-    """Compare every trial in the task's own shape and mode: unseen inputs, other distributions,
-    reused storage, other weights. Raises Stop where one is wrong.
-    """
+    """Compare every trial in the task's own shape and mode. Raises Stop where one is wrong."""
     draft = process.draft
     draft.outputs_match = False
     compare_trials(process, Stage.OUTPUTS)
@@ -34,9 +32,7 @@ def compare_outputs(process: CandidateProcess) -> None:
 
 
 def compare_trials(process: CandidateProcess, stage: Stage) -> None:
-    """Compare the candidate in each trial of this stage. Raises Stop for the first wrong answer
-    that is not tolerated.
-    """
+    """Compare this stage's trials. Raises Stop for the first untolerated wrong answer."""
     measured: Measured = []
     for trial in process.reference.trials:
         if trial.row.stage is not stage:
@@ -72,7 +68,7 @@ def compare_trial(
 
 
 def accepted(trial: Trial, found: Comparison, process: CandidateProcess) -> Reason:
-    """OK for a right answer or an approximation (noted, and decided later); else the reason."""
+    """OK for a right answer or a noted approximation; else the reason."""
     outcome = process.reference.judge(found, trial)
     if outcome is not Reason.APPROXIMATION:
         return outcome
@@ -144,7 +140,6 @@ def compare_non_finite(process: CandidateProcess) -> None:
 
 
 def check_formula(process: CandidateProcess) -> None:
-    """Refuse an approximation that did all else right."""
     if process.draft.approximation and process.config.correctness.formula == "require":
         raise Stop(Reason.APPROXIMATION, process.draft.approximation)
 

@@ -41,8 +41,6 @@ class Lost(Exception):
 
 
 class CompiledReference:
-    """One task's reference under torch.compile."""
-
     def __init__(self, reference: ReferenceProcess) -> None:
         self.reference, self.config = reference, reference.config
         self.mode = self.config.timing.compile_mode
@@ -53,9 +51,7 @@ class CompiledReference:
         self._compile_s = 0.0
 
     def measure(self, server: ForkServer) -> None:
-        """Compile, check and time it in a process of its own, once. Raises SandboxError where the
-        machine failed.
-        """
+        """Compile, check and time it once, in its own process. Raises SandboxError."""
         self._compile_s = 0.0
         if self.timing or self.unavailable_reason:
             return
@@ -73,7 +69,6 @@ class CompiledReference:
             self._close()
 
     def against(self, timing: Timing) -> CompiledBaseline:
-        """What a candidate with this timing is worth against it."""
         if self.timing is None:
             return CompiledBaseline(
                 mode=self.mode,

@@ -38,8 +38,8 @@ class Ask(Protocol):
 
 
 class UnsuitableTrial(Exception):
-    """A trial that breaks the reference's CUDA context (labels out of range, say, which only the
-    CPU refuses politely): its process is lost.
+    """A trial that breaks the reference's CUDA context (labels out of range, say) and its
+    process.
     """
 
     def __init__(self, trial: str) -> None:
@@ -48,13 +48,11 @@ class UnsuitableTrial(Exception):
 
 
 class Expectations:
-    """The trials of one task, and what is expected of them."""
-
     def __init__(
         self, ask: Ask, child: Child, gates: TaskGates, task: TaskFindings, unsuitable: set[str]
     ) -> None:
-        """Have all expected values computed, without the trials named `unsuitable`. Raises Stop
-        with a task_error, UnsuitableTrial for one more of these.
+        """Compute all expected values but of `unsuitable` trials. Raises Stop (task_error) or
+        UnsuitableTrial.
         """
         self.ask, self.child, self.gates = ask, child, gates
         self.task, self.unsuitable = task, unsuitable
@@ -155,5 +153,4 @@ class Expectations:
 
 
 def padded_bytes(size: int) -> int:
-    """What a tensor takes in shared memory."""
     return -(-size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT

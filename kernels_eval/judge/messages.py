@@ -68,7 +68,7 @@ CLAIMABLE = frozenset(
         forbidden_call build missing_model_new""".split(),
     )
 )
-"""Reasons that a candidate's process may give for its own error. Never OK or the reference's."""
+"""Reasons that a candidate's process may give for its own error."""
 
 
 REASON_OF_CHANGE: Mapping[str, Reason] = {
@@ -82,7 +82,7 @@ REASON_OF_CHANGE: Mapping[str, Reason] = {
     "operators": Reason.HARNESS_TAMPERING,
     "refused": Reason.FORBIDDEN_CALL,
 }
-"""The reason for a change of each setting. Others are only flagged: honest code writes them."""
+"""The reason for a change of each setting; honest code writes others."""
 
 FIX_OF_CHANGE: Mapping[str, str] = {
     "current_stream": "launch on the current stream, or make it the current one again",
@@ -105,9 +105,7 @@ R = TypeVar("R", bound=Record)
 
 
 def parse_report(model: type[R], answer: object) -> R:
-    """The answer as `model`. Raises Stop (EXITED_EARLY) for another form: our own code did not send
-    it.
-    """
+    """The answer as `model`. Raises Stop (EXITED_EARLY) for a form our code did not send."""
     try:
         return model.model_validate(answer)
     except ValidationError as error:
@@ -121,7 +119,6 @@ def parse_report(model: type[R], answer: object) -> R:
 
 
 def parse_answer(request: Request[A], answer: object) -> A:
-    """The answer as its request's type. Raises Stop as `parse_report`."""
     found: A = parse_report(request.answer, answer)
     return found
 

@@ -72,9 +72,7 @@ UNSEEN_NAME = "unseen"
 
 
 def draw_sets(reference: ReferenceProcess) -> tuple[list[int], float]:
-    """Let the reference draw as many sets of inputs as memory and time allow. Returns their seeds,
-    and seconds per set.
-    """
+    """Draw as many sets of inputs as memory and time allow; return seeds, and seconds per set."""
     least = 2 if reference.task_bytes > LARGE_TASK_BYTES else FEWEST_SETS
     seeds = [secrets.randbits(31) for _ in range(MOST_SETS)]
     drawn = reference.ask(DrawTimingInputs(seeds=seeds[:least]))
@@ -87,16 +85,14 @@ def draw_sets(reference: ReferenceProcess) -> tuple[list[int], float]:
 
 
 def most_calls(reference: ReferenceProcess, sets: int) -> int:
-    """Most calls of a sample. Where all sets of inputs fit into the GPU's cache, each is called
-    once after a flush.
-    """
+    """Most calls of a sample; sets that all fit into the GPU's cache are called once per flush."""
     cached = sets * reference.task_bytes < 2 * reference.loaded.cache_bytes
     return sets if reference.device.startswith("cuda") and cached else MOST_CALLS_PER_SAMPLE
 
 
 class PairedClock:
-    """Times a candidate against its reference. `idle_samples` counts timed samples and rounds with
-    a call that called no custom kernel.
+    """Times a candidate against its reference. `idle_samples`: samples and rounds with a call
+    without custom kernel.
     """
 
     def __init__(self, process: CandidateProcess) -> None:
@@ -116,8 +112,8 @@ class PairedClock:
         """The reference's processor nanoseconds per call, by calls per sample."""
 
     def measure(self) -> Timing:
-        """The timing. Raises Stop where the candidate reports less time than passes, computes in
-        the reference's turn, or answers wrongly once timed.
+        """The timing. Raises Stop for understated time, work in the reference's turn, or wrong
+        answers once timed.
         """
         self.process.tell(Forget())
         try:

@@ -60,8 +60,8 @@ class BoundedBuilds:
             raise Stop(screened.reason, screened.detail)
 
     def build(self, asked: object) -> Build:
-        """Build one request. Raises Stop: EXITED_EARLY for no request, BUILD for one too many, or
-        the reason of a rejected source.
+        """Build one request. Raises Stop: EXITED_EARLY for no request, BUILD for too many, or a
+        rejection.
         """
         spec = parse_report(ExtensionSpec, asked)
         if len(self.made) >= MOST_BUILDS or self.deadline.passed():
@@ -86,8 +86,8 @@ def confined_builder(
     cuda_arch: str | None = None,
     transforms: Mapping[str, BuildTransform] | None = None,
 ) -> Builder:
-    """A builder whose compilers, where this kernel can confine them, read only what they need and
-    write to its work folder.
+    """A builder whose compilers read only what they need and write to its work folder, where
+    possible.
     """
     builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch, transforms=transforms)
     tools = builder.tools
@@ -100,7 +100,7 @@ def confined_builder(
 
 
 class Workplace:
-    """A confined builder, and a fork server, started on demand and again where it is gone."""
+    """A confined builder, and a fork server, started whenever needed."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class Workplace:
 
 
 class Preparer(Workplace):
-    """Screens candidates, reads their build requests in a sandboxed process, and builds them. Needs
-    no device.
+    """Screens candidates, reads their build requests in a sandbox, and builds them, without a
+    device.
     """
 
     def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
@@ -172,7 +172,6 @@ class Preparer(Workplace):
         )
 
     def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
-        """What a candidate asks to be built. Raises Stop where it does not say."""
         asked = self._requested_builds(candidate.code or "", task)
         return [parse_report(ExtensionSpec, each) for each in asked]
 

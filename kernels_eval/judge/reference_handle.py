@@ -69,8 +69,8 @@ class ReferenceProcess:
         self.failure: Stop | None = None
         self.opened = self._is_loaded = False
         self.beside: Child | None = None
-        """A candidate's process: stopped while this one works, whose times and deadlines it could
-        else sway.
+        """A candidate's process, stopped while this one works: it could sway times and
+        deadlines.
         """
         self.unsuitable: set[str] = set()
         self._start = start
@@ -132,7 +132,6 @@ class ReferenceProcess:
 
     @property
     def spec(self) -> ModelSpec:
-        """How every process constructs this task's model."""
         return ModelSpec(
             entry_point=self.task.entry_point,
             init_form=self.task.init_form,
@@ -156,7 +155,6 @@ class ReferenceProcess:
             raise _failed(said, "") from error
 
     def tell(self, request: Request[Any], fds: Fds = ()) -> Message:
-        """The unparsed answer to a request. Raises Stop (REFERENCE_FAILED) where there is none."""
         limit = self.config.limits.reference_s
         try:
             with alone(self.beside):
@@ -176,19 +174,15 @@ class ReferenceProcess:
         return self.expected.task.trials
 
     def compare(self, trial: Trial) -> Comparison:
-        """Compare the candidate's output with the expected values of this and earlier trials."""
         return self.ask(Compare(trial=trial.name))
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
-        """What these errors mean on this trial's inputs."""
         if trial is None:
             return self.gates.judge(comparison)
         return self.gates.judge(comparison, own_inputs=trial.own_inputs, hard=trial.row.hard)
 
     def constructed_otherwise(self) -> Trial:
-        """A trial with a model constructed under another seed: other weights, however they are
-        kept.
-        """
+        """A trial of a model constructed under another seed."""
         seeds = self.trials[0].seed, secrets.randbits(31)
         trial = Trial(CONSTRUCTED.name, CONSTRUCTED, seeds[0], construct_seed=seeds[1])
         trial.outputs = self.ask(trial.expect()).outputs
@@ -216,32 +210,27 @@ class ReferenceProcess:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of one set of outputs in shared memory."""
         return self.expected.output_bytes
 
     @property
     def task_bytes(self) -> int:
-        """Bytes of one set of inputs and its outputs."""
         return self.loaded.input_bytes + self.output_bytes
 
     def least_bytes(self) -> float:
-        """Bytes that any kernel for this task moves at least: its outputs and the inputs it
-        uses.
-        """
+        """Bytes that any kernel moves at least: outputs and used inputs."""
         if self._used_bytes is None:
             self._used_bytes = self.ask(EstimateUsedBytes(seed=self.trials[0].seed)).bytes
         return self._used_bytes + self.output_bytes
 
     def arguments(self, seed: int | None = None) -> tuple[PackedValues, int]:
-        """The constructor's arguments in shared memory (default: under the seed of all weights),
-        and its descriptor.
+        """The constructor's arguments in shared memory (default: all weights' seed), and a
+        descriptor.
         """
         return self.memory.arguments(self.seed if seed is None else seed)
 
     # -- its end -----------------------------------------------------------------------------------
 
     def end_timing(self) -> None:
-        """Give back the memory that only timing needs."""
         self.memory.release("own", "unseen")
         self.ask(EndTiming())
 

@@ -31,7 +31,6 @@ COMPILES = re.compile(
 
 
 def starts_compilers(candidate: Candidate) -> bool:
-    """Whether its process may start compilers."""
     return candidate.language.jit or bool(COMPILES.search(candidate.code or ""))
 
 
@@ -47,8 +46,8 @@ class Runner(Workplace):
         cuda_arch: str | None = None,
         ahead: bool | None = None,
     ) -> None:
-        """`ahead`: start the next processes before there is work; default on a GPU, where starting
-        takes long.
+        """`ahead`: start processes before there is work; default on a GPU, where that takes
+        long.
         """
         super().__init__(config, cache=cache, cuda_arch=cuda_arch)
         self.device = device
@@ -77,8 +76,8 @@ class Runner(Workplace):
             self.warm_pool.close_async(child.close)
 
     def reference(self, task: KernelTask, construct_on: str | None = None) -> ReferenceProcess:
-        """The present reference process where it serves, else a new one, with its task loaded. One
-        with weights made on the CPU serves every candidate.
+        """The present reference process where it serves, else a new one. One with weights made on
+        the CPU always serves.
         """
         server, held = self.server, self._reference
         if (
@@ -101,8 +100,8 @@ class Runner(Workplace):
         return held
 
     def compiled(self, reference: ReferenceProcess) -> CompiledReference | None:
-        """This reference's second baseline, if configured: compiled and timed for the first
-        candidate to be timed.
+        """This reference's second baseline, if configured, measured for the first candidate to be
+        timed.
         """
         if not self.config.timing.compiles:
             return None

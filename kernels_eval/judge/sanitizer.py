@@ -24,9 +24,7 @@ from kernels_eval.toolchain import places_of
 
 PROGRAM = "compute-sanitizer"
 DONE = "every call returned"
-"""What the program under the tool prints last: a tool can count no errors of a program it never
-started.
-"""
+"""The program's last line: a tool counts no errors of a program it never started."""
 SUMMARY = re.compile(
     r"^=+ (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: .*\((\d+) error)", re.MULTILINE
 )
@@ -39,7 +37,7 @@ ENVIRONMENT = {
 }
 MOST_KERNELS = 8
 PRINTED, PRINTED_READS = 3, 400
-"""Errors that a tool prints; every one of initcheck's is read, and they fit into what is kept."""
+"""Errors that a tool prints; all of initcheck's are read."""
 
 
 def installed() -> str:
@@ -55,7 +53,6 @@ def installed() -> str:
 
 
 def wanted(config: EvalConfig, candidate: Candidate, draft: VerdictDraft) -> bool:
-    """Whether to sanitize this candidate, which passed every other check."""
     certainly_faster = draft.timing is not None and draft.timing.speedup_lower > 1
     chosen = config.sanitizer == "correct" or (config.sanitizer == "curated" and certainly_faster)
     return chosen and candidate.language.sanitized
@@ -68,8 +65,8 @@ def sanitize(
     libraries: dict[str, str],
     draft: VerdictDraft,
 ) -> None:
-    """Run the tools, each in its own process, and note findings as flags. Raises Stop where a
-    finding refuses, ToolchainError where the program is missing.
+    """Run the tools and flag findings. Raises Stop for a refusing one, ToolchainError without the
+    program.
     """
     config, program = reference.config, installed()
     readable = [str(path) for path in places_of(runner.builder.tools.cache)]

@@ -29,8 +29,6 @@ class AskWithMemory(Protocol):
 
 
 class TaskMemory:
-    """The shared memory of one task, by its use."""
-
     loaded: LoadedTask
     """what says how much its values take, once the task is loaded"""
 
@@ -40,8 +38,8 @@ class TaskMemory:
         self._outputs: dict[str, SharedMemory] = {}
 
     def share_outputs(self, whose: str, size: int) -> None:
-        """Make memory for outputs: of a "candidate" call, or of a round on unseen inputs: "unseen"
-        the candidate's, "own" the reference's.
+        """Make memory for outputs: of a "candidate" call, or in a round the candidate's "unseen" or
+        the reference's "own".
         """
         request = ShareMemory(whose=whose, on_device=self._on_device, size=size)
         _, on_device = self._with_memory(request, whose)
@@ -54,9 +52,7 @@ class TaskMemory:
     def draw(
         self, seeds: list[int], distribution: str | list[str] = DECLARED, shape: str = DECLARED
     ) -> tuple[PackedValues, int]:
-        """Inputs of these seeds (of one distribution, or one each) in shared memory, and a
-        descriptor, valid until the next draw.
-        """
+        """Inputs of these seeds in shared memory, and a descriptor, valid until the next draw."""
         names = [distribution] * len(seeds) if isinstance(distribution, str) else distribution
         request = DrawInputs(
             seeds=seeds,
@@ -68,7 +64,6 @@ class TaskMemory:
         return self._handed_over(request, "inputs")
 
     def arguments(self, seed: int) -> tuple[PackedValues, int]:
-        """The constructor's arguments under this seed, likewise."""
         request = DrawArguments(seed=seed, size=self.loaded.argument_bytes)
         return self._handed_over(request, "arguments")
 
@@ -100,7 +95,6 @@ class TaskMemory:
         return answer, request.on_device
 
     def release(self, *uses: str) -> None:
-        """Give back the memory taken for these uses."""
         for use in uses:
             if (descriptor := self._descriptors.pop(use, None)) is not None:
                 os.close(descriptor)

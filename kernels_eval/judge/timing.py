@@ -46,8 +46,6 @@ class ImplausibleTime(Exception):
 
 @dataclass
 class _Series:
-    """The samples of one process, in nanoseconds."""
-
     sample: Sampler
     reported: list[int] = field(default_factory=list)
 
@@ -112,8 +110,8 @@ def measure(
 
 
 def ratio_of_speedups(candidate: Timing, baseline: Timing) -> tuple[float, float, float]:
-    """The speedup of a candidate over a baseline, both timed against one reference, and its 95 %
-    bounds: arms add in quadrature on the log scale.
+    """The speedup over a baseline timed against one reference, and 95 % bounds: arms add in
+    quadrature on the log scale.
     """
     speedup = candidate.speedup / baseline.speedup
     below = math.hypot(

@@ -79,8 +79,6 @@ Condition = Callable[[TaskFindings], bool]
 
 @dataclass(frozen=True)
 class TrialRow:
-    """One row of the table."""
-
     name: str
     draws: tuple[str, ...] = (DECLARED,)
     """distributions, of which the first that suits the task is drawn"""
@@ -98,7 +96,6 @@ class TrialRow:
     """a smaller shape that leaves this tail (`TAILS`), in the first scope the task accepts"""
 
     when: Condition = lambda task: True
-    """whether this row concerns the task"""
     configured: bool = False
     """only where `correctness.distributions` names it; the first to go where memory is short"""
     grades_task: bool = True
@@ -106,9 +103,7 @@ class TrialRow:
     required: bool = False
     """a task without expected values here is degenerate; others leave the row out"""
     hard: bool = False
-    """looks for answers that are right on tame values only: wide gates, and the reference must be
-    right itself
-    """
+    """looks for answers right on tame values only; the reference must be right itself"""
     differs: bool = False
     """left out where its answer is that of `declared`"""
     telling: bool = False
@@ -116,11 +111,9 @@ class TrialRow:
 
     stage: Stage = Stage.OUTPUTS
     reason: Reason | None = None
-    """the reason of a wrong answer; None: what explains it best"""
     tolerated: Callable[[WrongAnswer], bool] = lambda wrong: False
     """whether a wrong answer is only flagged"""
     flag: str = ""
-    """the flag of a tolerated wrong answer"""
     refusal_flag: str = ""
     """the flag of a candidate that raises here; empty: that is its verdict"""
 
@@ -151,7 +144,6 @@ class Trial:
 
     @property
     def own_mode(self) -> bool:
-        """Whether it has the task's own shape and mode."""
         return self.shape == DECLARED and not self.row.evaluate
 
     def expect(self) -> Expect:
@@ -168,7 +160,6 @@ class Trial:
         )
 
     def suits(self, seen: Expectation) -> bool:
-        """Whether these expected values make a comparison."""
         finite = seen.some_finite if self.distribution == NON_FINITE else seen.finite
         return finite and seen.deterministic and (not self.row.hard or well_conditioned(seen))
 
@@ -190,9 +181,7 @@ def has_weights(task: TaskFindings) -> bool:
 
 
 def has_one_answer(task: TaskFindings) -> bool:
-    """Whether inputs are written out: a kernel could hold the one answer, so their order is
-    varied.
-    """
+    """Whether inputs are written out: a kernel could hold the answer."""
     fixed = task.own_answer_is_fixed and not task.inputs_vary
     return fixed and one_answer(task.expected.values())
 
@@ -206,7 +195,7 @@ def tries_shapes(task: TaskFindings) -> bool:
 
 
 def accepts_no_other_shape(task: TaskFindings) -> bool:
-    """Whether to draw again in the task's own shape: one draw may miss a few elements."""
+    """Whether to draw again in the task's own shape."""
     return tries_shapes(task) and bool(task.impulse) and not task.scopes
 
 
@@ -230,9 +219,7 @@ def distribution(name: str, draws: tuple[str, ...] = (), **columns: Any) -> Tria
 
 
 def other_shape(name: str, *, shape: str = DECLARED, tail: str = "") -> TrialRow:
-    """A row of a smaller shape: a silently wrong answer is specialised for the declared one; an
-    exception is an honest refusal.
-    """
+    """A row of a smaller shape: wrong answers show specialisation, exceptions are honest."""
     return TrialRow(
         name,
         draws=(AS_IMPULSE,),
@@ -303,7 +290,6 @@ TRIALS = (
         refusal_flag="eval_mode_fails",
     ),
 )
-"""Every trial, in order."""
 HARD_TRIALS = frozenset(row.name for row in TRIALS if row.hard)
 
 

@@ -35,9 +35,7 @@ class Tracer(Protocol):
     def watch(
         self, name: str, function: Callable[..., object], args: Values, kwargs: Named
     ) -> object:
-        """Call a kernel through the tracer, which counts the call, times it where asked, and
-        corrupts its output where that shows whether anyone reads it.
-        """
+        """Call a kernel through the tracer, which counts, times or corrupts it."""
 
 
 class _Registry(type):
@@ -78,12 +76,12 @@ class Language(str, metaclass=_Registry):
     """its signs also show in sources of other languages, which are then meant"""
 
     jit: ClassVar[bool] = True
-    """compiled in the candidate's process, which may start programs for it; else extensions for
-    `load_inline` or `load` are built before a device is held
+    """compiled in the candidate's process, which may start programs; else built by `load_inline` or
+    `load` before a device is held
     """
     jit_cache: ClassVar[str] = ""
-    """environment variable of the folder of compiled kernels. What a candidate leaves there is
-    given to later processes of the same source only
+    """environment variable of the compiled kernels' folder, kept for later processes of the same
+    source only
     """
     sanitized: ClassVar[bool] = False
     """compute-sanitizer can tell its kernels by the names in a verdict"""
@@ -92,7 +90,7 @@ class Language(str, metaclass=_Registry):
     compiler_frames: ClassVar[str] = ""
     """expression for functions, as module.name, below which every exception is a compile error"""
     launch_errors: ClassVar[str] = ""
-    """expression for exceptions of kernels that compile but ask for more than the device has"""
+    """expression for exceptions of compiled kernels that ask for more than the device has"""
 
     def __new__(cls, name: str) -> Language:
         if cls is not Language:
@@ -109,8 +107,8 @@ class Language(str, metaclass=_Registry):
         return str(self)
 
     def watch(self, tracer: Tracer) -> None:
-        """Have every kernel launch go through `tracer.watch`. Called in the candidate's process
-        before its module is imported; extensions are watched without it.
+        """Have every launch go through `tracer.watch`; called before the candidate's import.
+        Extensions need none.
         """
 
     def relocate(self, folder: Path, former: str) -> None:
@@ -127,9 +125,7 @@ class Language(str, metaclass=_Registry):
         return found
 
     def doctor(self) -> str:
-        """What this machine has of its packages. Raises UsageError with the line that installs what
-        is missing.
-        """
+        """The installed packages. Raises UsageError with the line that installs what is missing."""
         found = self.versions()
         told = ", ".join(f"{name} {at or 'not installed'}" for name, at in found.items())
         absent = [name for name, at in found.items() if not at]
@@ -157,9 +153,7 @@ class Language(str, metaclass=_Registry):
 
 @cache
 def registered() -> Mapping[str, Language]:
-    """Every language by name. Raises UsageError where an installed one cannot be imported or
-    differs from its entry point's name.
-    """
+    """Every language by name. Raises UsageError for one that fails to import or is misnamed."""
     found = {name: Language(name) for name in BUILT_IN}
     for name in extension_names(GROUP):
         if name in found:
@@ -175,9 +169,8 @@ def registered() -> Mapping[str, Language]:
 
 
 def languages_of(source: str) -> tuple[Language, ...]:
-    """The languages of a candidate's kernels, by its text: usually one.
-
-    C++ counts only alone, as CUDA sources have a C++ half. None for plain PyTorch.
+    """The languages of a candidate's kernels, by its text: C++ only alone, none for plain
+    PyTorch.
     """
     text = visible_text(source)
     found = tuple(language for language in Language if language.sign.search(text))

@@ -48,7 +48,6 @@ CARET = re.compile(r"\s*\^[\s^~]*")
 
 
 def report(error: Exception) -> ErrorReport:
-    """What a process answers where a command has raised."""
     reason, cause = classify(error)
     said = compiler_line(str(cause)) if reason is Reason.BUILD_FAILED else str(cause)
     return ErrorReport(
@@ -88,8 +87,8 @@ def classify(error: BaseException) -> tuple[Reason, BaseException]:
 
 
 def compiler_line(text: str) -> str:
-    """The telling line of a compiler's message: its first error, or in Triton's form the place, the
-    line above the caret, and what follows.
+    """A compiler message's first error, or in Triton's form the place, the line above the caret,
+    and what follows.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     marks = [number for number, line in enumerate(lines) if number and CARET.fullmatch(line)]

@@ -49,13 +49,10 @@ option does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
 `model.to(dtype=precision)`).
 """
 Arguments = tuple[list[Any], Json]
-"""What a constructor is called with."""
 
 
 def load_module(path: str, name: str) -> ModuleType:
-    """Execute a source file as a module. It must exist on disk: Triton and inspect read it
-    again.
-    """
+    """Execute a source file as a module, kept on disk: Triton and inspect read it again."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -65,9 +62,7 @@ def load_module(path: str, name: str) -> ModuleType:
 
 
 def load_candidate(path: str) -> ModuleType:
-    """Load a copy in the working directory, where a candidate may write: many write beside their
-    own file.
-    """
+    """Load a copy in the working directory: many candidates write beside their file."""
     return load_module(os.path.abspath(shutil.copy(path, os.curdir)), "candidate")
 
 
@@ -83,7 +78,6 @@ def construct(module: ModuleType, task: ModuleType, spec: ModelSpec) -> nn.Modul
 
 
 def declared(task: AboutTask[Any], device: str, construct_on: str) -> ModelSpec:
-    """The spec of a task's model that nothing is compared with."""
     return ModelSpec(
         entry_point=task.entry_point,
         init_form=task.init_form,
@@ -112,7 +106,6 @@ def constructor_arguments(module: ModuleType, spec: ModelSpec) -> Arguments:
 
 
 def constructed(module: ModuleType, arguments: Arguments, spec: ModelSpec) -> nn.Module:
-    """A model as its constructor leaves it."""
     args, kwargs = arguments
     torch.manual_seed(spec.seed)
     with torch.device(spec.construct_on):
@@ -126,8 +119,8 @@ def moved(model: Any, device: str) -> Any:
 
 
 def made_elsewhere(model: Any, device: str) -> bool:
-    """Whether the constructor made parameters on another device than asked (Tensor(...) does):
-    another random generator, so other weights for the same seed.
+    """Whether parameters were made on another device than asked: another generator, so other
+    weights.
     """
     kind = torch.device(device).type
     return isinstance(model, nn.Module) and any(
@@ -143,9 +136,7 @@ def make_inputs(
     device: str,
     shape: str = DECLARED,
 ) -> list[Any]:
-    """Arguments for one forward call. `plan` (from `plan_inputs`) says which may be redrawn and
-    resized; None: as declared.
-    """
+    """Arguments for one call. `plan`: which may be redrawn and resized; None: as declared."""
     torch.manual_seed(seed)
     with torch.device(device):
         made, dtype = task.get_inputs(), PRECISIONS[precision_of(task)]
@@ -168,8 +159,8 @@ def make_inputs(
 
 
 def plan_inputs(inputs: list[Any]) -> InputPlan:
-    """What may vary: floating tensors that are not labels, masks or probabilities; zero patterns
-    and symmetry stay. Each call draws new smaller shapes.
+    """What may vary: floating tensors but labels, masks or probabilities, keeping zeros and
+    symmetry.
     """
     sizes = [list(value.shape) if isinstance(value, Tensor) else None for value in inputs]
     return InputPlan(notes=[_note(value) for value in inputs], shapes=smaller_shapes(sizes))
@@ -381,8 +372,8 @@ def squeezed(parameter: Tensor) -> list[int]:
 
 
 def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
-    """Running statistics of normalisation layers, in order. Without any, if they may be `renamed`:
-    all floating buffers, and tensors that are plain attributes.
+    """Running statistics of normalisation layers, in order; else, if `renamed`, floating buffers
+    and plain tensor attributes.
     """
     if not isinstance(model, nn.Module):
         return []
@@ -396,8 +387,8 @@ def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
 
 
 def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
-    """Refill running statistics, uniform in [0.5, 1.5]; a mean and the variance after it get the
-    same values, in either order.
+    """Refill running statistics, uniform in [0.5, 1.5]; a mean and its variance get the same
+    values.
     """
     seen: dict[tuple[int, ...], int] = {}
     for tensor in tensors:
@@ -455,9 +446,7 @@ def transpose_weights(model: nn.Module) -> None:
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:
-    """Leaves of a nested output in order, and a text of its structure, which None (no attention
-    weights, say) is part of.
-    """
+    """Leaves of a nested output in order, and its structure as text, None included."""
     if output is None:
         return [], "None"
     if isinstance(output, dict):
@@ -476,9 +465,7 @@ def flatten_outputs(output: Any) -> tuple[list[Any], str]:
 
 
 def plain_containers(output: Any) -> bool:
-    """Whether a nested output has only containers that run no code when read: list, dict, tuple and
-    named tuples.
-    """
+    """Whether a nested output has only containers that run no code when read."""
     kind = type(output)
     if kind in (dict, OrderedDict):
         return all(map(plain_containers, dict.values(output)))

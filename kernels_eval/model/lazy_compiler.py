@@ -41,8 +41,8 @@ def without_compiler(mode: type[M]) -> type[M]:
 
 
 def wrap_manual_seed() -> None:
-    """Wrap `torch.manual_seed` as the compiler would, which then leaves it alone. Call before
-    anything watches torch for changes.
+    """Wrap `torch.manual_seed` as the compiler would; call before anything watches torch for
+    changes.
     """
     api: Any = torch
     plain = api.manual_seed

@@ -29,14 +29,12 @@ SHORT_MANTISSA = (1 << 13) - 1
 CHUNK = 1 << 24
 """Elements compared at once: float64 copies of whole outputs would not fit."""
 HUGE, SMALLER = 2.0**490, 2.0**-300
-"""Squares of larger values overflow float64 sums: they are scaled by a power of two, which rounds
-nothing.
-"""
+"""Squares of larger values overflow float64 sums: scale by a power of two, exactly."""
 
 
 def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
-    """Errors of one output tensor, all three of one shape. `actual` and `reference` have the task's
-    dtype, `oracle` is float64 where it fitted.
+    """Errors of one output tensor; `actual` and `reference` in the task's dtype, `oracle` in
+    float64 where it fitted.
     """
     if not actual.is_floating_point() and not actual.is_complex():
         unequal = int((actual != reference.to(actual.dtype)).sum())
@@ -58,9 +56,7 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
 
 
 def least_step(x: Tensor) -> float:
-    """Distance of two elements, as a share of |y| + RMS(y), beyond rounding: ten times this type's
-    gate. Integers differ or not.
-    """
+    """Least distance beyond rounding, as a share of |y| + RMS(y): ten times this type's gate."""
     continuous = x.is_floating_point() or x.is_complex()
     return max(1e-4, 20 * torch.finfo(x.dtype).eps) if continuous else 0.0
 
@@ -284,7 +280,6 @@ def same(a: object, b: object) -> bool:
 
 
 def same_all(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether tensors are bit for bit the same."""
     return len(one) == len(other) and all(map(same, one, other))
 
 
@@ -295,8 +290,8 @@ def all_close(one: list[Tensor], other: list[Tensor], rtol: float) -> bool:
 
 
 def row_differences(actual: Tensor, own: Tensor) -> Tensor:
-    """The largest difference of each row of outputs, relative to its largest finite value; infinite
-    where only one has a NaN or an infinity.
+    """Largest difference per row of outputs, relative to its largest finite value; infinite for
+    unmatched NaN or infinity.
     """
     if not own.is_floating_point() and not own.is_complex():
         return (actual != own).any(1).float()
@@ -311,8 +306,8 @@ def row_differences(actual: Tensor, own: Tensor) -> Tensor:
 
 
 def close(a: Tensor, b: Tensor, rtol: float) -> bool:
-    """Whether |a - b| <= rtol (|b| + RMS(b)) everywhere, with the same NaN and infinities; no
-    absolute tolerance, so tiny values count.
+    """Whether |a - b| <= rtol (|b| + RMS(b)) everywhere, with equal NaN and infinities; tiny values
+    count.
     """
     if a.shape != b.shape:
         return False

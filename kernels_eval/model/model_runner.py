@@ -70,9 +70,7 @@ _mallopt = ctypes.CDLL(None).mallopt
 
 
 def poison_allocations(on: bool) -> None:
-    """While on, malloc fills memory with 0xFE (-1.7e38 as fp32), so that no right value is found in
-    it by luck.
-    """
+    """While on, malloc fills memory with 0xFE (-1.7e38 as fp32), so no value is right by luck."""
     _mallopt(M_PERTURB, 1 if on else 0)
 
 
@@ -91,11 +89,8 @@ class Hooks:
 
 
 class ModelRunner:
-    """A model and a stopwatch on one device."""
-
     spec: ModelSpec
     module: ModuleType
-    """What defines the model."""
 
     def __init__(
         self,
@@ -103,7 +98,6 @@ class ModelRunner:
         arguments: Callable[[ModelSpec], Arguments],
         hooks: Hooks | None = None,
     ) -> None:
-        """`arguments` gives what the constructor is called with."""
         self.channel, self.arguments = channel, arguments
         self.hooks = hooks or Hooks()
         self.device = "cpu"
@@ -159,12 +153,11 @@ class ModelRunner:
         return model
 
     def build(self, seed: int | None = None) -> Any:
-        """A new model on the device."""
         return moved(self.construct(seed), self.device)
 
     def trim_memory(self, command: str) -> None:
-        """After each command, give cached device memory back to the driver: reference and candidate
-        share one GPU, but no cache.
+        """Give cached device memory back after each command: reference and candidate share a
+        GPU.
         """
         if not self.on_gpu or command in TIMED_COMMANDS:
             return
@@ -214,9 +207,7 @@ class ModelRunner:
     # -- shared memory -----------------------------------------------------------------------------
 
     def memory(self, shared: SharedMemory = HOST) -> Memory:
-        """The memory whose descriptor came with this message. Raises OSError where this process
-        could not open it.
-        """
+        """The memory of this message's descriptor. Raises OSError where it could not be opened."""
         if not self.channel.descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         descriptor = self.channel.descriptors.pop(0)
@@ -245,7 +236,6 @@ class ModelRunner:
         return UnseenReport(forms=described_forms, custom_calls=self.hooks.count_calls() - counted)
 
     def unpacked(self, inputs: PackedValues) -> list[Any]:
-        """Sets of inputs in the memory that comes with this message."""
         return unpack(inputs.packed, self.memory(inputs), inputs.count, inputs.stride)
 
     # -- timing ------------------------------------------------------------------------------------
@@ -259,9 +249,7 @@ class ModelRunner:
         return SampleReport(ns=spent, custom_calls=self.hooks.count_calls() - counted)
 
     def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
-        """Nanoseconds of the calls on these inputs, on a GPU by its own clock; `cold`: with an
-        empty cache.
-        """
+        """Nanoseconds of these calls, on a GPU by its own clock; `cold`: with an empty cache."""
         model = self.called()
         # made before: the making takes time
         begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
@@ -281,8 +269,6 @@ class ModelRunner:
 
 
 def best_s(work: Callable[[], object], tries: int) -> float:
-    """The fewest seconds that this work takes."""
-
     def once() -> float:
         started = now_ns()
         work()
@@ -292,7 +278,6 @@ def best_s(work: Callable[[], object], tries: int) -> float:
 
 
 def described(output: Any, leaves: list[Any], structure: str) -> CallReport:
-    """The form of an output."""
     plain = all(type(leaf) is Tensor for leaf in leaves) and plain_containers(output)
     return CallReport(
         kinds=[type(leaf).__name__ for leaf in leaves],

@@ -83,7 +83,6 @@ class _Functions(TorchFunctionMode):
 
 
 def compute_operators(run: Callable[[], object]) -> list[str]:
-    """Names of the aten compute operators executed while `run()` runs."""
     mode = _Operators()
     with mode:
         run()
@@ -226,9 +225,7 @@ def _computes(node: Answer) -> bool:
 
 
 def reference_operators(run: Callable[[], object]) -> list[str]:
-    """Names of the outermost torch functions called while `run()` runs, such as
-    torch.nn.functional.layer_norm: operators as a person names them.
-    """
+    """The outermost torch functions that `run()` calls, such as torch.nn.functional.layer_norm."""
     mode = _Functions()
     with torch.no_grad(), mode:
         run()

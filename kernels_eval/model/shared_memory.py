@@ -43,9 +43,7 @@ class DeviceMemory:
     """Device memory of another process or of this one. Raises OSError where the driver refuses."""
 
     def __init__(self, size: int = 1, descriptor: int | None = None) -> None:
-        """Without a descriptor, allocate `size` shareable bytes; with one, map another process's
-        memory, and close it.
-        """
+        """Allocate `size` shareable bytes, or map and close another process's descriptor."""
         torch.cuda.init()
         torch.empty(1, device="cuda")  # makes the primary context current
         mapping = _Mapping(size, descriptor)
@@ -112,8 +110,8 @@ def mapped(descriptor: int, *, on_device: bool, size: int = 0) -> Memory:
 
 
 class _Packer(cloudpickle.Pickler):
-    """Pickles a value, with its tensors in memory from the byte `base` on; without memory it only
-    counts their bytes.
+    """Pickles a value with its tensors in memory from `base` on; without memory only counts
+    bytes.
     """
 
     def __init__(self, file: io.BytesIO, memory: Memory | None, base: int) -> None:
@@ -241,8 +239,8 @@ def _fill(made: Tensor, value: Tensor) -> Tensor:
 
 
 def write(memory: Memory, outputs: Sequence[list[Tensor]]) -> None:
-    """Put all outputs, of one form, tensor after tensor into memory, as `read` expects. Nothing
-    where they do not fit.
+    """Put all outputs, of one form, into memory as `read` expects; nothing where they do not
+    fit.
     """
     step = sum(padded(leaf.nbytes) for leaf in outputs[0])
     if step * len(outputs) > memory.size:
@@ -273,9 +271,7 @@ def read(memory: Memory, like: list[Tensor], offset: int = 0) -> list[Tensor]:
 
 
 def calls(memory: Memory, like: Tensor, count: int, *, offset: int, step: int) -> Tensor:
-    """One tensor like `like` of each of `count` outputs, `step` bytes apart, as rows (count,
-    elements) in the memory.
-    """
+    """One tensor like `like` per output, `step` bytes apart, as rows (count, elements)."""
     return _stacked(memory, offset, like.dtype, (count, like.numel()), (1,), step)
 
 

@@ -41,15 +41,11 @@ RESUMES = "verified candidates are kept; rerun the same command to resume"
 START_S = 600
 """Seconds to wait for a first worker: a loaded machine, or nodes added on demand."""
 SHORT_S = 60.0
-"""Seconds that a worker may lack a device before a warning, while others work. Nodes that restart
-are back by then.
-"""
+"""Seconds that a worker may lack a device before a warning: nodes may restart."""
 ASK_S = 0.02
 """Seconds between looks for new work when the caller has none."""
 WATCH_S = 10.0
-"""Seconds without an answer before the pool checks its own node: calls through a lost node are
-never answered.
-"""
+"""Seconds without an answer before the pool checks its node: a lost node never answers."""
 
 
 T = TypeVar("T")
@@ -70,8 +66,6 @@ def arriving(queue: SimpleQueue[T | None]) -> Iterator[T | None]:
 
 @dataclass
 class _Item:
-    """One candidate on its way."""
-
     task: KernelTask
     candidate: Candidate
     prepared: Prepared | None = None
@@ -91,7 +85,6 @@ class _Item:
 @dataclass
 class _Slot:
     make: Callable[[], Any]
-    """Starts a new actor."""
     items: list[_Item] = field(default_factory=list)
     pending: Any = None
     last_task: str = ""
@@ -135,7 +128,6 @@ class Pool:
     builder: Callable[..., Any] = BuildWorker
     """Class of the build workers; replaced by tests and to measure the pool itself."""
     runner: Callable[..., Any] = KernelWorker
-    """Class of the workers that run candidates."""
     at_once: int = 8
     """Most candidates per call while calls cost more than their work: see
     `kernels_eval.pool.worker`.
@@ -153,7 +145,6 @@ class Pool:
     _lost: list[_Slot] = field(default_factory=list)
     _short: int = 0
     _checked: float = 0.0
-    """When the shortage was last checked (time.monotonic)."""
     _watched: float = 0.0
     """When Ray was last asked for this process's node (time.monotonic)."""
 

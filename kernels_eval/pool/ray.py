@@ -270,9 +270,7 @@ def gpu_type_for(asked: str | None) -> str | None:
 
 
 def measured_on(gpu_type: str, language: Language) -> tuple[Conditions, str | None]:
-    """The conditions and compute capability of a node with GPUs of this type. Raises DeviceError
-    where it has none.
-    """
+    """Conditions and compute capability of a node with this GPU type. Raises DeviceError."""
     import ray
 
     asked = ray.remote(_measured).options(num_cpus=0, accelerator_type=gpu_type)
@@ -291,9 +289,7 @@ def _measured(language: Language) -> tuple[Conditions, str | None]:
 def shortage(
     wanted: int, kind: str, waited_s: float, gpu_type: str | None = None
 ) -> tuple[int, str]:
-    """How many devices (Ray's `kind`: GPU or CPU) the cluster lacks for `wanted` workers, and a
-    warning that says so.
-    """
+    """How many devices (Ray's `kind`) the cluster lacks for `wanted` workers, and a warning."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]

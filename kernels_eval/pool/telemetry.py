@@ -41,7 +41,6 @@ class Telemetry:
         self._last, self.queue_depth, self._most = now, ready, max(self._most, ready)
 
     def worked(self, kind: str, seconds: float) -> None:
-        """Note that one of the `builders` or `devices` was busy for so long."""
         self._sums[kind] += seconds
 
     def reached(self, verdict: Verdict) -> None:

@@ -21,9 +21,7 @@ from kernels_eval.sandbox.deaths import blaming
 from kernels_eval.sandbox.health import DeviceHealth, check_health
 
 TOGETHER_S = 0.05
-"""Seconds that calls may take together to share a Ray call, which costs milliseconds of processor
-time.
-"""
+"""Seconds that calls may take together to share a Ray call, which costs milliseconds."""
 BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, Reason.RUN})
 """Reasons that a broken GPU produces too: such a verdict stands once a health check has passed."""
 
@@ -71,9 +69,7 @@ class BuildWorker:
 
 
 class KernelWorker:
-    """Runs prepared candidates on one device. `check` replaces the health check in tests; without
-    it, CPUs are not checked.
-    """
+    """Runs prepared candidates on one device. `check` replaces the health check in tests."""
 
     def __init__(
         self,

@@ -33,8 +33,6 @@ class Limit(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why, where the profile tells."""
-
     AT_ROOFLINE = "at_roofline"
     UNCOALESCED = "uncoalesced"
     BANK_CONFLICTS = "bank_conflicts"
@@ -77,7 +75,6 @@ class Rule(Record):
 _TABLE = table_beside(__file__)
 RULES = tuple(map(Rule.model_validate, _TABLE["rule"]))
 SHOWN = ("sm_share", "memory_share", "occupancy", "memory_speed_of_light", "compute_speed_of_light")
-"""What the last rule shows."""
 
 
 def findings(profile: KernelProfile) -> Iterator[Finding]:

@@ -34,14 +34,11 @@ UNKNOWN = re.compile(r"(?:find|unknown|invalid) metric\D*?[\"']?(\w+__[\w.]+)", 
 
 
 def installed() -> str | None:
-    """The path of ncu; None where there is none."""
     return tool_path(PROGRAM, *sorted(HOME.glob("*"), reverse=True))
 
 
 def command(program: str, kernels: Iterable[str], without: Collection[str] = ()) -> list[str]:
-    """ncu's command in front of a program: only these kernels (plain names), between the program's
-    marks, without locking clocks.
-    """
+    """ncu's command: only these kernels (plain names), between marks, without locking clocks."""
     metrics = ",".join(name for name in METRICS if name not in without)
     options = f"""--csv --page raw --print-units base --profile-from-start off
         --target-processes application-only --clock-control none --launch-count {LAUNCHES}"""
@@ -72,7 +69,6 @@ def unavailable_reason(said: str) -> str:
 
 
 def unknown_metrics(said: str) -> set[str]:
-    """Metrics that this version of ncu refuses by name."""
     return set(UNKNOWN.findall(said))
 
 

@@ -45,9 +45,7 @@ class NotProfiled(Exception):
 
 
 class Profiler(Preparer):
-    """Keeps its processes: use one for many candidates, as a context manager. `counters` says why
-    there are no metrics.
-    """
+    """Keeps its processes: use as a context manager. `counters`: why there are no metrics."""
 
     def __init__(
         self,
@@ -60,8 +58,8 @@ class Profiler(Preparer):
         cache: Path | None = None,
         cuda_arch: str | None = None,
     ) -> None:
-        """`timeout_s` is one program's deadline, `budget_s` about the time of calls profiled by
-        operator. Without `metrics`, ncu is not asked.
+        """`timeout_s`: a program's deadline; `budget_s`: about the time of calls profiled by
+        operator; `metrics`: ask ncu.
         """
         super().__init__(config, cache=cache, cuda_arch=cuda_arch)
         self.device, self.timeout_s, self.budget_s = device, timeout_s, budget_s

@@ -12,13 +12,13 @@ in TF32, at half of bf16's rate (https://arxiv.org/abs/2203.03341).
 
 
 def peak_flops(device_name: str | None, precision: str = "bf16") -> float | None:
-    """Peak FLOP/s of a device by its name; None where unknown."""
+    """None where the device is unknown."""
     flops, _ = _peaks(device_name)
     return flops and flops / PRODUCTS.get(precision, 1)
 
 
 def peak_bytes_per_s(device_name: str | None) -> float | None:
-    """Peak bytes per second of a device's memory by its name; None where unknown."""
+    """None where the device is unknown."""
     return _peaks(device_name)[1]
 
 

@@ -103,8 +103,8 @@ class OperatorReport(Report):
 
 
 class NameOperators(Request[OperatorReport]):
-    """Which operators and kernels does a call run? `again`: without a mode visible to the
-    candidate, where possible.
+    """Which operators and kernels does a call run? `again`: unseen by the candidate, where
+    possible.
     """
 
     inputs: PackedValues
@@ -112,8 +112,6 @@ class NameOperators(Request[OperatorReport]):
 
 
 class ShareReport(Report):
-    """Share of a call's time in custom kernels."""
-
     share: Finite
 
 
@@ -124,9 +122,7 @@ class MeasureShare(Request[ShareReport]):
 
 
 class OrnamentReport(Report):
-    """Does the output stay the same when what the kernels wrote is replaced? None where nothing
-    would show.
-    """
+    """Does the output stay the same with replaced kernel writes? None where nothing would show."""
 
     ornamental: bool | None
 
@@ -142,9 +138,7 @@ class PackKernels(Request[Done]):
 
 
 class LateBuildAnswer(Record):
-    """The outcome of a build that a candidate's process requests, by `{"build": ...}`, while it
-    serves a command.
-    """
+    """The outcome of a build requested by `{"build": ...}` during a command."""
 
     ok: bool
     path: str = ""
@@ -166,7 +160,5 @@ class Capture(Request[CaptureReport]):
 
 
 class CaptureConstructor(Request[CaptureReport]):
-    """What does the constructor of the module ask to build?"""
-
     task_path: str
     init_form: str

@@ -8,15 +8,11 @@ from kernels_eval.protocol.reference import Comparison
 
 
 class LoadModel(Request[Done]):
-    """Construct the task's own model."""
-
     path: str
     spec: ModelSpec
 
 
 class CompileReport(Report):
-    """How many graphs were compiled."""
-
     graphs: Count
 
 

@@ -7,8 +7,6 @@ from kernels_eval.records import Record
 
 
 class HealthReport(Record):
-    """What one health check saw."""
-
     right: bool
     free_bytes: int
 
@@ -22,15 +20,13 @@ class CheckHealth(Request[HealthReport]):
 
 
 class Peaks(Record):
-    """What a processor reaches."""
-
     peak_flops: float
     peak_bytes_per_s: float
 
 
 class MeasurePeaks(Request[Peaks]):
-    """FLOP/s of an fp32 matrix product, and bytes per second of copying in a working set of this
-    many bytes.
+    """FLOP/s of an fp32 matrix product, and bytes per second of copying a working set of this
+    size.
     """
 
     threads: int

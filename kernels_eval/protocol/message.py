@@ -36,7 +36,6 @@ class Request(Record, Generic[A]):
             cls.command = cls.__name__
 
     def message(self) -> dict[str, object]:
-        """What is sent."""
         return {"command": self.command, **self.model_dump(mode="json")}
 
 
@@ -62,9 +61,7 @@ Routes = dict[str, tuple[type[Request[Any]], str]]
 
 @cache
 def routes_of(owner: Any) -> Routes:
-    """What a class, or a module of functions, serves. Raises TypeError for a handler with another
-    answer than its request's.
-    """
+    """What a class or module of functions serves. Raises TypeError for a wrong answer type."""
     routes: Routes = {}
     for name in dir(owner):
         handler = getattr(owner, name)
@@ -115,8 +112,8 @@ def storable(text: str) -> str:
 
 
 class Report(Record, extra="ignore", strict=True):
-    """Base of a candidate process's reports: unknown fields ignored, strict types, everything
-    bounded, so no answer can overflow arithmetic or hold the judge up.
+    """Base of a candidate process's reports: unknown fields ignored, strict types, bounded
+    values.
     """
 
 

@@ -122,8 +122,8 @@ F = TypeVar("F", bound=Shared)
 
 
 class MemoryRequest(Request[F], Generic[F]):
-    """A request that takes `size` bytes of new memory: the host's, whose descriptor comes along, or
-    a device's, whose descriptor the answer carries.
+    """A request with `size` bytes of new memory: the host's descriptor comes along, a device's
+    comes back.
     """
 
     on_device: bool = False
@@ -171,15 +171,11 @@ class Sample(Request[SampleReport]):
 
 
 class ReportedOutput(Report):
-    """The form of one output."""
-
     shape: Shape
     dtype: Text
 
 
 class CallReport(Report):
-    """One compared call."""
-
     kinds: Several[Text] = []
     devices: Several[Text] = []
     plain: bool = False

@@ -108,8 +108,8 @@ class Expectation(Record):
 
 
 class Expect(Request[Expectation]):
-    """Compute and keep the expected outputs of one trial. `hard`: judge numbers alone, as most
-    integers may depend on a step.
+    """Compute and keep a trial's expected outputs. `hard`: judge numbers alone, as integers may
+    depend on a step.
     """
 
     name: str
@@ -123,8 +123,6 @@ class Expect(Request[Expectation]):
 
 
 class ForgetTrial(Request[Done]):
-    """Let go of a trial's expected values."""
-
     trial: str
 
 
@@ -133,9 +131,7 @@ class NewCandidate(Request[Done]):
 
 
 class ShareMemory(MemoryRequest[Shared]):
-    """Memory for outputs. `whose`: the "candidate" of a compared call, or of a round "unseen" or
-    the reference's "own".
-    """
+    """Memory for outputs. `whose`: "candidate", or in a round "unseen" or the reference's "own"."""
 
     whose: str
 
@@ -199,20 +195,14 @@ class IgnoredInputs(Record):
 
 
 class FindIgnoredInputs(Request[IgnoredInputs]):
-    """Which arguments does the output not depend on?"""
-
     seed: int
 
 
 class UsedBytes(Record):
-    """Bytes of the arguments that the output depends on."""
-
     bytes: float
 
 
 class EstimateUsedBytes(Request[UsedBytes]):
-    """How many bytes of the arguments does the output depend on?"""
-
     seed: int
 
 

@@ -84,8 +84,6 @@ class OperatorTimes(Record):
 
 
 class TimeOperators(AboutTask[OperatorTimes]):
-    """Where does a task's reference spend its time?"""
-
     device: str
     threads: int
     budget_s: float

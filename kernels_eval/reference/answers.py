@@ -151,7 +151,6 @@ class ReferenceRole:
 
     @handles(MeasureCompiled)
     def measure_compiled(self, request: MeasureCompiled) -> Comparison:
-        """Measure the bytes of the compiled reference; nothing is remembered of it."""
         known = self.values.kept(request.trial)
         return self._compared(read(self.runner.memory(), known.expected), known)
 

@@ -98,8 +98,8 @@ class CompiledRole:
 
     @handles(DrawTimingInputs)
     def draw_timing_inputs(self, request: DrawTimingInputs) -> DrawnTimingInputs:
-        """Draw as other roles, then call once on each set outside the clock while that is quick:
-        recompilation and recording happen here.
+        """Draw, then call once on each set while that is quick, so that recompilation is not
+        timed.
         """
         answer, started = self.task.draw_timing_inputs(request), now_ns()
         for number, inputs in enumerate(self.runner.timed_inputs):

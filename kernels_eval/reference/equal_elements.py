@@ -25,8 +25,8 @@ ANY_ORDER = frozenset("topk sort argsort msort median nanmedian kthvalue mode".s
 
 @without_compiler
 class ChosenAs(TorchDispatchMode):
-    """Operators called under it choose as these integer outputs of a candidate do; else the first
-    of equal elements, or with `last` the last.
+    """Makes operators choose as a candidate's integer outputs; else the first (`last`: last) of
+    equal elements.
     """
 
     def __init__(self, outputs: Sequence[Tensor] = (), *, last: bool = False) -> None:

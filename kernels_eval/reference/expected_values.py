@@ -76,8 +76,8 @@ REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, A
 
 
 class Known(NamedTuple):
-    """The expected outputs of a trial, the oracle's (both empty where memory does not hold them),
-    the reference's own errors, and their inputs and weights.
+    """A trial's expected outputs and oracle (empty where too large), own errors, inputs and
+    weights.
     """
 
     expected: list[Tensor]
@@ -173,8 +173,8 @@ class ExpectedValues:
 
     @handles(Expect)
     def expect(self, request: Expect) -> Expectation:
-        """Compute and keep the expected outputs of one trial: the fp32 reference's, and a float64
-        oracle's where it fits.
+        """Compute and keep a trial's expected outputs: the reference's, and a float64 oracle's
+        where it fits.
         """
         name, seed = request.name, request.seed
         with self.model_for(request):
@@ -314,9 +314,7 @@ class ExpectedValues:
                 yield [x[:SAMPLE_ROWS] if narrow else x for x, narrow in cut]
 
     def oracle_outputs(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
-        """The outputs in float64; None where that takes too much memory or work, or `_in_float64`
-        has none.
-        """
+        """The outputs in float64; None where impossible, or too much memory or work."""
         leaves = [*reference, *tree_leaves(inputs)]
         size = sum(x.numel() * 8 for x in leaves if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
@@ -347,7 +345,6 @@ class ExpectedValues:
 
     @handles(FindIgnoredInputs)
     def find_ignored_inputs(self, request: FindIgnoredInputs) -> IgnoredInputs:
-        """Arguments that may vary and do not change the output."""
         seed = request.seed
         if sum(x.numel() for x in self.like) > ENOUGH_ELEMENTS:
             return IgnoredInputs(ignored=[])  # another copy of everything for a flag is too much
@@ -405,7 +402,6 @@ class ExpectedValues:
 
     @property
     def like(self) -> list[Tensor]:
-        """Tensors of the form of the task's own outputs."""
         return self.known[DECLARED].expected
 
     def moved_outputs(self, inputs: list[Any], seed: int, units: int) -> list[Tensor]:

@@ -91,8 +91,6 @@ class Call(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """One value of an operator's arguments."""
-
     name: str
     value: object
 
@@ -108,7 +106,6 @@ class GraphTracer(TorchDispatchMode):
         self._decompositions = _decompositions()
 
     def given(self, tensor: Tensor, place: int) -> None:
-        """Name an argument of the forward call."""
         unsized = _digest("input", place, tensor.dim())
         self._names[tensor] = Names(_digest("input", place, *_form(tensor)), unsized, unsized)
 
@@ -194,7 +191,6 @@ class GraphTracer(TorchDispatchMode):
             self._names[result] = names._replace(structure=structure, call=call)
 
     def graph(self, results: Sequence[Tensor]) -> Graph:
-        """The digests of what was computed for these results."""
         names = [self.names_of(each) for each in results]
         wanted = [each.call for each in names if each.call is not None]
         reached = set[int]()

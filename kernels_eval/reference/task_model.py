@@ -59,9 +59,7 @@ def require_tensors(leaves: list[Any]) -> None:
 
 
 def peak_bandwidth(gpu: Any) -> float:
-    """Bytes per second of device memory: by clock and bus width on a GPU, by copying 64 MB on a
-    CPU.
-    """
+    """Bytes per second of device memory: by clock and bus width, or copying 64 MB on a CPU."""
     if gpu:
         clock_khz: float = getattr(gpu, "memory_clock_rate", 0)
         return 2.0 * clock_khz * 1e3 * getattr(gpu, "memory_bus_width", 0) / 8
@@ -71,8 +69,6 @@ def peak_bandwidth(gpu: Any) -> float:
 
 
 class TaskModel:
-    """The task's own model, in a runner."""
-
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.runner = ModelRunner(channel, self.arguments)
@@ -82,7 +78,6 @@ class TaskModel:
         """The last inputs that were given away."""
 
     def load(self, path: str, spec: ModelSpec) -> None:
-        """Construct the model."""
         runner = self.runner
         runner.prepare_device(spec.device, spec.threads)
         runner.module = load_module(path, "task")
@@ -93,7 +88,6 @@ class TaskModel:
         runner.synchronise()
 
     def arguments(self, spec: ModelSpec) -> Arguments:
-        """What the constructor is called with."""
         return constructor_arguments(self.runner.module, spec)
 
     def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:

@@ -84,9 +84,7 @@ class Storages:
 
 
 class Tally(TorchDispatchMode):
-    """Counts floating-point operations, and bytes from before that are read or written while the
-    mode is on.
-    """
+    """Counts floating-point operations, and bytes of earlier tensors that are read or written."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
@@ -143,13 +141,12 @@ class Tally(TorchDispatchMode):
         return True
 
     def read_whole(self, tensor: Tensor) -> None:
-        """Count a tensor as read where it was there before."""
         if self._was_given(tensor):
             self.read.touch(tensor)
 
     def bytes_written(self, outputs: list[Tensor]) -> int:
-        """Bytes of the outputs and of what was there before and changed. An unchanged argument as
-        output costs nothing.
+        """Bytes of outputs and of earlier tensors that changed; an unchanged argument costs
+        nothing.
         """
         for leaf in outputs:
             if _key(leaf) not in self._given:
@@ -158,9 +155,7 @@ class Tally(TorchDispatchMode):
 
 
 class TwoSteps(TorchFunctionMode):
-    """Runs two steps of a recurrent layer and counts the others as the second: without values all
-    steps are alike.
-    """
+    """Runs two steps of a recurrent layer; without values, others count as the second."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
@@ -190,7 +185,6 @@ class TwoSteps(TorchFunctionMode):
 
 
 def tensors(*values: object) -> Tensors:
-    """The tensors in nested values, in order."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
@@ -319,8 +313,8 @@ def _form(name: str, value: object) -> ArgumentForm:
 
 
 def warm_up() -> None:
-    """Run once what most tasks run: torch's first use without storage imports and compiles for
-    seconds, which forked children are then spared.
+    """Import and compile, for seconds, what torch needs without storage, so that forked children
+    need not.
     """
     functional = nn.functional
     with torch.no_grad(), torch.device("meta"), Tally() as tally, TwoSteps(tally):

@@ -38,11 +38,10 @@ class Channel:
         self._buffer = bytearray()
         self.accepts_descriptors = False
         self.descriptors: list[int] = []
-        """Received with messages, where `accepts_descriptors`: only for a trusted sender, since
-        others could exhaust them.
+        """Received with messages from trusted senders (`accepts_descriptors`); others could exhaust
+        them.
         """
         self.attached: list[int] = []
-        """What goes along with the next answer."""
 
     def send(self, message: Message, fds: Fds = ()) -> None:
         data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")
@@ -63,8 +62,8 @@ class Channel:
             return False
 
     def receive(self, timeout: float | None = None) -> object:
-        """One message. Raises ChannelTimeout after `timeout` seconds, ChannelClosed on EOF or
-        nonsense. A partial message stays for the next call.
+        """One message. Raises ChannelTimeout (a partial message stays) or ChannelClosed (EOF,
+        nonsense).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._fill(PREFIX.size, deadline)

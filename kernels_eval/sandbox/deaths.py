@@ -19,9 +19,7 @@ from kernels_eval.errors import GpuLostError, KilledError, SandboxError
 COMPILER, FORK_SERVER, WORKER, DEVICE = "compiler", "fork server", "worker", "device"
 """Roles beside those of children."""
 DEATHS = 5
-"""Two deaths in a row come soon, three in a long run, on a machine that kills a process every few
-seconds.
-"""
+"""On a machine that kills often, two deaths in a row come soon, three in a long run."""
 OF_THE_MACHINE = {FORK_SERVER: DEATHS, WORKER: DEATHS, DEVICE: 3}
 """How often each may die while one candidate is under way."""
 BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
@@ -31,15 +29,12 @@ T = TypeVar("T")
 
 
 def role_of(fault: SandboxError | GpuLostError) -> str:
-    """Who died."""
     if isinstance(fault, GpuLostError):
         return DEVICE
     return fault.role if isinstance(fault, KilledError) else FORK_SERVER
 
 
 class Deaths:
-    """What has died while one candidate was under way."""
-
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
@@ -60,7 +55,6 @@ class Deaths:
 
 @contextmanager
 def blaming(roles: frozenset[str]) -> Iterator[None]:
-    """Blame these roles within the block."""
     before = BLAMED_ROLES.set(roles)
     try:
         yield

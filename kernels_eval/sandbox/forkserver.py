@@ -113,7 +113,6 @@ class Server:
         return {"status": None}
 
     def kill(self, pid: int) -> Message:
-        """Kill a child with all of its descendants; answers when none is left."""
         if pid in self.children:
             if "namespace:pid" in self.layers:  # its first process takes all others with it
                 for first in process_tree.children(pid):

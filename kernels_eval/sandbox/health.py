@@ -28,9 +28,7 @@ CHECK_S = 60.0
 SOON_S, MEMORY_RETURN_S = 2.0, 20.0
 """Seconds to wait for memory: as it is, and where nothing of this worker holds any."""
 ENOUGH_MEMORY = 0.9
-"""Share of the memory free at the start that must be free again; processes waiting for the next
-candidate hold the rest.
-"""
+"""Share of the initial free memory that must be free again, beside waiting processes."""
 PAUSE_S = 0.05
 
 
@@ -63,9 +61,7 @@ def check_health(
     wanted_bytes: int = 0,
     patience_s: float = 0.0,
 ) -> HealthReport:
-    """Check in a new child of `server`, which waits for free memory, `patience_s` at most. Raises
-    ChildFailure.
-    """
+    """Check in a new child, which waits up to `patience_s` for free memory. Raises ChildFailure."""
     request = CheckHealth(device=device, wanted_bytes=wanted_bytes, patience_s=patience_s)
     with Child(server, "health", limits) as child:
         answer = child.request(request, CHECK_S + patience_s)
@@ -78,8 +74,8 @@ def check_health(
 
 @dataclass
 class DeviceHealth:
-    """Whether one worker's device still works. `server` gives its fork server; `free_memory` frees
-    its reference's memory, `restart` restarts its processes.
+    """Whether a worker's device still works, by its fork server; may `free_memory` and
+    `restart`.
     """
 
     server: Callable[[], ForkServer]
@@ -91,16 +87,12 @@ class DeviceHealth:
     _free_at_start: int | None = None
 
     def remember(self) -> None:
-        """Note how much memory is free before any candidate ran. Raises GpuLostError where the
-        device does not work.
-        """
+        """Note the free memory before any candidate. Raises GpuLostError."""
         if self._free_at_start is None:
             self._free_at_start = self._check_twice(0).free_bytes
 
     def confirm(self) -> None:
-        """Check the device after a verdict that a broken one may have caused. Raises GpuLostError
-        after two failed checks.
-        """
+        """Check the device after a suspect verdict. Raises GpuLostError after two failures."""
         self._check_twice(int(ENOUGH_MEMORY * (self._free_at_start or 0)))
 
     def _check_twice(self, wanted_bytes: int) -> HealthReport:

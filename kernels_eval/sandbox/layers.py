@@ -61,7 +61,6 @@ FIXES = {
 
 
 def left_out() -> list[str]:
-    """The layers that `$CONCUR_ISOLATION_WITHOUT` names."""
     return [name for name in os.environ.get(WITHOUT, "").split(",") if name]
 
 
@@ -99,7 +98,6 @@ def probe(without: Collection[str] = ()) -> list[str]:
 
 
 def missing(layers: Collection[str]) -> dict[str, str]:
-    """The inactive layers, each with its fix."""
     named = {"landlock" if layer.startswith("landlock:") else layer for layer in layers}
     return {name: fix for name, fix in FIXES.items() if name not in named}
 

@@ -59,8 +59,8 @@ def disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
 
 
 def new_folder() -> Path:
-    """A folder named after this process, so that `remove_abandoned` finds it. Avoids /tmp: a child
-    has its own.
+    """A folder named after this process, for `remove_abandoned`; not in /tmp, which children
+    replace.
     """
     home = tempfile.gettempdir()
     if home == "/tmp" and os.access(VAR_TMP, os.W_OK | os.X_OK):
@@ -69,9 +69,7 @@ def new_folder() -> Path:
 
 
 def sealed_memory(size: int) -> int:
-    """A descriptor of zeroed memory of this size that no process can shorten, which would end its
-    readers.
-    """
+    """Zeroed memory that no process can shorten, which would end its readers."""
     descriptor = os.memfd_create("concur", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, max(size, 1))
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -80,7 +78,6 @@ def sealed_memory(size: int) -> int:
 
 
 def remove_abandoned() -> None:
-    """Remove folders of processes that are gone (SIGKILL)."""
     homes = map(Path, (tempfile.gettempdir(), VAR_TMP))
     for folder in (folder for home in homes for folder in home.glob("concur-*-*")):
         owner = folder.name.split("-")[1]
@@ -89,9 +86,7 @@ def remove_abandoned() -> None:
 
 
 def child_environment(threads: int) -> dict[str, str]:
-    """The whole environment of the fork server and all children: nothing of the user's but what
-    finds Python and CUDA.
-    """
+    """The environment of the fork server and all children: only what finds Python and CUDA."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     paths = (str(Path(__file__).parents[2]), kept.get("PYTHONPATH"))
     # Threads that a candidate starts by OpenMP would spin for milliseconds after its call.

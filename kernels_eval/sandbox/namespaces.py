@@ -43,7 +43,6 @@ def enter(flags: int) -> None:
 
 
 def mount_proc() -> None:
-    """Give this PID namespace its own /proc."""
     _mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     _mount(b"proc", b"/proc", b"proc", 0, None)
 

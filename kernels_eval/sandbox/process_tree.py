@@ -40,9 +40,7 @@ ENDED = ("Z", "X")
 ASLEEP = ("S", *ENDED)
 """States of a thread (proc(5)) in which it asks for nothing."""
 FLAGS, EXITING = 6, 0x4
-"""Index of the flags after the name in a thread's stat file, and the flag of a thread that ends
-(PF_EXITING, Linux's include/linux/sched.h).
-"""
+"""Index of a stat file's flags after the name, and PF_EXITING (Linux's include/linux/sched.h)."""
 NO_MARKS: Mapping[str, str] = {}
 
 
@@ -93,7 +91,6 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> Identity | None:
-    """The process with this id now; None where there is none."""
     ticks = _started_ticks(pid)
     return None if ticks is None else Identity(pid=pid, started_ticks=ticks, boot=boot_id())
 
@@ -203,8 +200,8 @@ def _children_by_parent() -> dict[int, list[int]]:
 
 
 def members(leaders: Iterable[Identity], marks: Mapping[str, str] = NO_MARKS) -> list[Identity]:
-    """Live processes in the sessions of `leaders`, those started with one of the variables `marks`,
-    and all below them; never this process or its ancestors.
+    """Live processes in sessions of `leaders` or with a variable of `marks`, and all below; never
+    this one or its ancestors.
     """
     boot = boot_id()
     # A session's id is not given again while it has members, so a leader that is gone was not
@@ -243,8 +240,8 @@ def usage(root: int) -> Usage:
 
 
 def processor_s(root: int) -> float:
-    """Seconds of processor time of a process and its descendants, reaped ones included. Parents are
-    read first, so that none counts twice.
+    """Processor seconds of a tree, reaped processes included. Parents are read first: none counts
+    twice.
     """
     total = 0.0
     for pid in _family(root):
@@ -267,8 +264,8 @@ def page_tables_bytes(pid: int) -> int:
 
 
 def proportional_memory(root: int) -> int:
-    """Bytes of a tree, shared pages divided among their sharers (PSS): forked children share most.
-    Linux only: 0 elsewhere.
+    """Bytes of a tree with shared pages divided (PSS): forked children share most. 0 but on
+    Linux.
     """
     total = 0
     for pid in (root, *descendants(root)):
@@ -282,8 +279,8 @@ def proportional_memory(root: int) -> int:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL to a process that may be gone. Only for ids that cannot have been reused
-    (children, or what is below them).
+    """Send SIGKILL to a process that may be gone; only to children and below, whose ids are not
+    reused.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)

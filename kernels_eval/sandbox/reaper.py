@@ -32,9 +32,7 @@ _pipe: tuple[int, int] | None = None
 
 
 def reaper() -> int:
-    """The descriptor that this process's reaper listens to; starts it on the first call. Raises
-    OSError.
-    """
+    """This process's reaper's descriptor; starts it on the first call. Raises OSError."""
     global _pipe
     with _lock:
         if _pipe is None or _pipe[0] != os.getpid():
@@ -54,9 +52,7 @@ def reaper() -> int:
 
 
 def register(descriptor: int) -> None:
-    """Register the calling process, a group leader. Call between fork and exec, so that no moment
-    is unwatched.
-    """
+    """Register the calling group leader; call between fork and exec, so no moment is unwatched."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # subprocess has reset it to deadly
     with suppress(OSError):  # the reaper was killed: that must not fail a build
         os.write(descriptor, b"+%d\n" % os.getpid())

@@ -42,9 +42,7 @@ from kernels_eval.toolchain import default_cache, places_of
 
 POLL_S = 0.1
 BY_PROCESSOR = ("capture",)
-"""Roles whose deadlines ignore the wait for a processor: a verdict must not depend on how busy the
-machine is.
-"""
+"""Roles whose deadlines ignore the wait for a processor: load must not change a verdict."""
 SCRATCH_POLL_S = 0.5
 MEMORY_SHARE = 0.6
 START_S, ANSWER_S = 180.0, 30.0
@@ -58,9 +56,7 @@ CHATTER = re.compile(
     r"|(?=[^\n]*\[W)(?=[^\n]*\bNVML\b)[^\n]*|(?=[^\n]*execution_trace_observer\.cpp)[^\n]*)\n?",
     re.MULTILINE,
 )
-"""Log lines of torch that say nothing of a candidate: NVML is kept from it, and its operators'
-record is ours.
-"""
+"""Log lines of torch that say nothing of a candidate: about NVML and our record."""
 
 
 class ChildFailure(Exception):
@@ -165,7 +161,6 @@ class Child:
         return answer
 
     def write_file(self, name: str, text: str) -> Path:
-        """Put a source file where the child can read it."""
         path = self.scratch / name
         path.write_text(text, encoding="utf-8", errors="replace")
         return path
@@ -262,8 +257,8 @@ class Child:
         return total
 
     def demand_ns(self) -> int:
-        """Nanoseconds that living threads of this child and its descendants ran or were ready to
-        run (schedstat); 0 where the kernel does not tell.
+        """Nanoseconds that living threads of the tree ran or were ready to (schedstat); 0 where
+        unknown.
         """
         total = 0
         for path in self.thread_files("schedstat"):
@@ -273,8 +268,8 @@ class Child:
 
     @contextmanager
     def stopped(self, known: Sequence[int] = ()) -> Iterator[None]:
-        """Stop all of this child for the block. `known` members of its `family` are stopped before
-        others are looked for, which takes longer than some calls.
+        """Stop all of this child for the block, `known` family members first: others take long to
+        find.
         """
         stopped, found = list[int](), [*known] or self.family()
         try:
@@ -333,8 +328,8 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 class End(NamedTuple):
-    """An ended child's exit status (negative: signal) and seconds of processor time. None: it had
-    to be killed, or the server is gone.
+    """A child's exit status (negative: signal) and processor seconds; None: it had to be killed, or
+    unknown.
     """
 
     status: int | None = None
@@ -401,7 +396,6 @@ class ForkServer:
         return scratch
 
     def spawn(self, request: Message, fds: Fds) -> int:
-        """Fork a child. Returns its process id."""
         try:
             request |= {"readable": self._readable}
             return int(self._ask(request, fds)["pid"])
@@ -411,7 +405,6 @@ class ForkServer:
             raise SandboxError(f"the fork server is gone: {error}", RESTARTED) from error
 
     def reap(self, pid: int | None) -> End:
-        """How an ended child ended."""
         return self._end_of("wait", pid)
 
     def kill(self, pid: int) -> None:

@@ -67,8 +67,8 @@ Instruction = tuple[int, int, int, int]
 
 
 def supported() -> bool:
-    """Whether this machine's call numbers are known. The kernel may still lack the filter:
-    `install` then raises OSError.
+    """Whether this machine's call numbers are known. Without kernel support `install` raises
+    OSError.
     """
     return MACHINE in AUDIT_ARCH
 

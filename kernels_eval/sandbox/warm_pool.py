@@ -21,15 +21,11 @@ from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 
 PREPARE_S = 60.0
 WANTED = {"candidate": 2, "reference": 1}
-"""Warm children of each role: two, as a candidate that fails at once leaves no time to start
-another.
-"""
+"""Warm children per role: two, as a candidate may fail at once."""
 
 
 class WarmPool:
-    """Warm children of each role, on one device. Without `ahead`, children start when taken and end
-    when closed.
-    """
+    """Warm children of each role, on one device. `ahead` starts them before they are taken."""
 
     def __init__(self, config: EvalConfig, device: str, *, ahead: bool) -> None:
         self.config, self.device, self.ahead = config, device, ahead
@@ -47,7 +43,6 @@ class WarmPool:
         return self.warm_child(server, role) or Child(server, role, self.config.limits)
 
     def replenish(self, server: ForkServer) -> None:
-        """Begin to start missing children."""
         if self.ahead:
             for role, count in WANTED.items():
                 while len(self.starting[role]) < count:
@@ -55,20 +50,17 @@ class WarmPool:
                     self.starting[role].append((server, future))
 
     def close_async(self, close: Callable[[], None]) -> None:
-        """Close a child, or its owner, in the background."""
         if self.ahead:
             self._closing.append(self._thread.submit(close))
         else:
             close()
 
     def wait_closed(self) -> None:
-        """Wait until closed children have freed their memory."""
         closing, self._closing = self._closing, []
         for future in closing:
             future.result()
 
     def settle(self) -> None:
-        """Wait until nothing starts or ends."""
         self.wait_closed()
         for role, starting in self.starting.items():
             for server, _ in list(starting):

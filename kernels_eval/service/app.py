@@ -50,8 +50,8 @@ LONGEST_WAIT_S = 60.0
 RETRY_S = {"Retry-After": "2"}
 EXPIRE_EVERY_S = 0.25
 SPREAD_S, LONGEST_SPREAD_S = 0.012, 2.0
-"""Seconds between answers to two clients that wait for one verdict, and for all: at once, all would
-ask again at once.
+"""Seconds between answers to two who wait for one verdict, and at most: all would ask again at
+once.
 """
 BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 
@@ -254,7 +254,6 @@ async def _taken(asked: Asked, service: Shared) -> list[Evaluation]:
 
 
 Taken = Annotated[list[Evaluation], Depends(_taken)]
-"""What was handed over."""
 router = APIRouter(route_class=StrictRoute)
 
 
@@ -351,8 +350,8 @@ class Parsed(Protocol):
 
 @dataclass
 class Intake:
-    """Reads requests. `language` is the default where a source shows none; its device decides which
-    languages are judged. `parse` reads responses.
+    """Reads requests. `language`: the default, whose device decides which are judged; `parse` reads
+    responses.
     """
 
     language: Language

@@ -42,13 +42,11 @@ class _NoRoomError(Exception):
 
 
 class AsyncVerifierClient:
-    """Calls the service. Belongs to one event loop. Await `close()`, or use it as an async context
-    manager.
-    """
+    """Calls the service, from one event loop. Await `close()`, or use it as a context manager."""
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:
-        """`timeout_s` bounds each method's call, retries and waiting included. Raises UsageError
-        for an address or a token that HTTP cannot use.
+        """`timeout_s` bounds each method's call, retries included. Raises UsageError for an
+        unusable address or token.
         """
         try:
             HttpUrl(url)
@@ -85,7 +83,6 @@ class AsyncVerifierClient:
     # -- what is asked -----------------------------------------------------------------------------
 
     async def evaluate(self, request: EvaluationRequest) -> Evaluation:
-        """Submit a request and wait for its final evaluation."""
         return (await self.evaluate_batch([request]))[0]
 
     async def evaluate_batch(self, requests: Sequence[EvaluationRequest]) -> list[Evaluation]:
@@ -105,14 +102,11 @@ class AsyncVerifierClient:
         return await self._result(identity, wait_s, self._until())
 
     async def cancel(self, identity: str) -> Evaluation:
-        """Cancel an evaluation; a final one stays."""
         path = f"/v1/results/{quote(identity, safe='')}"
         return await self._send(self._until(), "DELETE", path, Evaluation)
 
     async def health(self) -> Json:
-        """The service's health, asked once: `status` is "ok" where it works. Raises ServiceError
-        where nothing answers.
-        """
+        """Ask for the service's health once: `status` "ok". Raises ServiceError."""
         answer = await self._answer("GET", "/health")
         with suppress(ValueError):
             found: Json = answer.json()
@@ -207,8 +201,8 @@ class AsyncVerifierClient:
 
 
 class VerifierClient:
-    """`AsyncVerifierClient` for blocking code, in an event loop in a thread. Threads may share one.
-    Close it, or use it as a context manager.
+    """`AsyncVerifierClient` for blocking code and several threads. Close it, or use it as a context
+    manager.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:

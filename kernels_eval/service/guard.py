@@ -29,7 +29,6 @@ LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
 
 def protect(app: FastAPI, token: str | None) -> None:
-    """Put the guards before the routes of an application."""
     app.add_exception_handler(RequestValidationError, _refuse)
     if not token:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)

@@ -49,8 +49,8 @@ class ConflictError(Exception):
 
 
 class Submission(NamedTuple):
-    """A request that was read: the candidate's id is the key of its verdict. `settled` is a verdict
-    that needs no worker.
+    """A parsed request; the candidate's id is the verdict's key. `settled`: a verdict without
+    work.
     """
 
     id: str
@@ -64,9 +64,7 @@ class Submission(NamedTuple):
 
 
 class Evaluations:
-    """The queue and its journal, for any thread; `changed` gets each final evaluation, in the
-    thread that ended it.
-    """
+    """The queue and its journal, for any thread; `changed` gets each final evaluation."""
 
     def __init__(self, path: Path, limit: int, changed: Callable[[Evaluation], None]) -> None:
         """Raises UsageError where the file is unusable or another service's."""
@@ -202,11 +200,7 @@ class Evaluations:
     # -- working -----------------------------------------------------------------------------------
 
     def take(self) -> Pair | None:
-        """What to judge next, or None.
-
-        A candidate that was under way when the machine failed is judged alone, so the one at fault
-        is found.
-        """
+        """What to judge next, or None; alone, where it was under way when the machine failed."""
         with self._lock:
             row = self._row(
                 "SELECT key, pair, faults, priority, turn FROM evaluations WHERE state = 'queued'"
@@ -222,7 +216,6 @@ class Evaluations:
         return task, candidate.model_copy(update={"candidate_id": key})
 
     def reached(self, verdict: Verdict) -> None:
-        """Keep a verdict, and end what waits for it."""
         key, text = verdict.candidate_id, verdict.model_dump_json()
         with self._lock:
             # of one that was given up as well: the next who asks gets it
@@ -244,12 +237,10 @@ class Evaluations:
     # -- ending ------------------------------------------------------------------------------------
 
     def cancel(self, identity: str) -> None:
-        """Cancel an evaluation. A final one stays."""
         with self._lock:
             self._end("id = ?", identity, State.CANCELLED)
 
     def expire(self) -> None:
-        """End the evaluations whose deadline has passed."""
         with self._lock:
             self._end("deadline_s < ?", time.time(), State.EXPIRED)
 
@@ -288,14 +279,12 @@ class Evaluations:
 
     @property
     def queued(self) -> int:
-        """Evaluations that wait for a worker."""
         with self._lock:
             row = self._row("SELECT COUNT(*) FROM evaluations WHERE state = 'queued'")
         return int(row[0]) if row else 0
 
     @property
     def running(self) -> int:
-        """Candidates under way."""
         return len(self._running)
 
     def close(self) -> None:

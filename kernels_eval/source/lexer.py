@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What a token is."""
-
     COMMENT = "comment"
     LITERAL = "literal"
     """a string or a character"""
@@ -58,7 +56,6 @@ _NOT_A_LINE_END = re.compile(r"[^\n]")
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Every token of a native source, in order."""
     for match in _TOKEN.finditer(text):
         kind = Kind(str(match.lastgroup))
         ends = match[0].startswith("//") or match[0].endswith(("*/", '"', "'"))

@@ -21,9 +21,7 @@ STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)
 
 
 def visible_text(code: str) -> str:
-    """The module with spaces for comments; positions and lines stay. From where Python ends, text
-    is read as a native source.
-    """
+    """The module with spaces for comments; positions stay. What is not Python is read as C++."""
     parts, end = [], 0
     try:
         for token, start, stop in placed_tokens(code):

@@ -98,7 +98,6 @@ class _Reader:
         self.found: list[tuple[int, Reason, str]] = []
 
     def read(self, node: ast.AST) -> None:
-        """Look at one node, whatever is below it."""
         match node:
             case ast.Import(names=names):
                 for alias in names:
@@ -212,8 +211,8 @@ def _own_names(nodes: list[ast.AST]) -> set[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[ast.AST]:
-    """Nodes that an import of this module may run: without bodies of `if __name__ == "__main__":`,
-    unless it sets that name.
+    """Nodes that an import may run: no `if __name__ == "__main__":` bodies, unless it sets that
+    name.
     """
     named = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     renamed = any(node.id == "__name__" and isinstance(node.ctx, ast.Store) for node in named)
@@ -235,9 +234,7 @@ def _imported(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _is_not_its_own(path: ast.expr) -> bool:
-    """Whether this certainly names a file the candidate has not made: the module itself, or one
-    outside its working directory and /tmp.
-    """
+    """Whether this certainly names a file outside the working directory and /tmp, or the module."""
     match path:
         case ast.Constant(value=str(name)):
             place = PurePosixPath(name)

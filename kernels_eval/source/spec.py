@@ -25,9 +25,7 @@ SOURCE_FILE = re.compile(r".+\.(c|cc|cpp|cxx|cu|h|hh|hpp|cuh)")
 
 
 class ExtensionSpec(Record):
-    """One `load_inline` or `load` call as the candidate made it. For `load`, `files` holds (name,
-    text) of the sources.
-    """
+    """One `load_inline` or `load` call as made. For `load`, `files` holds (name, text)."""
 
     kind: Literal["inline", "files"] = "inline"
     name: str
@@ -159,7 +157,6 @@ TAKES_FLAGS = re.compile(r"-?-?(Xptxas|ptxas-options|Xcudafe)(?P<value>-[\w=,.+-
 
 
 def without_idle(flags: Iterable[str]) -> tuple[str, ...]:
-    """These flags without those of IDLE_FLAG, passed-on ones included."""
     kept: list[str] = []
     for flag in flags:
         passed_on = kept and kept[-1] in ("-Xcompiler", "--compiler-options")
@@ -171,9 +168,7 @@ def without_idle(flags: Iterable[str]) -> tuple[str, ...]:
 
 
 def refused_flag(flags: Sequence[str], *, passed_on: bool = False) -> str | None:
-    """The first flag that candidates may not pass to a compiler, or None. `passed_on`: one compiler
-    passes them to another, once.
-    """
+    """The first refused compiler flag, or None. `passed_on`: from one compiler to another, once."""
     left = list(flags)
     while left:
         flag = left.pop(0)

@@ -11,9 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
-"""What parsing raises: ValueError for NUL bytes and lone surrogates, the next two for nesting too
-deep for Python.
-"""
+"""What parsing raises: ValueError for NUL and lone surrogates, the others for deep nesting."""
 ATTEMPTS = 20
 BYTE_ORDER_MARK = "\ufeff"
 """Python ignores one at the start of a file, but not of a string."""
@@ -29,9 +27,8 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def parse_source(code: str) -> ast.Module:
-    """The syntax tree, without warnings about invalid escapes. Raises UNPARSABLE.
-
-    It may be very deep: use `ast.walk`, never recursion.
+    """The syntax tree, without warnings. Raises UNPARSABLE. Use `ast.walk`, never recursion: it may
+    be deep.
     """
     for _ in range(ATTEMPTS - 1):
         try:

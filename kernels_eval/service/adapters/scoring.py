@@ -38,8 +38,6 @@ class NoRewardError(EvalError):
 
 
 class Score(NamedTuple):
-    """What a response earned, and why."""
-
     verdict: Verdict | None
     reward: float | None
     problem: str
@@ -64,8 +62,6 @@ class Score(NamedTuple):
 
 
 class Scorer:
-    """Scores of responses under one recipe, by a service."""
-
     def __init__(self, recipe: str | RewardRecipe = "concur", url: str | None = None) -> None:
         """`recipe` is what `recipe_of` takes. `url` and the token default to CONCUR_SERVE_URL and
         CONCUR_SERVE_TOKEN.
@@ -85,18 +81,14 @@ class Scorer:
         return self._by_loop[loop]
 
     def scores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
-        """One score per response, in order. Raises UsageError where a row names no task or the
-        service refuses it, ServiceError where the service stays away.
-        """
+        """One score per response, in order. Raises UsageError for an unusable row, ServiceError."""
         requests = list(map(_request, rows, responses))
         return list(map(self._score, requests, self.client.evaluate_batch(requests)))
 
     async def score(self, row: Row, response: object) -> Score:
-        """The score of one response, awaited."""
         return (await self.ascores([row], [response]))[0]
 
     async def ascores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
-        """`scores`, awaited."""
         requests = list(map(_request, rows, responses))
         return list(map(self._score, requests, await self.async_client.evaluate_batch(requests)))
 

@@ -41,10 +41,8 @@ NATIVE = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h")
 
 
 def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Language:
-    """What a candidate is judged as: the language asked for, else its source's, else C++, which
-    `say` is told.
-
-    Raises UsageError where the two contradict each other, or the source has several.
+    """What a candidate is judged as: the given language, else its source's, else C++, which `say`
+    is told. Raises UsageError for a contradiction or several languages.
     """
     found = languages_of(source)
     names = " and ".join(language.value for language in found)
@@ -223,8 +221,8 @@ def run(
     config: EvalConfig | None = None,
     progress: bool = False,
 ) -> int:
-    """Verify and print. Exit status 0 whenever a verdict was reached, 2 for unusable input, 1 where
-    the machine fails. Shows stages on stderr with `progress` or on a terminal.
+    """Verify and print, with stages on stderr. Exit status 0 with a verdict, 2 for unusable input,
+    1 where the machine fails.
     """
     began_s = time.monotonic()
 

@@ -44,9 +44,8 @@ class Evaluator:
         ahead: bool | None = None,
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
-        """`target` is a language, or the torch device to run on. `on_phase` gets each field of
-        Phases as that phase begins. The other arguments are those of Preparer and Runner. Raises
-        DeviceError where the language's device is missing.
+        """`target`: a language or torch device; `on_phase` gets each phase's field as it begins;
+        others are Preparer's and Runner's. Raises DeviceError.
         """
         device = device_for(target) if isinstance(target, Language) else target
         self.config, self.on_phase = config or EvalConfig(), on_phase
@@ -101,11 +100,10 @@ class Evaluator:
         libraries: dict[str, str],
         draft: VerdictDraft,
     ) -> dict[str, str]:
-        """Call a candidate before its task's expected values, then leave the device to the
-        reference.
+        """Call a candidate, and end its process, before its task's expected values.
 
-        So no candidate has a say in which values can be computed. Left out for a JIT, which would
-        compile twice. Returns all libraries, late ones included.
+        So it has no say in which of them can be computed. Not for a JIT, which would compile twice.
+        Returns all libraries, late ones included.
         """
         if reference.opened or starts_compilers(candidate):
             return libraries

@@ -50,10 +50,8 @@ def require_known(group: str, name: str, built_in: Iterable[str]) -> str:
 
 
 def load_extension(group: str, name: str, expected: type[T], built_in: Iterable[str] = ()) -> T:
-    """The object that an installed package registers under a name.
-
-    Raises UsageError where the name is unknown, or the object cannot be imported or is not of the
-    `expected` type.
+    """The object registered under a name. Raises UsageError for one that is unknown, fails to
+    import or is not `expected`.
     """
     require_known(group, name, built_in)
     entry = next(iter(entry_points(group=group, name=name)))

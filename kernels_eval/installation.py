@@ -11,10 +11,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def install_command(*extras: str) -> str:
-    """The command that installs these extras from where this package came from.
-
-    A package of this name on an index may be a stranger's: a clone names its folder, an installed
-    copy its address.
+    """The command that installs these extras from this package's own folder or address: on an index
+    its name may be a stranger's.
     """
     names = f"[{','.join(extras)}]" if extras else ""
     if (CHECKOUT / "pyproject.toml").is_file():

@@ -317,9 +317,8 @@ def reward(
 ) -> float | None:
     """What a candidate earns under a recipe; None where the machine or the task failed.
 
-    `verdict` is None where none was reached. `least_ms`, used by `concur` alone, is the shortest
-    time the machine allows for a call of this task, in milliseconds. Raises ValueError where that
-    is no time.
+    `verdict` is None where none was reached. `least_ms`, used by `concur` alone, is the machine's
+    least time for a call, in milliseconds. Raises ValueError where that is no time.
     """
     parts = reward_parts(verdict, recipe, least_ms=least_ms)
     return None if parts is None else float(sum(parts.values()))

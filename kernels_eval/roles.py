@@ -34,8 +34,8 @@ OTHER_ROLES = {
 
 
 def warm_up(kind: str) -> None:
-    """Work that the fork server does once for all children. `kind` "workload" measures workloads,
-    at a cost in seconds and memory that no other role needs.
+    """Do once what all children of a fork server need; "workload" costs seconds and memory that no
+    other role needs.
     """
     assert measurement  # imported for every child, which then need not
     for part in (CandidateRole, ModelRunner, CaptureRole, health):

@@ -22,9 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> EvalConfig:
     """The verification protocol (`base`, else the default) with overrides such as
-    `timing.max_s=1.0`; a key may begin with a profile's `verification.eval.`.
-
-    Raises UsageError for an unreadable override, an unknown key or an illegal value.
+    `timing.max_s=1.0`, also as `verification.eval.KEY`. Raises UsageError.
     """
     keys = [re.sub(r"^(verification\.)?eval\.", "", each) for each in overrides]
     data = base.model_dump(mode="json") if base else {}

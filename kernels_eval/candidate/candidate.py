@@ -303,9 +303,7 @@ class CandidateRole:
     def _poisoned(
         self, inputs: list[object], output_bytes: int, evaluate: bool
     ) -> tuple[object, float]:
-        """A call with free memory poisoned, and the share of its time after the current stream was
-        done.
-        """
+        """A call with free memory poisoned, and the share of its time after the current stream."""
         model = self.runner.model
         module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
         training = module.training
@@ -420,9 +418,8 @@ class CandidateRole:
 
     @handles(ReplaceWritten)
     def replace_written(self, request: ReplaceWritten) -> OrnamentReport:
-        """Kernels whose replaced values leave the output unchanged are an ornament.
-
-        None where both sets of inputs have one answer: what is left in memory is then right.
+        """Whether the output stays with replaced values; None where both sets of inputs have one
+        answer.
         """
         self._receive(request.inputs)
         expected = _copies(self.leaves(self.fresh(0)))

@@ -164,8 +164,8 @@ class KernelTracer:
         return float(spent)
 
     def corrupting(self, value: float, *, skip: bool = False) -> Disturbance:
-        """For the block, replace what kernels write by this value. `skip`: do not call kernels of
-        which nothing could be replaced, as their writes may be out of sight.
+        """For the block, replace what kernels write by this value. `skip`: do not call kernels
+        whose writes are out of sight.
         """
         return self._disturbing(partial(self._corrupted, value, skip))
 

@@ -30,8 +30,8 @@ class Refused(KnownFailure):
 
 
 def refuse(path: str) -> list[str]:
-    """From now on, raise Refused where code of the file at `path`, or of a string, asks for one of
-    these. Returns a growing list of what it asked for.
+    """Raise Refused from now on where code of `path`, or of a string, asks for one of these.
+    Returns a growing list of requests.
     """
     asked: list[str] = []
     files = (os.path.abspath(path), "<string>")

@@ -92,10 +92,8 @@ def _function_modes() -> int:
 
 
 def replaced_operators() -> int:
-    """How many of torch's own operators and fallback tables changed since this module was imported.
-
-    Not counted is what torch registers itself on use: for tensors without values, for vmap, and
-    torch.compile's primitives.
+    """How many of torch's operators and fallback tables changed since import, beside what torch
+    registers itself on use.
     """
     now = _registrations()
     changed = (name for name, text in now.items() if text != _REGISTERED.get(name))

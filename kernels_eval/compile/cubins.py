@@ -22,8 +22,8 @@ LOCAL = ("STL", "LDL")
 
 
 class Resources(NamedTuple):
-    """Of one kernel: registers a thread, bytes of stack a thread, bytes of static shared memory a
-    block, and the share of instructions that access local memory.
+    """A kernel's registers and stack bytes per thread, static shared bytes per block, and share of
+    local memory instructions.
     """
 
     registers: int

@@ -94,10 +94,8 @@ class ToolFailedError(Exception):
 
 @dataclass
 class Attempt:
-    """One build of an extension with one header tier, composed as torch.utils.cpp_extension does.
-
-    `work` is an empty folder of its own; `confine` is called in every compiler process before it
-    starts.
+    """One build of an extension with one header tier, as torch.utils.cpp_extension composes it, in
+    the empty folder `work`. `confine` is called in every compiler process.
     """
 
     spec: ExtensionSpec
@@ -303,10 +301,8 @@ def _refusal(spec: ExtensionSpec) -> Build | None:
 
 
 class Builder:
-    """Turns specs into libraries. One instance per process; processes may share a cache directory.
-
-    `confine` is called in every compiler process before it starts; it may use only what a
-    preexec_fn may.
+    """Turns specs into libraries, one instance per process; the cache may be shared. `confine` runs
+    in every compiler process, as a preexec_fn.
     """
 
     def __init__(

@@ -91,10 +91,8 @@ class Unreadable(ValueError):
 
 
 def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
-    """What these libraries ask others to compute, and flags for what hides such work.
-
-    Omits operators called through the dispatcher, which the run records, unless a library switches
-    that off or calls `redispatch`.
+    """What these libraries ask others to compute, and flags for what hides such work. Recorded
+    dispatcher calls are omitted, unless a library can hide them.
     """
     work: set[str] = set()
     flags: set[str] = set()

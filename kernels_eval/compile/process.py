@@ -36,8 +36,8 @@ READ_BYTES = 1 << 20
 POLL_S = 0.25
 FILE_LIMIT_BYTES = 2 << 30  # torch's precompiled header takes 0.8 GB
 CANDIDATE_FILE_BYTES = 256 << 20
-"""Largest file that a candidate's source may make a compiler write. Objects of honest kernels take
-a few megabytes; the cache keeps up to 16 libraries of a candidate.
+"""Largest file a candidate's compiler may write. Honest objects take a few megabytes; the cache
+keeps up to 16 libraries of a candidate.
 """
 ROOM_BYTES = 64 << 20  # with less free, a compiler's failure says nothing about its source
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -64,11 +64,10 @@ def run(
     environment: dict[str, str],
     confine: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Run a compiler in `work`, append its messages to `work/log`, and add what it used to
-    `deadline`.
+    """Run a compiler in `work`, log to `work/log`, and charge `deadline`.
 
     "timeout": the deadline passed. "killed": by SIGKILL, where compilers are to blame
-    (`kernels_eval.sandbox.deaths`); otherwise raises KilledError.
+    (`sandbox.deaths`); else raises KilledError.
     """
     log = work / "log"
     log.touch()
@@ -169,8 +168,8 @@ class WorkRoot:
 
 
 def remove_abandoned(cache: Path) -> None:
-    """Remove the work roots of dead processes: no such pid here, and a free lock (machines may
-    share a cache). First kills compilers that still run in them.
+    """Remove work roots without a process here and with a free lock (machines may share a cache),
+    after their compilers.
     """
     for root in cache.resolve().glob("work-*-*"):
         owner = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
@@ -260,8 +259,7 @@ def blaming_the_disk(folder: Path) -> Iterator[None]:
 def raise_if_full(folder: Path, log: str) -> None:
     """Raise DiskFullError where a compiler in `folder` may have failed for want of disk.
 
-    Its log, where it says so or is empty, only makes the disk a suspect: the disk must also have
-    less free than the largest file a compiler may write, or a quota be used up.
+    An empty or telling log is not enough: little must be free, or a quota used up.
     """
     free_bytes = shutil.disk_usage(folder).free
     suspect = SAYS_FULL.search(log) or not log.strip()

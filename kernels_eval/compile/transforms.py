@@ -23,9 +23,8 @@ Tool = Callable[[Sequence[str]], str]
 class BuildTransform:
     """A change of built libraries.
 
-    `change(library, spec, tool)` changes the file `library` in place; `spec` is the candidate's
-    request. UsageError means that the request cannot be met: `build_failed` with that text. Raise
-    `version` when the same library may become another.
+    `change(library, spec, tool)` changes the file in place, or raises UsageError, which becomes
+    `build_failed`. Raise `version` when the result may differ.
     """
 
     change: Callable[[Path, ExtensionSpec, Tool], None]

@@ -97,10 +97,8 @@ class Definition(Finite):
     hf_id: str | None = None
 
     def task(self, workload: Workload, root: Path | None = None) -> KernelTask:
-        """The task of this definition for one workload.
-
-        `root`: folder of the files inputs are read from; None: there are none. Raises ValueError
-        where an axis or a scalar has no value, or an input cannot be drawn or read.
+        """The task for one workload. `root`: folder of input files, if any. Raises ValueError for a
+        missing axis, scalar or input.
         """
         sizes, places = self.sizes(workload), self.places(workload)
         scalars = {name: x.value for name, x in workload.inputs.items() if x.type == "scalar"}
@@ -134,8 +132,8 @@ class Definition(Finite):
         return sizes
 
     def places(self, workload: Workload) -> dict[str, str]:
-        """The size of every axis as source text; a variable one is read from the first of `inputs`
-        that has it. Raises ValueError for one without a size.
+        """Axis sizes as source text, variable ones read from the first of `inputs` that has them.
+        Raises ValueError.
         """
         sizes = self.sizes(workload)
         specs = (*self.inputs.values(), *self.outputs.values())

@@ -79,9 +79,8 @@ def _write(path: Path, text: str) -> None:
 def judge(
     task: Path, candidate: Path, out: Path, language: Language | None = None, recipe: str = "concur"
 ) -> float | None:
-    """Verify a file's candidate (empty where the file is missing); write reward and verdict to the
-    folder `out`. None, and no reward, where the task fails. Raises EvalError where the machine
-    does.
+    """Verify a candidate file (missing: empty) and write reward and verdict to `out`. None, and no
+    reward, where the task fails. Raises EvalError.
     """
     if not candidate.exists():
         candidate.touch()

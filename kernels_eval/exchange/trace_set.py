@@ -40,8 +40,8 @@ def is_trace_set(path: Path) -> bool:
 
 
 class TraceSet:
-    """The content of a folder; empty without one. Incomplete records and the second of two with one
-    name are left out. Raises UsageError for a file that is not JSON.
+    """A folder's content, without incomplete records and second ones of a name. Raises UsageError
+    for a file that is not JSON.
     """
 
     def __init__(self, root: Path | None = None) -> None:

@@ -50,8 +50,8 @@ class Evaluation(Finite):
 def evaluation_of(
     verdict: Verdict, suite: Suite, timestamp: str, libs: Mapping[str, str]
 ) -> dict[str, object] | None:
-    """A verdict as their Evaluation, whose log begins with the verdict in words. None where the
-    suite has no status for it, and for a correct kernel that was not timed.
+    """A verdict as their Evaluation, in words in its log. None without a status of theirs, or for
+    an untimed correct kernel.
     """
     status = _STATUSES.get(verdict.reason, _STATUSES.get(verdict.status))
     if suite == "flashinfer":
@@ -79,9 +79,8 @@ def evaluation_of(
 
 
 def verdict_row(evaluation: Row) -> dict[str, object]:
-    """An Evaluation as columns of a verdict: `status`, `reason` (null for another harness),
-    `outputs_match`, `timing` (without intervals), `device`, `detail`. Raises ValueError for an
-    unknown status or no Evaluation.
+    """An Evaluation as a verdict's `status`, `reason` (null for another harness), `outputs_match`,
+    `timing` (without intervals), `device`, `detail`. Raises ValueError.
     """
     told = Evaluation.model_validate(evaluation, extra="ignore")
     key, log = _OURS[told.status], told.log or ""

@@ -47,8 +47,8 @@ def check_repeatable(process: CandidateProcess) -> None:
 
 
 def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
-    """Find which kernels and library operators ran, and the kernels' share of the time. `again`:
-    after timing, add what shows now, as a candidate may work otherwise since.
+    """Find the kernels and library operators that ran, and the kernels' time share; `again` after
+    timing, when a candidate may work otherwise.
     """
     draft = process.draft
     if again and not draft.timing:

@@ -53,8 +53,8 @@ def compare_trials(process: CandidateProcess, stage: Stage) -> None:
 def compare_trial(
     trial: Trial, process: CandidateProcess, *, first: bool = False
 ) -> tuple[Trial, Reason, Comparison]:
-    """Compare one call: the trial as put to the candidate, the outcome, and the errors. The `first`
-    call is repeated on the same inputs. Raises Stop where there is no answer.
+    """One compared call: trial, outcome and errors. The `first` call is repeated. Raises Stop where
+    there is no answer.
     """
     if trial.weights_seed is not None:
         trial = _other_weights(trial, process)

@@ -193,9 +193,8 @@ class PairedClock:
         """Nanoseconds of a candidate's call on unseen inputs: the least that noise leaves, and the
         best estimate.
 
-        Inputs come after the clock started, which stops when all outputs lie in the reference
-        process's memory. The reference does the same before: its excess over its samples is the
-        round's cost.
+        A round's clock starts before its inputs and stops when all outputs are written. Its cost is
+        the reference's excess over its samples.
         """
         if used := self.reference_used:  # by the same clock as the rounds, where others compute
             reference_ns = min(reference_ns, statistics.median(used[max(used)]))

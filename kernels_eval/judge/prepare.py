@@ -146,10 +146,8 @@ class Preparer(Workplace):
     """
 
     def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
-        """Screen and build; given the task, also what the constructor asks for, so that no device
-        waits for it.
-
-        Raises EvalError only where the machine fails, KilledError at the first killed process.
+        """Screen and build, given the task also the constructor's requests, so that no device
+        waits. Raises EvalError where the machine fails, KilledError.
         """
         started, builds = time.monotonic(), BoundedBuilds(self.builder, candidate, [])
         finding: Finding | None = None

@@ -101,9 +101,8 @@ def sanitize(
 
 
 def errors_in(said: str, tool: str, kernels: tuple[str, ...]) -> int | None:
-    """How many errors a tool counted; of initcheck, those of the candidate's own kernels. None
-    where it did not finish, counted none of an unfinished program, or printed neither these
-    kernels nor all errors.
+    """Errors that a tool counted; initcheck's in the candidate's kernels. None where unfinished, or
+    where the printed reads are incomplete and name none of them.
     """
     counts = [int(errors or races) for errors, races in SUMMARY.findall(said)]
     if not counts or not (any(counts) or DONE in said):

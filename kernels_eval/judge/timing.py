@@ -34,9 +34,8 @@ Sampler = Callable[[int], int]
 
 
 Bound = Callable[[float, float], tuple[float, float]]
-"""Given the apparent nanoseconds of a candidate's and a reference's call, measures the candidate's
-on unseen inputs by a clock it cannot reach: the least that noise leaves (0 where unknown), and
-the best estimate.
+"""Given apparent nanoseconds of both calls, bounds the candidate's on unseen inputs by a clock out
+of its reach: the least (0: unknown), and the best estimate.
 """
 
 
@@ -69,14 +68,12 @@ def measure(
     """Measure both processes until the 95 % interval of log(speedup) is narrow enough or the budget
     is spent.
 
-    The budget is `max_s`, or `precise_s` where PRECISE_PAIRS give a narrow enough interval by then:
-    more samples of slow calls would not reduce the spread between processes. A sample holds at most
-    `most_calls` calls.
+    The budget is `max_s`, or `precise_s` where PRECISE_PAIRS suffice by then: more samples would
+    not reduce the spread between processes. `most_calls` bounds a sample.
 
-    The candidate's time is never below its bound, which counts where it reports less than
-    CLOCK_BOUND_SHARE of it. `throttled()`: whether the device slows its clocks now. Raises
-    ImplausibleTime where it reports less than ACCUSED_SHARE of the least bound in every one of
-    several rounds.
+    The bound counts where the candidate reports less than CLOCK_BOUND_SHARE of it. Raises
+    ImplausibleTime for less than ACCUSED_SHARE of the least bound in several rounds. `throttled()`:
+    whether clocks are lowered now.
     """
     a, b = _Series(reference), _Series(candidate)
     calls = _calls_per_sample((a, b), config, most_calls)
@@ -126,8 +123,8 @@ def ratio_of_speedups(candidate: Timing, baseline: Timing) -> tuple[float, float
 
 
 def unsettled(timing: Timing, config: TimingConfig) -> bool:
-    """Whether the machine disturbed a measurement: the reference drifts by more than the wanted
-    interval, the candidate is far above its bound, or reported less than passed.
+    """Whether the machine disturbed a measurement: drift beyond the wanted interval, a time far
+    above its bound, or understated.
     """
     ratio = timing.candidate_ms / timing.clock_bound_ms
     slowed = ratio > DISTURBED_RATIO and timing.clock_bound_ms > DISTURBED_LEAST_MS
@@ -150,9 +147,8 @@ def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: Ti
 
 
 def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
-    """A within-process 95 % interval of a log-ratio, widened for a later measurement in another
-    process: its arms and 1.96 standard deviations between processes, once for each, add in
-    quadrature (a prediction interval).
+    """A within-process 95 % interval of a log-ratio, made a prediction interval: its arms and 1.96
+    standard deviations between processes, once for each, add in quadrature.
     """
     between = 1.96 * math.sqrt(2.0) * spread
     below, above = (math.hypot(max(0.0, arm), between) for arm in (middle - low, high - middle))
@@ -216,8 +212,8 @@ def _plausible_bound(
 ) -> tuple[float, float]:
     """The parent's bound on a candidate's call and the time that counts, in nanoseconds.
 
-    Compares the smallest bound and the largest report of all rounds, as load can slow one. A
-    difference within noise accuses nobody; else raises ImplausibleTime.
+    Compares the smallest bound and the largest report of all rounds: noise accuses nobody. Else
+    raises ImplausibleTime.
     """
     call_ns, least, bound = candidate.median / calls, math.inf, math.inf
     for number in range(3):

@@ -294,8 +294,8 @@ HARD_TRIALS = frozenset(row.name for row in TRIALS if row.hard)
 
 
 def rows_of(config: CorrectnessConfig) -> list[TrialRow]:
-    """The table for a configuration: the distributions it names, in order, and every other row.
-    `small` comes with `large`, to show what is added to a variance.
+    """The table: the configured distributions in order (`small` with `large`, to show what is added
+    to a variance), and every other row.
     """
     known = {row.name: row for row in TRIALS if row.configured}
     names = [name for name in config.distributions if name != DECLARED]

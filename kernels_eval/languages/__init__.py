@@ -50,11 +50,10 @@ class _Registry(type):
 
 
 class Language(str, metaclass=_Registry):
-    """A language: `Language("cuda")` is the object of that name. Raises ValueError where there is
-    none.
+    """A language: `Language("cuda")` is the object of that name. Raises ValueError.
 
-    A new one is an instance of a subclass; the verifier, the prompts and `concur doctor` read its
-    attributes. The defaults suit a kernel language that compiles in Python (JIT).
+    A new one is an instance of a subclass, whose attributes the verifier, prompts and `concur
+    doctor` read. Defaults suit a language compiled in Python (JIT).
     """
 
     needs_gpu: ClassVar[bool] = True
@@ -76,8 +75,8 @@ class Language(str, metaclass=_Registry):
     """its signs also show in sources of other languages, which are then meant"""
 
     jit: ClassVar[bool] = True
-    """compiled in the candidate's process, which may start programs; else built by `load_inline` or
-    `load` before a device is held
+    """compiled in the candidate's process, which may start programs; else its extensions are built
+    before a device is held
     """
     jit_cache: ClassVar[str] = ""
     """environment variable of the compiled kernels' folder, kept for later processes of the same

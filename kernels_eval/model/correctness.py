@@ -59,12 +59,10 @@ def judge(
     own_inputs: bool = True,
     loosest: float = math.inf,
 ) -> Reason:
-    """OK, or why this output is not the reference's: NON_FINITE, PRECISION_DOWNCAST, APPROXIMATION
-    or WRONG_OUTPUT.
+    """OK, or NON_FINITE, PRECISION_DOWNCAST, APPROXIMATION or WRONG_OUTPUT.
 
-    `own_inputs`: KernelBench's tolerance counts, as the task itself draws these inputs. `loosest`:
-    an upper limit of the gate (what an answer that ignores the inputs must not pass), unless the
-    reference's own error is larger.
+    `own_inputs`: KernelBench's tolerance counts, on inputs of the task's own. `loosest`: the gate's
+    upper limit (an answer that ignores the inputs), unless the reference's own error is larger.
     """
     if not measured.masks_match:
         return Reason.NON_FINITE

@@ -30,12 +30,11 @@ def asked_gradients(model: Any, inputs: list[Any]) -> Gradients:
 def with_gradients(
     model: Any, inputs: tuple[Any, ...], asked: Gradients, passes: Passes
 ) -> tuple[Any, list[Any], list[Any]]:
-    """A call's output and the gradients of its arguments and of its parameters. Gradients of the
-    outputs are the last of `inputs`.
+    """A call's output and the gradients of its arguments and parameters. Gradients of the outputs
+    are the last of `inputs`.
 
-    A model whose outputs have no gradient must have `backward(*gradients)`, which returns those of
-    arguments, then parameters. Outputs of another form than the reference's have none: `([], [])`.
-    Raises what the model raises.
+    A model without autograd has `backward(*gradients)`, which returns those of arguments, then
+    parameters. Outputs of a wrong form have none: `([], [])`. Raises what the model raises.
     """
     arguments, given = list(inputs[: asked.arguments]), inputs[asked.arguments :]
     for index in asked.wanted:

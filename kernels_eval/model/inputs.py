@@ -67,11 +67,10 @@ def load_candidate(path: str) -> ModuleType:
 
 
 def construct(module: ModuleType, task: ModuleType, spec: ModelSpec) -> nn.Module:
-    """Build a task's model as KernelBench does: the same seed before the arguments are made and
-    again before the constructor runs.
+    """Build a task's model as KernelBench does: one seed before the arguments and again before the
+    constructor.
 
-    Weights are made on `construct_on` (large ones take seconds on a CPU core); `moved` brings the
-    model to its device.
+    Weights are made on `construct_on` (large ones take seconds on a CPU core), then `moved`.
     """
     own = spec.model_copy(update={"precision": precision_of(task)})
     return constructed(module, constructor_arguments(task, spec), own)
@@ -171,11 +170,11 @@ def smaller_shapes(
 ) -> dict[str, list[tuple[int, int, int]]]:
     """Ways to make all arguments smaller consistently, so that no dimension starts to broadcast.
 
-    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. Others are named
-    by what shrinks and the tail it leaves (`TAILS`): `each_1` every dimension alone, counted from
-    the last (of matrices and vectors only: a kernel may rely on square images); `all_1` equal sizes
-    together; `last_1` and `first_1` those equal to the first tensor's last or first dimension. The
-    reference says which the task accepts. Sizes are secret without a `random`.
+    `batch_1`: the first dimension becomes 1, where its size is unique. Others are named by what
+    shrinks and the tail left (`TAILS`): `each_1` every dimension alone, counted from the last (of
+    matrices and vectors: kernels may rely on square images); `all_1` equal sizes together; `last_1`
+    and `first_1` those equal to the first tensor's last or first. The reference says which are
+    accepted. Sizes are secret without a `random`.
     """
     dims = [
         (i, d, d - len(shape), size)
@@ -215,8 +214,8 @@ def _shrunk(
 
 
 def drawn_size(size: int, tail: int, random: Random) -> int:
-    """A size from half of this one on that leaves `tail` elements (-1: all but one) in blocks of
-    the largest power of two (at most 1,024) that allows a choice, and so in smaller blocks.
+    """A size from half of this one on, with `tail` elements left over (-1: all but one) in blocks
+    of every power of two up to the largest (at most 1,024) that allows a choice.
     """
     block = 4
     while block < 1024 and 8 * block <= size:
@@ -268,8 +267,7 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
 def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     """A tensor of one distribution; `impulse` and `non_finite` change few elements of `value`.
 
-    `impulse` makes two and one in 2,048 large (at most 1,024), so few that a look at 64 misses
-    them.
+    `impulse` makes two and one in 2,048 (at most 1,024) large: a look at 64 misses them.
     """
     shape, device, size = value.shape, value.device, value.numel()
     kind, _, factor = name.partition("_x")
@@ -420,11 +418,11 @@ def randomise_weights(
     only: list[int] | None = None,
     names: Sequence[str] = (),
 ) -> None:
-    """Refill floating parameters from (seed, shape, how many of that shape came before), regardless
-    of names and dimensions of size 1.
+    """Refill floating parameters from (seed, shape, how many of that shape came before), whatever
+    their names and dimensions of size 1.
 
-    A model with all of these `names` is filled in their order first. `only`: positions of
-    parameters. With an odd seed, vectors have elements of either sign.
+    A model with all `names` is filled in their order first. `only`: positions. Odd seeds give
+    vectors either sign.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in model.named_parameters() if p.is_floating_point()}

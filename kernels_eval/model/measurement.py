@@ -82,10 +82,9 @@ def _follows_output(y: Tensor, a: Tensor) -> bool:
     """Whether the error is a function of the output beyond a constant share: an approximation, not
     rounding.
 
-    Means of bins of like outputs explain more than 60 % of an approximation's squared error (GELU
-    by tanh), and under 10 % of rounding's (38 % where digits are cut off). Bins of equal size show
-    a spread error; bins of equal ratio (3 to 6 %) one in the farthest outputs. Values with a
-    smaller type's short mantissa were rounded.
+    Means of bins of like outputs explain over 60 % of an approximation's squared error (GELU by
+    tanh), under 10 % of rounding's (38 % where digits are cut off). Bins of equal ratio (3 to 6 %)
+    find errors in the farthest outputs. A shorter mantissa means rounding.
     """
     step = -(-y.numel() // FORMULA_SAMPLE)
     y, a = y[::step].double(), a[::step]
@@ -175,10 +174,10 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
 
 
 def least_mark(y: Tensor) -> float:
-    """The size from which on elements of a flat tensor are marks, such as -1e9 for masked; infinity
-    without any. Beside them every other error would seem small.
+    """The size from which on elements are marks, such as -1e9 for masked, beside which other errors
+    would seem small; else infinity.
 
-    Marks differ by a thousandth at most, and are larger than 1,000 and than 1,000 times all others.
+    Marks differ by a thousandth at most, and exceed 1,000 and 1,000 times all others.
     """
     mark, largest = math.inf, _largest_below(math.inf, y)
     while largest > MARK_SIZE:

@@ -90,8 +90,7 @@ def compute_operators(run: Callable[[], object]) -> list[str]:
 
 
 def traced_operators(run: Callable[[], object]) -> set[str]:
-    """The operators of `run()`, by a record that also has what no dispatch mode sees: other
-    threads, what runs below a guard or inside other operators' kernels, and tensors given to
+    """The operators of `run()`, also in other threads, below guards, in other operators, or by
     NumPy. Takes most of a millisecond a call.
     """
     nodes: list[Answer] = []
@@ -108,10 +107,8 @@ _unrecorded: set[str] = set()
 
 
 def watch_unrecorded() -> None:
-    """From now on, note operators that Python calls past the record, by kernel or dispatch key, and
-    methods by which tensors leave torch.
-
-    Once per process, for good: a candidate would notice a watch that begins now.
+    """Note from now on operators called past the record, and tensors that leave torch. Once per
+    process: a candidate would notice a later start.
     """
     api: Any = torch._C
 
@@ -249,8 +246,8 @@ def time_operators(
     """Microseconds per call of every outermost operator and own kernel, slowest first, and by which
     clock.
 
-    Make the first call before. It is called at least once more, and at most `MOST_CALLS` times in
-    about `budget_s`. On a GPU, `own` names the program's own kernels.
+    After a first call, makes 1 to `MOST_CALLS` calls in about `budget_s`. `own`: the program's
+    kernels on a GPU.
     """
     started = time.perf_counter()
     call()

@@ -141,11 +141,8 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack(value: object, memory: Memory | None, module: ModuleType, base: int = 0) -> Packed:
-    """A value as text that any process can read, with its tensors in `memory` from the byte `base`
-    on. What `module` defines goes along by value.
-
-    Tensors keep their dtypes, shapes and strides. Raises what pickle raises for what cannot leave
-    its process.
+    """A value as text for any process, its tensors in `memory` from byte `base` on (dtypes, shapes
+    and strides kept), definitions of `module` by value. Raises what pickle raises.
     """
     cloudpickle.register_pickle_by_value(module)
     file = io.BytesIO()
@@ -162,8 +159,8 @@ class Packed(NamedTuple):
 
 
 def unpack(packed: Sequence[str], memory: Memory, count: int = 1, stride: int = 0) -> list[Any]:
-    """This many values, whose tensors lie in `memory` at multiples of `stride`; the last text
-    stands for missing ones. Only for what the trusted side has packed.
+    """This many values, tensors in `memory` at multiples of `stride`; the last text repeats. Only
+    for what the trusted side packed.
     """
     texts = [base64.b64decode(text) for text in packed]
     made: dict[Any, list[Tensor]] = {}

@@ -210,9 +210,8 @@ class Pool:
     ) -> Generator[Verdict, None, None]:
         """Yield verdicts in the order they finish.
 
-        Takes from `pairs` only as fast as it can work. None means no work now: it asks again every
-        `ASK_S` seconds. Candidates in flight are dropped when the generator is closed or raises;
-        the next call may take them again.
+        Takes from `pairs` only as fast as it can work; None means no work now, ask again in `ASK_S`
+        seconds. Closing drops candidates in flight; the next call may take them.
         """
         if not self._runners:
             raise GpuLostError(

@@ -100,9 +100,8 @@ def _fault(head: str) -> tuple[str, str] | None:
 
 
 def start_ray(address: str | None = None) -> None:
-    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one that ends with this
-    process. Does nothing where Ray runs already. Raises UsageError where no cluster answers,
-    ClusterError where Ray fails.
+    """Connect to a cluster (`address`, else `$RAY_ADDRESS`), or start one that ends with this
+    process, unless Ray runs. Raises UsageError without an answer, ClusterError.
     """
     # Ray's coming default: actors without a GPU keep CUDA_VISIBLE_DEVICES as it is.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -157,8 +156,8 @@ def membership() -> str:
 
 
 def leave(joined: str) -> None:
-    """Leave the cluster joined under this id, unless another thread has joined a new one since. A
-    restarted head is a new cluster; the old connection never answers.
+    """Leave the cluster of this id, unless a new one was joined: the connection to a restarted head
+    never answers.
     """
     import ray
 
@@ -248,8 +247,8 @@ def gpu_types() -> dict[str, int]:
 
 
 def gpu_type_for(asked: str | None) -> str | None:
-    """The GPU type for workers: the one asked for, this node's where the cluster has several, or
-    None for any. Raises UsageError where the cluster has none.
+    """The workers' GPU type: the one asked for, this node's among several, or None for any. Raises
+    UsageError.
     """
     import ray
 

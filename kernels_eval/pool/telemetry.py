@@ -57,10 +57,9 @@ class Telemetry:
             self._sums[name] += seconds
 
     def summary(self) -> Answer:
-        """Plain numbers: seconds, shares in [0, 1], counts.
-
-        `device_busy_share` counts from the first finished build. `built` counts candidates that a
-        header tier was tried for; the tiers' shares and `cache_hit_share` are of these.
+        """Seconds, shares in [0, 1] and counts. `device_busy_share` starts with the first finished
+        build; `built`, tiers' shares and `cache_hit_share` count candidates that a tier was
+        tried for.
         """
         sums, reached = self._sums, self._statuses.total()
         wall_s, fed_s = (

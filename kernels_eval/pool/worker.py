@@ -31,9 +31,7 @@ Call = tuple[Record, ...]
 
 def several(one: Callable[..., R], calls: list[Call]) -> tuple[list[R], float]:
     """The answers to as many calls as begin within `TOGETHER_S` (at least one), and the seconds
-    taken.
-
-    Quick calls share the cost of a Ray call; nothing waits behind a slow one.
+    taken; nothing waits behind a slow one.
     """
     started, answers = time.monotonic(), []
     for arguments in calls:

@@ -81,10 +81,8 @@ class Profiler(Preparer):
         bytes_min: int | None = None,
         reference: tuple[OperatorTime, ...] = (),
     ) -> KernelProfile:
-        """The profile of a candidate with a verdict of `correct`.
-
-        `flops` and `bytes_min` are what its task computes and moves at least, `reference` the
-        reference's times by operator. Raises EvalError only where the machine fails.
+        """The profile of a `correct` candidate; `flops` and `bytes_min` are its task's least,
+        `reference` the reference's operator times. Raises EvalError where the machine fails.
         """
         timing = verdict.timing
         device = verdict.device or conditions(candidate.language).device
@@ -107,8 +105,8 @@ class Profiler(Preparer):
             return KernelProfile.model_validate(known | {"problem": problem})
 
     def peaks(self, device_name: str, precision: str, bytes_min: int | None) -> Message:
-        """`peak_flops` and `peak_bytes_per_s`: of a GPU from its data sheet (None where unknown),
-        of a CPU as measured in a working set of this size, rounded to the next power of two.
+        """`peak_flops` and `peak_bytes_per_s`: a GPU's data sheet (None: unknown), or measured on a
+        CPU in the next power of two bytes.
         """
         if self.on_gpu:
             flops = peak_flops(device_name, precision)

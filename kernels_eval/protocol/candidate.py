@@ -26,9 +26,8 @@ from kernels_eval.records import Record
 
 
 class LoadReport(Report):
-    """The constructed module: shapes of its parameters and of possible running statistics, without
-    dimensions of size 1; whether its constructor made parameters on the CPU although told
-    another device.
+    """The constructed module: shapes of parameters and possible running statistics, without
+    dimensions of size 1; whether it made parameters on the CPU instead of its device.
     """
 
     parameters: Several[Shape] = []

@@ -76,9 +76,8 @@ def routes_of(owner: Any) -> Routes:
 
 
 def answer_message(parts: Sequence[object], message: dict[str, Any]) -> Record:
-    """Answer a message by the first of a role's parts (objects, or modules of functions) that
-    serves its command. Raises KeyError where none does, ValidationError for a malformed request,
-    and what its handler raises.
+    """Answer a message by the first of a role's parts that serves it. Raises KeyError for no part,
+    ValidationError for a bad request, and what its handler raises.
     """
     command = message.pop("command")
     for part in parts:

@@ -267,8 +267,8 @@ class ExpectedValues:
     def own_error_of(
         self, inputs: list[Any], reference: list[Tensor], *, sampled: bool
     ) -> Comparison:
-        """What fp32 costs on these inputs: the error of plain addition in long sums and, with
-        `sampled` (no oracle), the reference's own on a few rows of its batch.
+        """What fp32 costs on these inputs: plain addition's error in long sums and, if `sampled`
+        (no oracle), the reference's on a few rows.
         """
         found = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
         with suppress(*REFUSALS), LongSums() as sums:

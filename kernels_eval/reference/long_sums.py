@@ -125,8 +125,8 @@ def sequential_error(terms: Tensor) -> float:
     """RMS error of adding each row of `terms` (outputs, length) in order in fp32, divided by the
     RMS of the sums.
 
-    A row of one sign counts with its relative error where larger: a ratio of sums may follow. The
-    worst point on the way counts, as the end's error is chance. What is not finite is left out.
+    A one-signed row's relative error counts where larger: a ratio of sums may follow. The worst
+    point on the way counts. What is not finite is left out.
     """
     terms = terms.float().nan_to_num(0.0, 0.0, 0.0)
     off, totals = _added_in_order(terms)

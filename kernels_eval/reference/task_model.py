@@ -121,9 +121,8 @@ class TaskModel:
         return self.runner.stamp() if self.runner.on_gpu else time.process_time_ns()
 
     def work_s(self, started: Any) -> float:
-        """Seconds of work since a `work_stamp`, for decisions that other processes must not sway:
-        this process's processor time over its threads, or a GPU's clock, which includes gaps
-        between launches.
+        """Seconds of work since a `work_stamp` that other processes do not sway: processor time
+        over threads, or a GPU's clock with gaps between launches.
         """
         ended, runner = self.work_stamp(), self.runner
         runner.synchronise()

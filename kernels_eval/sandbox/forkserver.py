@@ -85,10 +85,8 @@ class Server:
         return pid
 
     def reap(self, pid: int, patience_s: float) -> Message:
-        """How a child ended that has ended or is about to.
-
-        One that goes on is killed, with a null status; one that has ended is waited for, however
-        busy the machine is.
+        """How a child ended; one that goes on is killed (null status), an ended one is waited for,
+        however busy the machine.
         """
         deadline, killed = time.monotonic() + patience_s, False
         while pid in self.children:

@@ -109,12 +109,11 @@ def system_files() -> list[str]:
 
 
 def compiler_confinement(read: Sequence[Path], write: Sequence[Path]) -> Callable[[], None] | None:
-    """A `preexec_fn` for compilers: they read `read` and the system's files, write below `write`,
-    and have no sockets.
+    """A `preexec_fn` for compilers, or None without Landlock: they read `read` and the system's
+    files, write below `write`, which must hold TMPDIR, and have no sockets.
 
-    All is opened here, in the parent; four system calls run between fork and exec. Keep the result
-    while it is used: it holds a descriptor. None without Landlock. `write` must hold the compiler's
-    TMPDIR.
+    Opens all in the parent; only four system calls follow the fork. Keep the result while it is
+    used: it holds a descriptor.
     """
     if not abi():
         return None

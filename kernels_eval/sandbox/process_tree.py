@@ -122,9 +122,8 @@ def has_ended(pid: int) -> bool:
 
 
 def headless(pid: int) -> bool:
-    """Whether a process's first thread has ended while others go on: it looks like a zombie, and
-    the kernel hides its memory. False where the others end too, which takes long where a driver
-    frees a GPU's memory.
+    """Whether only a process's first thread has ended: it looks like a zombie, with hidden memory.
+    False where the others end too, slowly where a driver frees a GPU's memory.
     """
     threads = Path(f"/proc/{pid}/task")
     return _has_state(threads / f"{pid}/stat", ENDED) and not _all_have(threads, ENDED)
@@ -181,10 +180,8 @@ def _family(root: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Child processes, zombies included.
-
-    Read from the kernel's own list where there is one: psutil reads every process of the machine,
-    too slow for ten times a second.
+    """Child processes, zombies included, from the kernel's list where there is one: psutil reads
+    every process, too slow for ten times a second.
     """
     found: list[int] = []
     with suppress(OSError):

@@ -75,10 +75,8 @@ def watch(child: int) -> None:
 
 
 def watch_ray() -> None:
-    """End with this process any Ray that it starts in itself from now on. Raises OSError where no
-    reaper can be started.
-
-    Call before Ray starts. Ray names its session by the moment and by this process.
+    """End with this process any Ray that it starts in itself from now on; call before. Raises
+    OSError where no reaper can be started.
     """
     descriptor, now = reaper(), datetime.now()
     with suppress(OSError):
@@ -87,11 +85,10 @@ def watch_ray() -> None:
 
 
 def ray_processes(since: str, owner: int) -> Iterator[int]:
-    """Processes other than `owner` that write to logs of a Ray session that `owner` started, named
-    `since` or later.
+    """Processes but `owner` that write logs of a Ray session it started, named `since` or later.
 
-    Found by files open for writing: Ray's processes overwrite their command lines and environments.
-    Only in this PID namespace, where the owner's number is its own.
+    Found by open files, as Ray overwrites command lines and environments. Only in this PID
+    namespace, where the owner's number is its own.
     """
     import psutil
 

@@ -70,10 +70,9 @@ class ChildFailure(Exception):
 class Child:
     """A forked process serving commands. Use as a context manager: leaving it kills it.
 
-    `scratch` holds files for the child to read. It writes in `scratch/work`, its working directory
-    and home, which only it can see with the layer `tmpfs_scratch`. `processes` lets it start
-    programs (Triton's compilers, torch.compile). Death by SIGKILL is a KilledError, or a
-    ChildFailure where the role is among `BLAMED_ROLES`.
+    It reads `scratch` and writes `scratch/work`, its home, which `tmpfs_scratch` hides from others.
+    `processes` lets it start programs (Triton's compilers, torch.compile). SIGKILL is a
+    KilledError, or a ChildFailure of `BLAMED_ROLES`.
     """
 
     def __init__(
@@ -117,8 +116,8 @@ class Child:
     def request(self, request: Request[Any], timeout: float, fds: Fds = ()) -> Answer:
         """Send a request, with descriptors that stay the caller's; return its answer, unread.
 
-        Raises ChildFailure (timeout reasons are the caller's to rename), KilledError, and
-        SandboxError where the fork server is gone, which takes its children along.
+        Raises ChildFailure (timeouts are the caller's to rename), KilledError, or SandboxError
+        where the fork server died with its children.
         """
         return self.resume(request.message(), timeout, fds)
 
@@ -246,8 +245,8 @@ class Child:
         return ChildFailure(Reason.EXITED_EARLY, detail)
 
     def processor_ns(self) -> int:
-        """Nanoseconds of processor time of this child and its descendants, ended threads included;
-        0 where the kernel does not tell. The child cannot change what it reads.
+        """Nanoseconds of processor time of this child's tree, ended threads included; 0 where
+        unknown. The child cannot change what it reads.
         """
         total = 0
         for pid in self._family():
@@ -338,12 +337,11 @@ class End(NamedTuple):
 
 class ForkServer:
     """A process that has imported torch and never touches a GPU; forks children in milliseconds.
-    Raises SandboxError where it fails.
+    Raises SandboxError.
 
-    `isolation` names the active layers; `without` (or `$CONCUR_ISOLATION_WITHOUT`) leaves some out,
-    for tests. `readable`: directories whose files children may open by name but not list; default:
-    the build cache. `warm`: a role ("workload") whose first use of torch takes seconds; the server
-    does it once for every child.
+    `isolation`: the active layers; `without` (or `$CONCUR_ISOLATION_WITHOUT`) omits some, for
+    tests. `readable`: directories whose files open by name, unlisted; default: the build cache.
+    `warm`: a role ("workload") whose slow first use of torch is done once.
     """
 
     def __init__(

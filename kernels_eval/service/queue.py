@@ -176,10 +176,8 @@ class Evaluations:
         self._open.update(new)
 
     def resume(self, rekey: Callable[[KernelTask, Candidate], str]) -> int:
-        """Queue what an earlier service left unfinished; returns how many evaluations.
-
-        `rekey` gives the key under the present protocol; its UsageError (a language no longer
-        judged) fails the evaluation with its text.
+        """Queue what an earlier service left unfinished; return how many. `rekey` gives present
+        keys; its UsageError fails an evaluation.
         """
         select = f"SELECT id, pair, priority, client FROM evaluations WHERE {OPEN}"
         with self._lock:
@@ -224,8 +222,8 @@ class Evaluations:
             self._running.pop(key, None)
 
     def returned(self, error: str, blame: bool) -> None:
-        """Queue again what was under way when the machine failed. After `FAULTS` times it fails
-        with this text, where `blame` says that a candidate may be the cause.
+        """Requeue what was under way when the machine failed; after `FAULTS` times fail it, where
+        `blame` suspects a candidate.
         """
         with self._lock:
             for key, faults in self._running.items():

@@ -133,9 +133,8 @@ IDLE_FLAG = re.compile(
     r"|-flto-(partition|compression-level)=\w+|-fdiagnostics-(color|show)[\w=-]*"
     r"|-fopt-info(-\w+)*|-ftime-report|-MM?D|-MP"
 )
-"""Flags of honest candidates that only start more programs or write more files: left out, as no
-result depends on them. An extension is usually one unit, which gains nothing from link-time
-optimisation.
+"""Flags of honest candidates that only start programs or write files: left out, as no result
+depends on them (an extension is usually one unit).
 """
 DANGEROUS_F = re.compile(
     r"-f(plugin|dump|profile|test-coverage|callgraph|stack-usage|opt-info|save-|auxinfo|lto|wpa|compare-debug|diagnostics|time)"
@@ -149,9 +148,7 @@ REACHES_OUT = re.compile(
 )
 PASSES_ON = re.compile(r"(?:-Xcompiler|--compiler-options)(?:=(.*))?")
 VALUE = re.compile(r"[\w=,./+\[\]][\w=,./+\[\]-]*")
-"""A flag's value. One that begins like a flag is checked as one: the compiler may not know the flag
-before it, or that it takes a value.
-"""
+"""A flag's value; one that begins like a flag is checked as one, as the compiler may read it so."""
 TAKES_FLAGS = re.compile(r"-?-?(Xptxas|ptxas-options|Xcudafe)(?P<value>-[\w=,.+-]+)")
 """Flags of nvcc alone whose value is a flag."""
 

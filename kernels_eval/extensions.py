@@ -1,5 +1,4 @@
-"""What installed packages add to concur by entry points: task sources, samplers, search operators,
-languages, strategies and build transforms (docs/how-to/extend.md).
+"""What installed packages add to concur by entry points (docs/how-to/extend.md).
 
 Guarantees: an extension is loaded on first use; an unknown name is a UsageError that lists the
 known ones. Does not guarantee that an extension works.

@@ -1,13 +1,11 @@
 """Rewards for reinforcement learning: pure functions from a verdict to a number.
 
-Guarantees: the same verdict and recipe give the same finite reward; a fault of the machine (no
-verdict, or a speedup that is not finite) or of the task (`task_error`) gives None, never 0, so that
-a trainer drops the sample. Does not guarantee that a published recipe resists cheating: what our
-verifier rejects gets what its authors give a cheat.
+Guarantees: one verdict and recipe give one finite reward; a fault of machine or task gives None,
+never 0, so that a trainer drops the sample. Published recipes may be cheated: what our verifier
+rejects gets what their authors give a cheat.
 
-Speedups are those of `Timing`: median reference time / median candidate time against eager PyTorch;
-0 for a correct candidate that was not timed. Where a paper could only be read in part, its recipe
-says what rests on other accounts.
+Speedups are `Timing`'s: median reference time / median candidate time against eager PyTorch; 0 for
+a correct candidate that was not timed.
 """
 
 from __future__ import annotations

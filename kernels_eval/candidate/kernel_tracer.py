@@ -1,8 +1,7 @@
-"""Watches a candidate's own kernels from inside its process: counts and times their calls, and
-corrupts what they wrote.
+"""Watches a candidate's own kernels in its process: counts, times and corrupts them.
 
-If the output stays the same when everything the kernels wrote is replaced, they are an ornament.
-Not evidence, like everything in this process: native code can forge it.
+Kernels whose replaced values leave the output unchanged are an ornament. Not evidence, like
+everything in this process: native code can forge it.
 """
 
 from __future__ import annotations

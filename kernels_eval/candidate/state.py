@@ -1,8 +1,7 @@
 """Process-wide state that a candidate must leave alone: its present values and changes.
 
-Guarantees to see changed settings of torch, a changed current stream or device, and functions of
-torch and time replaced from Python; not what native code changes. None of this reaches the
-reference, in another process.
+Guarantees to see changed settings, current stream or device of torch, and functions replaced from
+Python; not what native code changes. None of it reaches the reference.
 """
 
 from __future__ import annotations

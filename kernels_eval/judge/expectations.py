@@ -1,7 +1,7 @@
-"""The first loop over the table of trials: the reference process computes what is right in each;
-rows that do not suit the task are left out.
+"""The first loop over the table of trials: the reference computes what is right in each, where it
+suits the task.
 
-Guarantees: a task that cannot tell right from wrong ends here as a `Stop`, before a candidate is
+Guarantees: a task that cannot tell right from wrong ends as a `Stop`, before a candidate is
 compared.
 """
 

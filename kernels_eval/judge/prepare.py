@@ -1,9 +1,8 @@
-"""A candidate from source to libraries: screening, its build requests, and the builds. Needs no
+"""A candidate from source to libraries: screening, its build requests, and the builds, without a
 device.
 
-Guarantees: every candidate ends as a `Prepared`, with libraries or the finding that ends its
-verification; its module runs only in a confined child; an exception from here means a machine fault
-or a killed process.
+Guarantees: every candidate ends as a `Prepared`; its module runs only in a confined child; an
+exception means a machine fault or a killed process.
 """
 
 from __future__ import annotations

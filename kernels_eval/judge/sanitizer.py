@@ -1,9 +1,8 @@
-"""NVIDIA's compute-sanitizer over correct CUDA candidates: out-of-bounds accesses, races,
-uninitialised reads, barriers that not every thread reaches.
+"""NVIDIA's compute-sanitizer over correct CUDA candidates.
 
-Guarantees: candidates run in confined children, on declared inputs, with a deadline; only what a
-tool counts is a finding; an unfinished tool is `not_run`. Does not guarantee soundness for other
-inputs, or for a candidate that notices the tool.
+Guarantees: they run in confined children, on declared inputs, with a deadline; only what a tool
+counts is a finding; an unfinished tool is `not_run`. Not covered: other inputs, and candidates that
+notice the tool.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Keeps torch's compiler out of processes that compile nothing: its import takes a second.
 
-torch imports it at a dispatch mode's first method call, to exclude the method from compiling; the
-import wraps `torch.manual_seed` for the same reason. Guarantees: once something else has imported
-it, these functions are kept from it as ever, and `torch.manual_seed` stays as it was.
+torch imports it at a dispatch mode's first method call, and the import wraps `torch.manual_seed`.
+Guarantees: once it is imported elsewhere, both are excluded from compiling as ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which operators run, and where a call spends its time: seen by executing, not in the text.
 
-Guarantees: time is self time, given to the outermost aten operator (`linear`, `layer_norm`) or call
-of the program's own kernel (`recorded`), with what it calls below torch's surface; on a GPU, that
-of the launched kernels. Shares may differ for other shapes.
+Guarantees: self time goes to the outermost aten operator (`linear`, `layer_norm`) or own kernel
+(`recorded`), on a GPU that of launched kernels. Shares may differ for other shapes.
 """
 
 from __future__ import annotations

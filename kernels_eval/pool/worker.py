@@ -1,8 +1,7 @@
 """Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores.
 
-Guarantees: a fault below an actor is no exception of it; a killed role is a KilledError, blamed
-through the next call (`sandbox.deaths`); after a verdict that a broken GPU may have caused, its
-health is checked, and two failures raise GpuLostError.
+Guarantees: faults below an actor are no exceptions; a killed role is a KilledError; after a verdict
+that a broken GPU may have caused, two failed health checks raise GpuLostError.
 """
 
 from __future__ import annotations

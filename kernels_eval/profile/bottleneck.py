@@ -2,8 +2,7 @@
 suggestion.
 
 Guarantees: the same profile gives the same finding; rules fire in the order of `bottleneck.toml`,
-only where every number they name was measured. Does not guarantee that removing the limit helps:
-another may be right behind it.
+only on measured numbers. Another limit may be right behind the one found.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def _mount(
 
 
 def limit_pids(count: int) -> None:
-    """Allow at most `count` processes and threads (301 at least) in this PID namespace; only
-    kernels from 6.14 limit it alone. Needs its own /proc, or the machine's limit changes.
+    """Allow at most `count` processes and threads (301 at least) in this PID namespace: kernels
+    from 6.14 keep a limit for each. Needs its own /proc, or the machine's limit changes.
     """
     with open("/proc/sys/kernel/pid_max", "w") as handle:
         handle.write(str(max(LOWEST_PID_MAX, count)))

@@ -261,8 +261,8 @@ def page_tables_bytes(pid: int) -> int:
 
 
 def proportional_memory(root: int) -> int:
-    """Bytes of a tree with shared pages divided (PSS): forked children share most. 0 but on
-    Linux.
+    """Bytes of a tree with shared pages divided (PSS): forked children share most. Linux only: 0
+    elsewhere.
     """
     total = 0
     for pid in (root, *descendants(root)):

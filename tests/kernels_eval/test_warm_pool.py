@@ -111,5 +111,5 @@ def test_a_fork_server_that_fails_is_an_error_of_the_one_who_needs_a_child():
 def test_what_timing_alone_needs_is_given_back(verify):
     assert verify(*CODES["ok"]) == "ok"
     reference = verify.runner._reference
-    assert "candidate" in reference._descriptors
-    assert not {"own", "unseen"} & set(reference._descriptors)
+    held = set(reference.memory._descriptors)
+    assert "candidate" in held and not {"own", "unseen"} & held

@@ -60,6 +60,6 @@ def test_the_proofs_settings_are_for_the_small_student():
     from its first adapter is measured."""
     config = load_profile(str(PROFILE))
     recipe = config.reinforcement
-    assert recipe.sampling.max_tokens == config.benchmark.sampling.max_tokens == 1600
+    assert recipe.max_tokens == config.benchmark.sampling.max_tokens == 1600
     assert recipe.beta > 0 and recipe.learning_rate < config.training.learning_rate
     assert recipe.samples_per_task > PipelineConfig().reinforcement.samples_per_task

@@ -1,3 +1,3 @@
 """The trusted side: builds, starts and asks processes, and decides the verdict. Never imports
-`child` or `reference`.
+`candidate` or `reference`.
 """

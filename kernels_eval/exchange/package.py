@@ -29,6 +29,7 @@ from kernels_eval.exchange import rendered
 from kernels_eval.exchange.definitions import FLAT
 from kernels_eval.protocol import ArgumentForm, Interface
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.sandbox.deaths import retried
 from kernels_eval.source.spec import ExtensionSpec
 from kernels_eval.versions import PROTOCOL_VERSION
 
@@ -77,7 +78,7 @@ def export_package(
     with tempfile.TemporaryDirectory() as held:
         folder = Path(held) / "package"
         folder.mkdir()
-        verdict, specs = _verified(task, candidate, config, folder)
+        verdict, specs = retried(lambda: _verified(task, candidate, config, folder))
         certificate = {
             "verdict": verdict.model_dump(mode="json"),
             "protocol": {"version": PROTOCOL_VERSION, "config": config.model_dump(mode="json")},

@@ -22,17 +22,16 @@ no cache, so the run tries it again; the summary also says what that repetition 
 
 In KernelBench's favour: a process imports torch and nothing else, one process less is started per
 candidate, and it ends without clean-up. Against it: the reference's 100 calls, which KernelBench
-times with each candidate in newer versions only. They are listed apart, and the comparison is
-printed with and without them and the repeated builds. Not done: flushing the L2 cache between
-calls, as newer versions do.
+times with each candidate in newer versions only. They are listed apart. Not done: flushing the L2
+cache between calls, as newer versions do.
 
 Writes `kernelbench_protocol.json` to --out after every candidate: a section for each mode, each
 with its rows and its summary. Both modes may share one --out. The order of candidates is shuffled
 with a fixed seed, so that a run cut short is still a fair sample.
 
-`--ours verdicts.json` (what benchmarks.recorded_verdicts wrote) prints how much faster ours was,
-over the candidates that both have. Give ours a cold build cache. To verify the very same candidates
-with ours, give it `responses-MODE.parquet` of --out as --responses.
+`--ours verdicts.json` (what benchmarks.recorded_verdicts wrote) prints how much faster ours was, if
+both have the same candidates: give ours `responses-MODE.parquet` of --out as --responses, and a
+cold build cache.
 """
 
 from __future__ import annotations
@@ -1000,14 +999,13 @@ def table(result: dict[str, Any]) -> list[str]:
 def compare(
     modes: dict[str, Any], verdicts: list[dict[str, Any]], summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """KernelBench's seconds per candidate over ours, for each mode, over the candidates that both
-    have.
+    """KernelBench's wall seconds a candidate over ours, for each mode that ran the same candidates.
 
-    Ours is the wall time of `summary` / the verdicts with code, which is exact where both have the
-    same candidates. Else our wall time is divided in proportion to build_s + run_s of the verdicts,
-    which is an estimate: `exact` says which.
+    Ours is the wall time of `summary` over the verdicts with code. A mode with other candidates
+    than ours has only `candidates`, how many both have.
     """
     with_code = {key_of(row): row for row in verdicts if row["status"] != "no_code"}
+    ours_s = summary["wall_s"] / max(len(with_code), 1)
     found: dict[str, Any] = {
         "ours_with_code": len(with_code),
         "ours_wall_s": summary["wall_s"],
@@ -1018,99 +1016,39 @@ def compare(
             continue
         rows = {key_of(row): row for row in modes[mode]["rows"]}
         common = rows.keys() & with_code.keys()
-        if not common:
-            found["modes"][mode] = {"candidates": 0}
+        found["modes"][mode] = {"candidates": len(common)}
+        if not common or not common == rows.keys() == with_code.keys():
             continue
-        exact = common == with_code.keys()
-        spent = {
-            key: (row["build_s"] or 0.0) + (row["run_s"] or 0.0) for key, row in with_code.items()
-        }
-        all_spent = sum(spent.values())
-        share = (
-            1.0
-            if exact
-            else (
-                sum(spent[key] for key in common) / all_spent
-                if all_spent
-                else len(common) / len(with_code)
-            )
-        )
-        ours_s = summary["wall_s"] * share / len(common)
-        theirs_s, lenient_s = (
-            _seconds_per_candidate(modes[mode], common, lenient=lenient)
-            for lenient in (False, True)
-        )
-        found["modes"][mode] = {
-            "candidates": len(common),
-            "exact": exact,
-            "kernelbench_s_per_candidate": round(theirs_s, 3),
-            "kernelbench_s_per_candidate_lenient": round(lenient_s, 3),
+        theirs_s = modes[mode]["summary"]["s_per_candidate_mean"]
+        pairs = Counter((rows[key]["status"], with_code[key]["status"]) for key in common)
+        found["modes"][mode] |= {
+            "kernelbench_s_per_candidate": theirs_s,
             "ours_s_per_candidate": round(ours_s, 3),
-            "ratio": round(theirs_s / ours_s, 2) if ours_s else None,
-            "ratio_lenient": round(lenient_s / ours_s, 2) if ours_s else None,
+            "ratio": round(theirs_s / ours_s, 2),
             "verdicts": {
-                f"{theirs} | ours {ours}": count
-                for (theirs, ours), count in sorted(
-                    Counter(
-                        (rows[key]["status"], with_code[key]["status"]) for key in common
-                    ).items()
-                )
+                f"{theirs} | ours {ours}": count for (theirs, ours), count in sorted(pairs.items())
             },
         }
     return found
 
 
-def _seconds_per_candidate(
-    section: dict[str, Any], keys: set[tuple[str, int]], *, lenient: bool
-) -> float:
-    """Of these candidates: mean wall seconds of their runs, and of the builds' wall time the share
-    that their builds' processes had.
-
-    `lenient` leaves out the reference's timed calls, and the runs that only tried a failed build
-    again.
-    """
-    failed = (
-        {key_of(row) for row in section["builds"] if row["status"] != "built"} if lenient else set()
-    )
-    rows = [row for row in section["rows"] if key_of(row) in keys]
-    run_s = sum(row["wall_s"] for row in rows if key_of(row) not in failed)
-    if lenient:
-        run_s -= sum(
-            row["seconds"].get("reference_timing", 0.0) for row in rows if key_of(row) not in failed
-        )
-    everything = sum(row["wall_s"] for row in section["builds"])
-    theirs = sum(row["wall_s"] for row in section["builds"] if key_of(row) in keys)
-    build_s = section["build_wall_s"] * theirs / everything if everything else 0.0
-    return (run_s + build_s) / len(rows)
-
-
 def comparison_lines(compared: dict[str, Any]) -> list[str]:
     """The comparison in words, with what is compared."""
     lines = [
-        (
-            "Compared: wall seconds per candidate with code, KernelBench's protocol over ours, only"
-            " candidates that both have a result for."
-        ),
-        (
-            f"Ours: {compared['ours_wall_s']} s of wall time (workers' start included) for"
-            f" {compared['ours_with_code']} candidates with code."
-        ),
-        (
-            "Leniently: without the timed calls of the reference, and without the runs that only"
-            " try a failed build again."
-        ),
+        "Compared: wall seconds a candidate with code, KernelBench's protocol over ours.",
+        f"Ours: {compared['ours_wall_s']} s of wall time (workers' start included) for"
+        f" {compared['ours_with_code']} candidates with code.",
     ]
     for mode, row in compared["modes"].items():
-        if not row["candidates"]:
-            lines.append(f"{mode}: no candidate in common")
+        if "ratio" not in row:
+            lines.append(
+                f"{mode}: {row['candidates']} candidates in common, but not the same ones in all:"
+                f" verify responses-{mode}.parquet with ours, then compare"
+            )
             continue
-        estimated = " (estimated: our wall time shared out by build and run seconds)"
         lines.append(
             f"{mode}: {row['candidates']} candidates; {row['kernelbench_s_per_candidate']} s each"
-            f" against {row['ours_s_per_candidate']}"
-            f" s{'' if row['exact'] else estimated}"
-            f" = {row['ratio']} times; leniently {row['kernelbench_s_per_candidate_lenient']} s ="
-            f" {row['ratio_lenient']} times"
+            f" against {row['ours_s_per_candidate']} s = {row['ratio']} times"
         )
         lines += [f"    {count} x {name}" for name, count in row["verdicts"].items()]
     return lines

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 _TASK = "the task, unique in its source"
 _CANDIDATE = (
-    "hash of task, generator, sampling, sample index and response; the key of a candidate"
-    " everywhere"
+    "hash of task code, generator, sampling, sample index, response, and of a later turn also turn"
+    " and parent; the key of a candidate everywhere"
 )
 _LANGUAGE = "language of the kernel: `cuda`, `triton` or `cpp`"
 
@@ -149,48 +149,79 @@ VERDICTS: Mapping[str, str] = {
         " or `task_error`"
     ),
     "reason": "one of the reasons of its status",
-    "detail": "one line for a person, at most 500 characters",
-    "timing": "null unless `correct`",
+    "detail": "one line for a person, at most 500 characters, control characters replaced",
+    "timing": "null unless `correct`, and where `time_correct` is off",
     "timing.reference_ms": "median of a forward call of the reference",
     "timing.candidate_ms": "median of a forward call of the candidate",
     "timing.speedup": "`reference_ms / candidate_ms` of the same paired run",
     "timing.speedup_lower": "lower end of its 95 % interval",
     "timing.speedup_upper": "upper end of its 95 % interval",
     "timing.pairs": "samples on each side",
-    "timing.calls_per_sample": "forward calls batched into a sample",
+    "timing.calls_per_sample": "forward calls batched into a sample, the same on both sides",
     "timing.clock_bound_ms": "the candidate's latency on unseen inputs by the parent's own clock",
-    "timing.drift": "relative change of the reference's median over the window",
-    "timing.compiled": (
-        "against the reference under torch.compile: `mode`, `reference_ms`, `speedup` with its"
-        " interval, `graphs`, `compile_s`, or `unavailable_reason`; null where that was not asked"
-        " for"
+    "timing.drift": (
+        "relative change of the reference's median from the first third of the window to the last"
     ),
-    "timing.throttled": "whether the GPU lowered its clocks; null if it cannot report this",
+    "timing.compiled": (
+        "against the reference under torch.compile: torch.compile's `mode`; `speedup`, the one over"
+        " eager divided by the compiled reference's, with its interval; `reference_ms`, that times"
+        " `candidate_ms`; `graphs`, with more than one of which Python runs between them;"
+        " `compile_s`, about 0 where an earlier candidate of the task caused it; or"
+        " `unavailable_reason`. Null where that was not asked for"
+    ),
+    "timing.throttled": (
+        "whether the GPU reported lowered clocks (power, temperature) at the start or the end; null"
+        " if it cannot"
+    ),
     "correctness": (
         "null where no output was compared; errors are relative and the worst over all trials"
     ),
-    "correctness.trials": "comparisons made",
+    "correctness.trials": "comparisons made; the one after timing is not counted",
     "correctness.rms_error": "largest RMS(error) / RMS(oracle)",
     "correctness.reference_rms_error": "the same for the reference itself",
     "correctness.max_error": "largest |error| / (|oracle| + RMS(oracle)) over all elements",
-    "correctness.kernelbench_1e4": "passes KernelBench v0.1's tolerance on the task's own inputs",
-    "correctness.kernelbench_1e2": "passes KernelBench v0's",
+    "correctness.kernelbench_1e4": (
+        "allclose against the reference with atol and rtol of 1e-4 on the task's own inputs"
+        " (KernelBench v0.1); recorded for comparison"
+    ),
+    "correctness.kernelbench_1e2": "the same with 1e-2 (KernelBench v0)",
     "correctness.oracle": "`float64`, or `float32` where at least one trial had no other",
-    "outputs_match": "null: nothing was compared; false: an output differed",
-    "custom_kernels": "names of the kernels that ran, at most 32",
-    "custom_kernel_time_share": "share of a forward call's time spent in them",
-    "library_calls": "dispatcher operators seen in a forward call, at most 64",
-    "reference_operators": "outermost torch calls of the reference in order, at most 256",
+    "outputs_match": (
+        "null: nothing was compared; false: an output differed; true: every compared output matched"
+    ),
+    "custom_kernels": (
+        "kernels that CUDA extensions launched, functions of C++ extensions that were called, or"
+        " Triton kernels, at most 32"
+    ),
+    "custom_kernel_time_share": (
+        "share of a forward call's time spent in them by the child's own clock: the smaller of the"
+        " medians of five calls before and after timing"
+    ),
+    "library_calls": (
+        "dispatcher operators of a forward call, and library functions that the built libraries"
+        " link; `Tensor.numpy` for tensors that are given to NumPy; sorted, at most 64"
+    ),
+    "reference_operators": (
+        "outermost torch calls of the reference in order, views and copies left out, at most 256"
+    ),
     "precision_class": (
         "`fp32`, `fp16`, `bf16`, `e4m3` or `e5m2`: the gate of the task; null until outputs match"
     ),
-    "flags": "observations that did not lead to a rejection",
-    "build_tier": "`lite` or `full` headers; null: nothing to build",
-    "build_cached": "every build came from the cache",
-    "isolation": "isolation layers that were active",
+    "flags": "findings that do not reject the candidate",
+    "build_tier": (
+        "`lite`: built with concur's small headers; `full`: a build needed torch's own; null:"
+        " nothing to build"
+    ),
+    "build_cached": "every extension that was built before the run came from the cache",
+    "isolation": (
+        "isolation layers that were active while the candidate ran; empty where it never did"
+    ),
     "device": "the GPU's name, or `cpu`; empty where the reference was never loaded",
     "build_s": "screening, reading build requests and building",
-    "run_s": "on the worker that owns the device",
+    "run_s": (
+        "on the worker that owns the device; for a task's first candidate with loading the"
+        " reference and its expected values"
+    ),
     "phases": "the parts of `run_s`",
     "phases.reference_s": "loading the task, expected values",
     "phases.load_s": "import and constructor of the candidate",

@@ -420,10 +420,7 @@ def tables_page() -> str:
             "Parquet will do; structs are written here with a dot. Names end in their unit: `_ms`"
             " milliseconds, `_s` seconds, `_tokens` tokens"
         ),
-        (
-            "under the generator's own tokenizer, `_share` a share of 1. Every column may be null"
-            " in snapshots of older versions."
-        ),
+        "under the generator's own tokenizer, `_share` a share of 1.",
         "",
     ]
     for stage, (row, schema, said) in tables().items():

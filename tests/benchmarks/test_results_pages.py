@@ -19,14 +19,9 @@ NEEDED = {
 
 README = "README.md"
 TUTORIAL = "docs/tutorial.md"
-SPEED = "docs/explanation/training-speed.md"
-VLLM = "docs/how-to/sample-with-vllm.md"
-EIGHT = "docs/how-to/eight-gpus.md"
 TRAIN = "docs/how-to/train.md"
-SERVE = "docs/how-to/serve.md"
 DEMO = r"`make demo`: (\d+) min"
 TEST = r"`make test`: (\d+) min"
-DECODED = r"54 \| ([\d,]+) \|.*\n.* 84 \| ([\d,]+) \|.*\n.* 160 \| ([\d,]+) \|"
 QUOTED = [
     (README, r"bundled data \((\d+) to (\d+) minutes on 2 cores", DEMO),
     (TUTORIAL, r"It takes (\d+) to (\d+) minutes on 2 idle cores", DEMO),
@@ -43,57 +38,11 @@ QUOTED = [
         r"\| TRL, FSDP2 \| 2 \| .*\*\*([\d.]+)\*\*(?:.*\n)+?"
         r"\| TRL, FSDP2 \| 2 \| [\d,]+ \| [\d,]+ \| ([\d.]+) ",
     ),
-    (SPEED, r"8,192 tokens \| ([\d,]+) \|", r"\| 8,192 \| TRL \| ([\d,]+) \|"),
-    (SPEED, r"8,192 tokens \| [\d,]+ \| ([\d,]+) \|", r"\| 8,192 \| ours \| \*\*([\d,]+)\*\*"),
-    (SPEED, r"16,384 tokens \| ([\d,]+) \|", r"\| 16,384 \| TRL \| ([\d,]+) \|"),
-    (SPEED, r"16,384 tokens \| [\d,]+ \| ([\d,]+) \|", r"\| 16,384 \| ours \| \*\*([\d,]+)\*\*"),
     (
         TRAIN,
         r"([\d.]+) times the tokens per second .* ([\d.]+) times at 16,384",
         r"8,192 \| ours \| [^|]* \| \*\*([\d.]+)\*\*(?:.*\n)+?"
         r"\| 16,384 \| ours [^|]*\| [^|]*\| \*\*([\d.]+)",
-    ),
-    (
-        SPEED,
-        r"GPU \| 16,384 \| ([\d,]+) \|.*\n.* 16,384 \| ([\d,]+) \| ([\d,]+) \|\n",
-        r"\| ours \| 1 \| ([\d,]+) .*\n\| `ours_fsdp2` \| 2 \| ([\d,]+) .*\n"
-        r"\| `ours_fsdp2_recomputed` \| 2 \| ([\d,]+) ",
-    ),
-    (
-        SPEED,
-        r"GPU \| ([\d,]+) \| 100 % \|\n" + 4 * r"\| .* \| ([\d,]+) \| ([\d.]+) % \|\n" + r"\n",
-        r"\| ours \| 1 \| ([\d,]+) .*\n"
-        + 4 * r"\| .* \| 2 \| ([\d,]+) \| [\d,]+ \| \**([\d.]+) %.*\n",
-    ),
-    (
-        SPEED,
-        r"`ddp` is ([\d.]+) times as fast as TRL and ([\d.]+) times .* it has ([\d,]+) tokens/s,"
-        r" ([\d.]+) times",
-        r"\| TRL, FSDP2 .* \*\*([\d.]+)\*\* .*\n\| TRL and Liger.* \*\*([\d.]+)\*\* (?:.*\n)+?"
-        r"\| ours, `ddp` \| 2 \| ([\d,]+) .*\n\| TRL, FSDP2 \| 2 \| [\d,]+ \| [\d,]+ \| ([\d.]+) ",
-    ),
-    (VLLM, r"384 tokens: ([\d,]+) tokens/s, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
-    (
-        VLLM,
-        r"writes ([\d,]+) tokens/s, with FP8 weights\s+([\d,]+),"
-        r" with an FP8 cache as well ([\d,]+)",
-        DECODED,
-    ),
-    (EIGHT, r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H200", DECODED),
-    (
-        EIGHT,
-        r"8 H200, bf16, 2 a replica \| ([^|]+) \| ([^|]+) \|.*\| ([^|]+) \|\n"
-        r".* weights and cache \| ([^|]+) \| ([^|]+) \|.*\| ([^|]+) \|\n\| 8 H100",
-        r"H200, bf16, 2 a replica \| whole \| ([^|]+) \| ([^|]+) \|.*\n"
-        r".* 2 a replica \| refresh \|.*\| ([^|]+) \|\n(?:.*\n){2}"
-        r".* weights and cache \| whole \| ([^|]+) \| ([^|]+) \|.*\n"
-        r".* weights and cache \| refresh \|.*\| ([^|]+) \|\n",
-    ),
-    (
-        SERVE,
-        r"99 % accepted within (\d+) ms .*\n.* reaches ([\d.]+) % .*\nafter ([\d.]+) s",
-        r"99 % of requests are accepted within (\d+) ms(?:.*\n)+?\| both .* \*\*([\d.]+) %\*\*"
-        r"(?:.*\n)+?.*\bmedian ([\d.]+) s\*\*",
     ),
 ]
 """Document, what it quotes, and how a page of results says it."""

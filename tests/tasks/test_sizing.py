@@ -2,9 +2,7 @@
 not known."""
 
 import json
-import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -272,18 +270,3 @@ def test_a_gpu_is_read_from_nvml(monkeypatch):
     assert found.bytes_per_s == pytest.approx(H200.bytes_per_s, rel=0.03), "the data sheet's"
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert read_gpu() is None
-
-
-def test_the_page_on_eight_gpus_has_the_figures_of_the_formula():
-    page = Path(__file__).parents[2].joinpath("docs/how-to/eight-gpus.md").read_text()
-    rows = re.findall(
-        r"^\| (H200|H100)[^|]*\| (\d) \| ([^|]*) \| (\d+) \| ([\d,]+) \| (\d+) \|", page, re.M
-    )
-    assert len(rows) == 6
-    for card, gpus, held, sequences, tokens_per_s, gpu_hours in rows:
-        args = {"bf16": (), "FP8 weights": FP8, "FP8 weights and cache": FP8_CACHE}[held.strip()]
-        gpu = {"H200": H200, "H100": H100}[card]
-        found = decoding(QWQ_32B.served(args), gpu, int(gpus), 0.9, 600, 7000)
-        assert int(sequences) == found.sequences
-        assert int(tokens_per_s.replace(",", "")) == round(found.tokens_per_s)
-        assert int(gpu_hours) == round(NIGHT * found.gpu_s(7000) / 3600)

@@ -1,7 +1,7 @@
 """What each flag of a verdict means for its reader, in one clause.
 
 A flag is a finding that rejects no candidate. Its family is what stands before the first colon; the
-rest names what was found. `docs/reference/verdict.md` has this table, too (a test compares them).
+rest names what was found.
 """
 
 from __future__ import annotations

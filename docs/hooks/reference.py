@@ -409,6 +409,8 @@ def columns_of(schema: Any) -> dict[str, Any]:
 
 
 def tables_page() -> str:
+    from kernels_eval.flags import FLAGS
+
     lines = [
         "# Tables: every column of every snapshot",
         "",
@@ -437,7 +439,9 @@ def tables_page() -> str:
                 raise Undescribed(f"docs/hooks/columns.py does not say what {name} of {stage} is")
             lines.append(f"| `{name}` | {_type(of)} | {_cell(said[name])} |")
         lines.append("")
-    return "\n".join(lines)
+    lines += ["## Flags of a verdict", "", "| flag | what it means for you |", "| --- | --- |"]
+    lines += [f"| `{flag}` | {_cell(meaning)} |" for flag, meaning in FLAGS.items()]
+    return "\n".join([*lines, ""])
 
 
 def _type(of: Any) -> str:

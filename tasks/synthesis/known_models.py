@@ -15,7 +15,7 @@ _TABLE = table_beside(__file__)
 KNOWN_MODELS: Mapping[str, Row] = MappingProxyType(
     {name: MappingProxyType(settings) for name, settings in _TABLE.items()}
 )
-"""Settings by hub id. docs/how-to/sample-with-vllm.md shows the same table, which a test checks."""
+"""Settings by hub id."""
 
 
 def sampling_for(

@@ -1,7 +1,6 @@
 """A known generator is asked as its card says; what somebody sets wins; nobody else's settings
 change."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -167,19 +166,3 @@ def test_a_default_and_the_same_value_spelled_out_are_one_snapshot(tmp_path):
     assert fingerprint(QWQ) == fingerprint(QWQ, **CARDS[QWQ])
     others = [{"temperature": 0.5}, {"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.1}]
     assert len({fingerprint(QWQ, **other) for other in [{}, *others]}) == 5
-
-
-def test_the_documentation_shows_the_same_table():
-    rows = re.findall(
-        r"^\| `(\S+/\S+)` \|(.*)\|$",
-        (ROOT / "docs" / "how-to" / "sample-with-vllm.md").read_text(encoding="utf-8"),
-        re.M,
-    )
-    shown = {model: [cell.strip() for cell in cells.split("|")] for model, cells in rows}
-    names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
-    assert shown.keys() == KNOWN_MODELS.keys()
-    for model, cells in shown.items():
-        expected = asked(model).identity
-        assert [cell.replace(",", "") for cell in cells[:5]] == [
-            f"{expected[name]:g}" if name in expected else "not sent" for name in names
-        ]

@@ -6,8 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig
@@ -70,6 +71,7 @@ def embed(config: PipelineConfig) -> None:
 def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
     """Run the flow in this process, with progress on stderr. Returns the summary as plain data."""
     embed(config)
+    Thread(target=make_headers, args=(config,), daemon=True).start()
     with served_and_shown() as progress:
         found = _refresh(config) if refresh_only else _whole_line(config)
     return {
@@ -79,6 +81,18 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
         **({} if progress.worked else {"note": NOTHING_NEW}),
         **found,
     }
+
+
+def make_headers(config: PipelineConfig) -> None:
+    """Make here what every build needs, a minute's work the first time, while the first stages run.
+    Build workers wait for it, and say what is wrong where it fails."""
+    from kernels_eval.judge.prepare import confined_builder
+    from kernels_eval.pool.ray import address_of
+
+    here = address_of(config.verification.ray_address) == "local"
+    if here and not config.language.jit:
+        with suppress(Exception):
+            confined_builder(config.verification.eval).warm()
 
 
 def _refresh(config: PipelineConfig) -> Json:

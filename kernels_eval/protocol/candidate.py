@@ -15,6 +15,7 @@ from kernels_eval.protocol.message import (
     Done,
     ErrorReport,
     Finite,
+    Payload,
     Report,
     Request,
     Several,
@@ -22,7 +23,6 @@ from kernels_eval.protocol.message import (
     Text,
 )
 from kernels_eval.protocol.model import CallReport, ModelSpec, PackedValues, SharedMemory
-from kernels_eval.records import Record
 
 
 class LoadReport(Report):
@@ -136,7 +136,7 @@ class PackKernels(Request[Done]):
     """Write the language's compiled kernels to the file that comes along."""
 
 
-class LateBuildAnswer(Record):
+class LateBuildAnswer(Payload):
     """The outcome of a build requested by `{"build": ...}` during a command."""
 
     ok: bool

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from kernels_eval.protocol.message import Request
-from kernels_eval.records import Record
+from kernels_eval.protocol.message import Payload, Request
 
 
-class HealthReport(Record):
+class HealthReport(Payload):
     right: bool
     free_bytes: int
 
@@ -19,7 +18,7 @@ class CheckHealth(Request[HealthReport]):
     patience_s: float
 
 
-class Peaks(Record):
+class Peaks(Payload):
     peak_flops: float
     peak_bytes_per_s: float
 

@@ -19,7 +19,12 @@ A = TypeVar("A", bound=Record)
 H = TypeVar("H", bound=Callable[..., object])
 
 
-class Request(Record, Generic[A]):
+class Payload(Record, use_attribute_docstrings=False):
+    """Base of what processes send each other. What its fields' docstrings say is for readers: to
+    find them takes seconds of each import beside a large library."""
+
+
+class Request(Payload, Generic[A]):
     """A command for a process, which answers with `A`."""
 
     answer: ClassVar[type[Any]]
@@ -89,7 +94,7 @@ def answer_message(parts: Sequence[object], message: dict[str, Any]) -> Record:
     raise KeyError(command)
 
 
-class Done(Record):
+class Done(Payload):
     """The answer of a command that only does something."""
 
 
@@ -110,7 +115,7 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class Report(Record, extra="ignore", strict=True):
+class Report(Payload, extra="ignore", strict=True):
     """Base of a candidate process's reports: unknown fields ignored, strict types, bounded
     values.
     """

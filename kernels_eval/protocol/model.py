@@ -14,19 +14,19 @@ from kernels_eval.protocol.message import (
     Done,
     Finite,
     Nanoseconds,
+    Payload,
     Report,
     Request,
     Several,
     Shape,
     Text,
 )
-from kernels_eval.records import Record
 
 DECLARED = "declared"
 """The task's own inputs and shape, not drawn distributions or other sizes."""
 
 
-class InputNote(Record):
+class InputNote(Payload):
     """What may vary about one argument. `pattern`: its zeros stay zeros; `symmetric`: as
     declared.
     """
@@ -36,7 +36,7 @@ class InputNote(Record):
     symmetric: bool = False
 
 
-class InputPlan(Record):
+class InputPlan(Payload):
     """What may vary about a task's inputs: a note per argument, and smaller shapes by name, as
     (argument, dimension, size). `distinct`: no two elements of an argument are equal.
     """
@@ -50,7 +50,7 @@ class InputPlan(Record):
         return any(note.vary for note in self.notes)
 
 
-class OutputForm(Record):
+class OutputForm(Payload):
     """One output tensor of the reference."""
 
     shape: list[int]
@@ -59,7 +59,7 @@ class OutputForm(Record):
     bytes: int = 0
 
 
-class Gradients(Record):
+class Gradients(Payload):
     """Gradients that a task asks for: at positions `wanted` of its first `arguments` inputs, and of
     these `parameters`. Later inputs are gradients of the outputs.
     """
@@ -74,7 +74,7 @@ class Gradients(Record):
         return own + [f"parameter {name}" for name in self.parameters]
 
 
-class ModelSpec(Record):
+class ModelSpec(Payload):
     """How a process makes a task's model; one seed gives the same weights.
 
     Weights are made on `construct_on`, then moved to `device`. The task's module asks for
@@ -95,7 +95,7 @@ class ModelSpec(Record):
         return self if seed is None else self.model_copy(update={"seed": seed})
 
 
-class SharedMemory(Record):
+class SharedMemory(Payload):
     """Memory whose descriptor comes along: the host's, or `size` bytes of a device's."""
 
     on_device: bool
@@ -112,7 +112,7 @@ class PackedValues(SharedMemory):
     stride: int
 
 
-class Shared(Record):
+class Shared(Payload):
     """Whether memory could be had: not where a device's driver does not share it."""
 
     shared: bool

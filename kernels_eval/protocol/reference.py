@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kernels_eval.protocol.message import Done, Request
+from kernels_eval.protocol.message import Done, Payload, Request
 from kernels_eval.protocol.model import (
     DECLARED,
     Gradients,
@@ -17,13 +17,12 @@ from kernels_eval.protocol.model import (
     OutputForm,
     Shared,
 )
-from kernels_eval.records import Record
 
 LATER, EARLIER = "a later call", "an earlier call"
 """Other calls of a round, as `Comparison.equals_trial` names them."""
 
 
-class LoadedTask(Record):
+class LoadedTask(Payload):
     """What the reference process found when it loaded a task and ran it once.
 
     `parameters` and (running) `statistics` are shapes without dimensions of size 1; `input_bytes`
@@ -58,7 +57,7 @@ class LoadTask(Request[LoadedTask]):
     oracle_max_bytes: int = 0
 
 
-class Comparison(Record):
+class Comparison(Payload):
     """Errors of an output against the expected one, all dimensionless.
 
     `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
@@ -91,7 +90,7 @@ class Comparison(Record):
     mutates_inputs: bool = False
 
 
-class Expectation(Record):
+class Expectation(Payload):
     """What the reference process says of a trial's expected values. `equals` names earlier trials
     with the same answer. `constants`: errors of answers that ignore the inputs: zeros, the
     answer of "declared", and that answer's mean over its first dimension.
@@ -156,7 +155,7 @@ class Compare(Request[Comparison]):
     trial: str
 
 
-class UnseenComparison(Record):
+class UnseenComparison(Payload):
     """Which outputs of unseen inputs were compared, by position, and their errors."""
 
     positions: list[int]
@@ -171,7 +170,7 @@ class CompareUnseen(Request[UnseenComparison]):
     distributions: list[str]
 
 
-class DrawnTimingInputs(Record):
+class DrawnTimingInputs(Payload):
     """Seconds of drawing. `graphs`: how many torch.compile has made so far."""
 
     seconds: float
@@ -188,7 +187,7 @@ class EndTiming(Request[Done]):
     """Give back the memory that only timing needs."""
 
 
-class IgnoredInputs(Record):
+class IgnoredInputs(Payload):
     """Positions of arguments that may vary and do not change the output."""
 
     ignored: list[int]
@@ -198,7 +197,7 @@ class FindIgnoredInputs(Request[IgnoredInputs]):
     seed: int
 
 
-class UsedBytes(Record):
+class UsedBytes(Payload):
     bytes: float
 
 
@@ -206,7 +205,7 @@ class EstimateUsedBytes(Request[UsedBytes]):
     seed: int
 
 
-class WeightsMatter(Record):
+class WeightsMatter(Payload):
     """Whether the output changes with these weights."""
 
     matter: bool

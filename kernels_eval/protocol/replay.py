@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kernels_eval.languages import Language
-from kernels_eval.protocol.message import Report, Request
+from kernels_eval.protocol.message import Payload, Report, Request
 from kernels_eval.protocol.model import ModelSpec
 from kernels_eval.protocol.task import OperatorTimes
-from kernels_eval.records import Record
 
 
 class ProgramOutput(Report):
@@ -22,7 +21,7 @@ class RunProgram(Request[ProgramOutput]):
     environment: dict[str, str]
 
 
-class Replay(Record):
+class Replay(Payload):
     """What a process needs to call a candidate on its task's declared inputs: sources, and
     libraries by build key.
     """
@@ -34,7 +33,7 @@ class Replay(Record):
     language: Language | None = None
 
 
-class ConfinedReplay(Record):
+class ConfinedReplay(Payload):
     """What a program under a tool is given: it confines itself to `readable` (and the `tools`),
     calls the candidate, and prints `done`.
     """

@@ -6,8 +6,7 @@ from typing import Any, Generic
 
 from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr
 
-from kernels_eval.protocol.message import A, Request
-from kernels_eval.records import Record
+from kernels_eval.protocol.message import A, Payload, Request
 
 
 class AboutTask(Request[A], Generic[A]):
@@ -18,7 +17,7 @@ class AboutTask(Request[A], Generic[A]):
     init_form: str
 
 
-class ArgumentForm(Record):
+class ArgumentForm(Payload):
     """A tensor by shape, strides in elements and dtype; else the value (strict: True is no 1)."""
 
     name: str
@@ -28,7 +27,7 @@ class ArgumentForm(Record):
     value: StrictBool | StrictInt | StrictFloat | StrictStr | None = None
 
 
-class Interface(Record):
+class Interface(Payload):
     """What goes in and out of one forward call. `state`: parameters, then buffers; `structure`: the
     outputs' nesting as `flatten_outputs` writes it.
     """
@@ -44,7 +43,7 @@ class DescribeInterface(AboutTask[Interface]):
     """What goes in and out of one forward call?"""
 
 
-class GraphReport(Record):
+class GraphReport(Payload):
     """Digests of the ATen graph of one forward call (`kernels_eval.reference.graph.Graph`)."""
 
     normalised: str
@@ -53,7 +52,7 @@ class GraphReport(Record):
     operators: list[str]
 
 
-class WorkloadReport(Record):
+class WorkloadReport(Payload):
     """Operators, floating-point operations and least bytes of one forward call; `executed` says on
     what. `peak_rss_bytes` are the process's.
     """
@@ -72,7 +71,7 @@ class MeasureWorkload(AboutTask[WorkloadReport]):
     declared_max_bytes: int
 
 
-class OperatorTimes(Record):
+class OperatorTimes(Payload):
     """Microseconds per call of every outermost operator and own kernel, slowest first, and by which
     clock.
     """

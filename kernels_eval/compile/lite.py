@@ -176,9 +176,13 @@ _NO_METHOD = re.compile(
     r"^'(?:class |const class )?(?:at|torch)::Tensor' has no member named '(\w+)'"
     r"|^class \"at::Tensor\" has no member \"(\w+)\""
 )
-# Errors about names of the candidate's own function, or about std: no header of torch plays a part
-# in them.
-_LOCAL = re.compile(r"^declaration of '[^']*' shadows a parameter")
+# Errors about names of the candidate's own function, about std, or about a method that is named and
+# not called: no header of torch plays a part in them.
+_LOCAL = re.compile(
+    r"^declaration of '[^']*' shadows a parameter"
+    r"|^cannot resolve overloaded function '\w+' based on conversion to type"
+    r" '(const )?(float|double|int|int64_t|bool)\*?'"
+)
 _STD_CALL = re.compile(r"^no matching function for call to '(min|max)\(")
 _DISPATCHED_TYPE = re.compile(
     r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b"
@@ -248,6 +252,8 @@ STREAM_NAMES = (
     "current_device",
 )
 
+_PARAMETERS_OF = re.compile(r"(?<=\w)\s*\((?!\s*[*&])[^():]*[ ,][^():]*\)")
+"""Parameters of a function that is declared; not a name in parentheses, such as `(*f)`."""
 _OPENS_FILE_SCOPE = re.compile(
     r'\bextern\s+"C(\+\+)?"\s*$|\benum\b(?!\s+(class|struct))[^;()]*$|\bnamespace\s*$'
 )
@@ -269,7 +275,7 @@ def file_scope(preprocessed: str) -> set[str]:
             outer = all(open_braces)
             open_braces.append(outer and bool(_OPENS_FILE_SCOPE.search(last)))
         elif all(open_braces):
-            names.update(IDENTIFIER.findall(piece))
+            names.update(IDENTIFIER.findall(_PARAMETERS_OF.sub(" ", piece)))
         last = piece if piece not in "{}" else ""
     return names
 

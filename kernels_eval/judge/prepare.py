@@ -18,6 +18,7 @@ from kernels_eval.compile.cubins import cuobjdump
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.transforms import BuildTransform
 from kernels_eval.config import BUILDS_DEADLINE_SHARE, MOST_BUILDS, EvalConfig
+from kernels_eval.errors import SandboxError
 from kernels_eval.judge.messages import (
     LOG_BYTES,
     Finding,
@@ -123,6 +124,11 @@ class Workplace:
             readable = [self.builder.tools.cache]
             self._server = ForkServer(threads=self.config.threads, readable=readable)
         return self._server
+
+    def start(self) -> None:
+        """Start the fork server ahead of its use, which raises what goes wrong."""
+        with suppress(SandboxError):
+            self._server = self.server
 
     @property
     def isolation(self) -> tuple[str, ...]:

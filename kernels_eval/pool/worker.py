@@ -77,6 +77,7 @@ class KernelWorker:
     ) -> None:
         self._evaluator = Evaluator(device, config, cuda_arch=cuda_arch)
         runner = self._evaluator.runner
+        runner.start()  # it takes seconds, in which the first candidates are built
         self._health: DeviceHealth | None = None
         if check or device.startswith("cuda"):
             self._health = DeviceHealth(

@@ -372,8 +372,9 @@ LARGE_TASK_BYTES = 2 << 30
 """Above this, two sets must do."""
 TIMED_INPUT_BYTES = 256 << 20
 """Memory for the sets of inputs that timed calls rotate over, each side."""
-DRAW_SETS_S = 0.3
-"""Time for drawing the sets of one process. A choice."""
+DRAW_SETS_S, DRAW_SETS_SHARE = 0.3, 0.1
+"""Time for drawing the sets of one process, and the largest share of a measurement's budget. A
+choice."""
 BANDWIDTH_SHARE = 0.5
 """Faster than this share of the time that its bytes need at peak bandwidth is implausible."""
 BURNT_SHARE = 0.5

@@ -21,10 +21,12 @@ from kernels_eval.config import (
     COMPARED_UNSEEN,
     CREDIBLE_ROUNDS,
     DRAW_SETS_S,
+    DRAW_SETS_SHARE,
     FEWEST_ROUNDS,
     FEWEST_SETS,
     LARGE_TASK_BYTES,
     MOST_CALLS_PER_SAMPLE,
+    MOST_DRIFT,
     MOST_ROUNDS,
     MOST_SETS,
     MOST_UNSEEN,
@@ -78,7 +80,8 @@ def draw_sets(reference: ReferenceProcess) -> tuple[list[int], float]:
     drawn = reference.ask(DrawTimingInputs(seeds=seeds[:least]))
     one_set_s = max(drawn.seconds / least, 1e-6)
     room = TIMED_INPUT_BYTES // max(1, reference.task_bytes)
-    count = int(max(least, min(MOST_SETS, room, DRAW_SETS_S / one_set_s)))
+    most_s = min(DRAW_SETS_S, DRAW_SETS_SHARE * reference.config.timing.max_s)
+    count = int(max(least, min(MOST_SETS, room, most_s / one_set_s)))
     if count > least:
         reference.ask(DrawTimingInputs(seeds=seeds[:count]))
     return seeds[:count], one_set_s
@@ -118,7 +121,8 @@ class PairedClock:
         self.process.tell(Forget())
         try:
             timing = self._measured()
-            for _ in range(REMEASURED):  # in case the machine is quieter now
+            # in case the machine is quieter now; where a wide interval will do, flags are enough
+            for _ in range(REMEASURED if self.config.interval_width < MOST_DRIFT else 0):
                 if unsettled(timing, self.config):
                     timing = self._measured()
         except ImplausibleTime as error:

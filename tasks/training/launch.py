@@ -53,7 +53,7 @@ def train_on_ray(
     on_log: OnLog | None = None,
 ) -> TrainingResult:
     """Run `train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU
-    core. Logs reach `on_log` in the caller's thread as they happen.
+    core, or alone on all that are free. Logs reach `on_log` in the caller's thread as they happen.
 
     One worker is a plain Ray task, which starts in 2 s; a TorchTrainer takes 17 to 22 s (measured).
     Several are a TorchTrainer (NCCL or gloo), driven by such a task. Without a connection, joins
@@ -71,7 +71,7 @@ def train_on_ray(
     job = Job(rows, recipe, where, Path(out_dir).absolute())
     alone = recipe.workers == 1
     task = ray.remote(_events).options(
-        num_cpus=int(alone),  # several: this task only drives them
+        num_cpus=_free_cores(gpu) if alone else 0,  # several: this task only drives them
         num_gpus=int(alone and gpu),
         num_returns="streaming",
         max_retries=0,
@@ -117,6 +117,17 @@ def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
             " wait until `ray status` lists them",
         )
     return gpus > 0
+
+
+def _free_cores(gpu: bool) -> int:
+    """Cores for a worker that trains alone: on a CPU all of this machine's that nobody uses, as Ray
+    allows a task as many threads as it has cores."""
+    import ray
+
+    if gpu:
+        return 1
+    free = int(ray.available_resources().get("CPU", 1))
+    return max(1, min(free, len(os.sched_getaffinity(0))))
 
 
 def _end(events: Any, controller: Any) -> None:

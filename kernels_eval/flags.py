@@ -38,7 +38,7 @@ FLAGS: Mapping[str, str] = {
     "reference_drift": "the reference takes this many times as long as it first did here",
     "clock_drift": "the machine's speed changed while it was timed",
     "throttled": "the GPU lowered its clocks while it was timed",
-    "unstable": "the machine disturbed the timing twice: measure again",
+    "unstable": "the machine disturbed the timing: measure again",
 }
 """Family -> clause."""
 

@@ -164,9 +164,7 @@ class Pool:
             self.gpu_type, gpus = chosen, gpu_types()[chosen]
             self.cuda_arch = self.cuda_arch or measured_on(chosen, self.language)[1]
         workers = self.workers or (gpus if self.language.needs_gpu else max(1, cpus // 2))
-        # Builds run at the lowest priority, so on the CPU they may use every core: the workers that
-        # time kernels go first.
-        builders = self.builders or (max(1, cpus - workers) if self.language.needs_gpu else cpus)
+        builders = self.builders or max(1, cpus - workers)
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
         self._here = place()

@@ -1,8 +1,5 @@
 """Difficulty of tasks by ARL, the average reasoning length of a task's samples (arXiv 2510.07356).
-
-Guarantees: deterministic thirds of equal size within each stratum. ARL may not be difficulty:
-failures of the model itself are long.
-"""
+A model's own failures are long, so ARL is no proof of difficulty."""
 
 from __future__ import annotations
 

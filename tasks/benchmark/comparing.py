@@ -1,8 +1,8 @@
 """Paired comparison of models: differences with intervals, a permutation test, and Holm's
 correction.
 
-Guarantees: only tasks and metrics that both models support count; p is exact for few tasks. One
-training run each shows no spread between seeds.
+Guarantees: only tasks and metrics that both models support count. One training run each shows no
+spread between seeds.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def paired_differences(
     baseline, track, metric, k, tasks, difference, lower, upper, p, p_holm.
 
     `frame` is that of `tasks.scores.scores`; `pairs` are (baseline, model), by default the first
-    model against all others. Differences of shares are in [-1, 1]; intervals bootstrap pairs of
-    tasks, null where all differ equally. `p` is of `sign_flip_p`, `p_holm` corrected (Holm 1979)
-    over a track's rows. Raises UsageError as `scores` does, and for a missing model.
+    model against all others. Intervals bootstrap pairs of tasks, null where all differ equally;
+    `p_holm` is corrected (Holm 1979) over a track's rows. Raises UsageError as `scores` does, and
+    for a missing model.
     """
     models = frame["model"].unique(maintain_order=True).to_list()
     chosen = list(itertools.combinations(models, 2)) if pairs is None else pairs
@@ -107,12 +107,11 @@ def _difference(
 
 def sign_flip_p(differences: Floats, *, seed: int = 0, resamples: int = PERMUTATIONS) -> float:
     """Two-sided p of a permutation test of paired differences, one per task: the share of random
-    signs whose sum is at least as far from 0 (Fisher 1935; the paired case of
-    scipy.stats.permutation_test).
+    signs whose sum is at least as far from 0 (Fisher 1935).
 
     All signs are tried for at most EXACT_DIFFERENCES nonzero differences; else random ones plus the
-    observed (Phipson and Smyth 2010), so p is never 0. Without nonzero differences p is 1. Raises
-    ValueError for a non-finite difference.
+    observed (Phipson and Smyth 2010). Without nonzero differences p is 1. Raises ValueError for a
+    non-finite difference.
     """
     values = np.asarray(differences, dtype=np.float64)
     if not np.isfinite(values).all():

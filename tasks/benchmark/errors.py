@@ -1,8 +1,5 @@
-"""Failures grouped by first error line, apart from names, numbers and paths.
-
-Guarantees: signatures hold no path, number or code line; time is linear in the log. A group may
-have several causes, as "no matching function" has.
-"""
+"""Failures grouped by first error line, apart from names, numbers and paths. A group may have
+several causes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Groups of tasks by level, operator kind and family, and reasoning length.
-
-Groups may differ for other reasons than their name. Families overlap, so their tasks do not add up.
-"""
+"""Groups of tasks by level, operator kind and family, and reasoning length. Families overlap."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ def level_groups(tasks: pl.DataFrame) -> pl.DataFrame:
 
 def operator_groups(workloads: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """Kinds (single_operator, fusion) and families as rows (task_id, group), largest first, from
-    stage "workloads" (task_id, operator_kind, families).
-
-    A task is in every family of its operators; "not counted" if it could not be run.
-    """
+    stage "workloads". A task that could not be run is "not counted"."""
     unknown = pl.col("operator_kind").is_null()
     kinds = workloads.select("task_id", group=pl.col("operator_kind").fill_null(NOT_COUNTED))
     families = workloads.select(
@@ -37,12 +31,8 @@ def operator_groups(workloads: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 
 def length_groups(candidates: pl.DataFrame) -> pl.DataFrame:
-    """Thirds of tasks by ARL within KernelBench's levels: rows (task_id, group) of `task_id` and
-    `reasoning_tokens`.
-
-    Use one generator, not a scored model: its own failures are long and make the long third look
-    hard.
-    """
+    """Thirds of tasks by ARL within KernelBench's levels: rows (task_id, group). Use one generator,
+    not a scored model: its own failures make the long third look hard."""
     thirds = arl_thirds(candidates.with_columns(stratum=LEVEL_OF_TASK))
     return thirds.select("task_id", group=pl.col("third").cast(pl.String))
 

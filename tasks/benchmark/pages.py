@@ -1,8 +1,5 @@
-"""Pages as lists of sections, for HTML and Markdown (`templates/sections.j2`).
-
-Guarantees: strings are raw, and `tasks.reporting.page` escapes them; empty parts and sections are
-left out.
-"""
+"""Pages as lists of sections, for HTML and Markdown (`templates/sections.j2`). Strings are raw:
+`tasks.reporting.page` escapes them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Scores of existing verdicts as plain data, level by level.
-
-Guarantees: groups are scored with and without any known degenerate tasks; unsupported values
-(pass@10 of 8 samples, fast_1 without times) are null with a note. Tables may be of different
-protocols.
-"""
+"""Scores of existing verdicts as plain data, level by level. Unsupported values are null with a
+note."""
 
 from __future__ import annotations
 
@@ -37,10 +33,8 @@ def tabulate(
     """Return `scores`, `groups` and `notes`.
 
     A row of `scores` has group, degenerate, baseline, model, track and k, and value, lower and
-    upper of each metric of `tasks.scores.scores`. The geometric-mean speedup is equal at every k.
-
-    `frame` has one row per verdict with `model` and `device`; `levels` maps task_id to level.
-    Raises UsageError as `scores` does.
+    upper of each metric of `tasks.scores.scores`. `frame` has one row per verdict with `model` and
+    `device`; `levels` maps task_id to level. Raises UsageError as `scores` does.
     """
     known = degenerate_tasks()
     groups = _groups(frame, levels)

@@ -1,8 +1,5 @@
-"""Scores and differences as text and tables, for reports, comparisons and the viewer.
-
-Guarantees: shares have intervals; unknown values are "n/a", never 0. Strings are raw:
-`tasks.reporting.page` escapes them.
-"""
+"""Scores and differences as text and tables, for reports, comparisons and the viewer. Unknown
+values are "n/a", never 0; strings are raw."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Numeric signs of model faults, to check first.
-
-Guarantees: signs are shown beyond their intervals, with their numbers. Causes are only suggestions,
-after the ConCuR paper (arXiv 2510.07356) and its ablations; thresholds are our own.
-"""
+"""Numeric signs of model faults, to check first. Causes are only suggestions, after the ConCuR
+paper (arXiv 2510.07356); thresholds are our own."""
 
 from __future__ import annotations
 
@@ -78,8 +75,7 @@ def signs(
 
     `scores` are custom kernels' against eager PyTorch, `levels` the same by level (column `group`),
     `traces` of models' outputs, `training` of the training set, `single_operator` its samples on
-    single operators and in all. `untrained` is the model before training, whose habits are not
-    blamed on training.
+    single operators and in all. `untrained` is the model before training.
     """
     smallest = scores.filter(pl.col("k").is_null() | (pl.col("k") == pl.col("k").min()))
     found = []
@@ -149,9 +145,8 @@ def correct_but_slow(scores: Mapping[str, Row]) -> str:
 def verbose(now: Traces | None, before: Traces | None, training: Traces | None) -> str:
     """Verbose, self-doubting outputs: the training set held long, chaotic traces.
 
-    Against traces before training, a flag needs MORE_POINTS more and disjoint Wilson intervals
-    (samples as independent trials), length LONGER times the median; without them, a flag needs a
-    share of MANY.
+    Against traces before training, a flag needs MORE_POINTS more and disjoint Wilson intervals,
+    length LONGER times the median; without them, a flag needs a share of MANY.
     """
     if now is None or not now.samples:
         return ""
@@ -214,10 +209,7 @@ def missed_bottleneck(verdicts: pl.DataFrame) -> str:
 
 def gap(first: Row, second: Row) -> tuple[float, Interval] | None:
     """`first` minus `second`, over different tasks, with a 95 % interval; None without both values.
-
-    Square-and-add (Newcombe 1998, method 10; for intervals other than Wilson's, Zou and Donner
-    2008).
-    """
+    Square-and-add (Newcombe 1998, method 10; Zou and Donner 2008)."""
     if first["value"] is None or second["value"] is None:
         return None
     value = first["value"] - second["value"]

@@ -1,8 +1,4 @@
-"""Models' verified answers on held-out tasks in, scores with intervals out.
-
-Guarantees: equal answers, configuration and scoring code give the same snapshot, however it is
-shown. Does not examine the origin of answers.
-"""
+"""Models' verified answers on held-out tasks in, scores with intervals out."""
 
 from __future__ import annotations
 

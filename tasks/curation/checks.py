@@ -1,8 +1,5 @@
-"""Requirements on frames for curation.
-
-Guarantees: every error names the columns or the row count, and the fix. Reasoning lengths are
-required of correct samples only (`require_lengths`).
-"""
+"""Requirements on frames for curation. Every error names the columns or the row count, and the
+fix."""
 
 from __future__ import annotations
 

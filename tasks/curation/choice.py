@@ -48,10 +48,8 @@ class Choice:
         )
 
     def thin(self, size: int | None) -> None:
-        """Keep at most `size` samples, each criterion its share to within one sample, in order.
-
-        Samples of a criterion are drawn; a smaller set is part of a larger one.
-        """
+        """Keep at most `size` samples, each criterion its share to within one sample. Samples of a
+        criterion are drawn; a smaller set is part of a larger one."""
         if size is None or size >= self.taken.height:
             return
         whole = self.taken

@@ -1,8 +1,5 @@
-"""Settings of a training set: strategy, thresholds, size and seed.
-
-Guarantees: the same configuration and rows give the same set in any row order. Not every key
-matters to every strategy: descriptions say which.
-"""
+"""Settings of a training set: strategy, thresholds, size and seed. Not every key matters to every
+strategy: descriptions say which."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Criteria as pure functions from a pool to the rows taken.
-
-Guarantees: each reads only its own columns, keeps the pool's, and depends on data and seed alone.
-Criteria overlap: `strategies` leaves out taken rows. Drawing needs `_draw` (`draw.with_draw`).
-"""
+"""Criteria as pure functions from a pool to the rows taken, which depend on data and seed alone.
+Drawing needs `_draw` (`draw.with_draw`)."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ SHORTEST_THEN_FASTEST = (LENGTH, -SPEEDUP)
 def concise_and_fast(eligible: pl.DataFrame, equal: Equality = "exact") -> pl.DataFrame:
     """(a): each task's correct sample that is both shortest in reasoning and fastest, if any.
 
-    Ties qualify for both; the lowest sample_index is taken. Untimed samples are never fastest. With
-    `equal` "interval", samples whose speedup's upper bound reaches the fastest's lower bound tie.
+    Ties qualify for both; the lowest sample_index is taken. With `equal` "interval", samples whose
+    speedup's upper bound reaches the fastest's lower bound tie.
     """
     shortest = LENGTH.min().over("task_id") == LENGTH
     return first_per_task(eligible.filter(shortest, is_fastest(equal)))
@@ -53,11 +50,8 @@ def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
 
 
 def single_operators_wanted(taken: pl.DataFrame, quota: float | int) -> int:
-    """How many single operators (c) may add to those taken.
-
-    Adds while (singles + added) < share * (taken + added), exactly, not in floating point. A float
-    quota is the share; an int quota is a cap, with share 0.5.
-    """
+    """How many single operators (c) may add to those taken, while (singles + added) < share *
+    (taken + added), exactly. A float quota is the share; an int quota is a cap, with share 0.5."""
     singles = int(taken["_single"].sum())
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
     wanted = max(0, math.ceil((share * taken.height - singles) / (1 - share)))
@@ -74,10 +68,7 @@ def best_per_task(
 
 def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.DataFrame:
     """The pool in a baseline's order, at most `max_per_task` of each task; of equal kernels the
-    first.
-
-    Ties are drawn, to bring in no second criterion. "speedup" leaves out untimed samples.
-    """
+    first. Ties are drawn. "speedup" leaves out untimed samples."""
     rows = pool.filter(SPEEDUP > 0) if order == "speedup" else pool
     rows = rows.sort(*ORDERS[order], "_draw", "candidate_id")
     if max_per_task == 1:  # no kernel twice
@@ -90,10 +81,7 @@ def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.Dat
 
 def balanced(rows: pl.DataFrame, size: int, quota: float | int) -> pl.DataFrame:
     """The first rows of each kind, in order, with single operators at the quota's share of `size`
-    (an int: that number, at most half).
-
-    Where one kind has too few, the other fills up to `size`.
-    """
+    (an int: that number, at most half). Where one kind has too few, the other fills up."""
     exact = math.floor(Fraction(str(quota)) * size)
     aim = exact if isinstance(quota, float) else min(quota, size // 2)
     singles = int(rows["_single"].sum())

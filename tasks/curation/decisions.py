@@ -1,8 +1,5 @@
-"""A strategy's decisions: the rows taken, and a table of every candidate.
-
-Guarantees: decisions come from the rule itself (`strategies.choose`); each candidate has one, with
-the first reason that applies and its numbers. Other reasons may apply too.
-"""
+"""A strategy's decisions: the rows taken, and a table of every candidate with the first reason that
+applies and its numbers."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ def decide(frame: pl.DataFrame, config: CurationConfig) -> Decided:
     """Apply a strategy to verdicts joined with their candidates.
 
     Taken rows add `criterion` and, where reasoning moves, `reasoning_from`, the candidate whose
-    `reasoning` and `reasoning_tokens` a row holds. Raises UsageError as
-    `tasks.curation.pool.marked` and `donors` do.
+    reasoning a row holds. Raises UsageError as `tasks.curation.pool.marked` and `donors` do.
     """
     rows = marked(frame, config)
     pool = pool_of(rows, config)
@@ -80,11 +76,8 @@ def _taken_rows(frame: pl.DataFrame, choice: Choice, config: CurationConfig) -> 
 
 
 def donors(taken: pl.DataFrame) -> Array:
-    """For each sample, the place of the one whose reasoning it gets, never of its own task.
-
-    Tasks are shuffled whole, and reasonings move on by the largest task's sample count. Raises
-    UsageError where one task has more than half of the samples: then no permutation exists.
-    """
+    """For each sample, the place of the one whose reasoning it gets, never of its own task. Raises
+    UsageError where one task has more than half of the samples: then no permutation exists."""
     if taken.is_empty():
         return np.empty(0, dtype=np.int64)
     most = taken.group_by("task_id").len()["len"].to_numpy().max()

@@ -1,8 +1,5 @@
-"""Changes between two training sets, by joining their decisions.
-
-Guarantees: a reason is the other side's decision on the candidate, or says that it has none. A
-change may have further causes.
-"""
+"""Changes between two training sets, by joining their decisions: the reason is the other side's
+decision on the candidate, or that it has none."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     """One row per sample in only one set, or in both with another criterion or speedup.
 
     Frames are tasks.tables.DECISIONS; without why_not (published sets) reasons are unknown. Returns
-    candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the other side,
-    or a constant above), and `COMPARED` as `_old` and `_new`, sorted.
+    candidate_id, task_id, `change` (gained, lost, changed), `reason`, and `COMPARED` as `_old` and
+    `_new`, sorted.
     """
     sides = {"old": _complete(old), "new": _complete(new)}
     taken = pl.concat([side.filter("taken").select(KEYS) for side in sides.values()]).unique(KEYS)

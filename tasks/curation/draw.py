@@ -28,7 +28,7 @@ def draw(rows: pl.DataFrame, count: int) -> pl.DataFrame:
 
 def draw_numbers(ids: pl.Series, seed: int) -> Array:
     """One 64-bit number per id: SplitMix64's finaliser (Steele, Lea and Flood 2014) over the id's
-    last 64 bytes, eight at a time. Unlike hashes of polars and Python, it never changes."""
+    last 64 bytes. Unlike hashes of polars and Python, it never changes."""
     padded = ids.str.pad_start(ID_BYTES, "\0").cast(pl.Binary).bin.slice(-ID_BYTES, ID_BYTES)
     words = padded.bin.reinterpret(dtype=pl.Array(pl.UInt64, ID_BYTES // 8), endianness="little")
     state = np.full(len(ids), _mixed(np.array([seed], dtype=np.uint64))[0], dtype=np.uint64)

@@ -1,8 +1,5 @@
-"""Quality flags of correct candidates' reasoning, which curation counts and may exclude.
-
-Guarantees: one row per correct candidate; traces that this version measured anywhere under the root
-are not read again; a killed run resumes; texts are read in batches.
-"""
+"""Quality flags of correct candidates' reasoning. Traces that this version measured anywhere under
+the root are not read again; a killed run resumes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Equal kernels of a task, so that no program is taken twice.
-
-Guarantees: texts are read only for tasks of which the rule or concur takes several; the rule's
-first of equals is taken; (a) still sees all correct samples. Kernels with different texts may do
-the same.
-"""
+"""Equal kernels of a task, so that no program is taken twice. Kernels with different texts may do
+the same."""
 
 from __future__ import annotations
 
@@ -33,11 +29,8 @@ def same_text(rows: pl.DataFrame) -> pl.DataFrame:
 def with_kernels(
     frame: pl.DataFrame, config: CurationConfig, candidates: Snapshot, equal: EqualKernels | None
 ) -> pl.DataFrame:
-    """The frame with `kernel`: the candidate_id that stands for a compared sample's kernel, null
-    elsewhere, or everywhere where `equal` is None or candidates have no code.
-
-    Raises UsageError as `curate` does.
-    """
+    """The frame with `kernel`: the candidate_id that stands for a compared sample's kernel, else
+    null. Raises UsageError as `curate` does."""
     frame = frame.with_columns(kernel=pl.lit(None, pl.String))
     if equal is None or not candidates.has_column("code"):
         return frame

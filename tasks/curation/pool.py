@@ -1,9 +1,6 @@
-"""The samples that every strategy chooses from.
-
-Guarantees: all strategies see one pool: correct first-turn samples with reasoning, each once,
-sorted by task_id, sample_index and candidate_id. No Python object per row. Frames have one row per
-candidate, with `COLUMNS` and perhaps `OPTIONAL`.
-"""
+"""The samples that every strategy chooses from: correct first-turn samples with reasoning, each
+once, sorted by task_id, sample_index and candidate_id. Frames have `COLUMNS` and perhaps
+`OPTIONAL`."""
 
 from __future__ import annotations
 
@@ -33,11 +30,8 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     null.
 
     Samples with one of `exclude_flags` or cut off by the token limit count as never drawn: another
-    may then be the shortest or fastest. A correct answer without reasoning (lost think tags) has no
-    trace to train on, and its zero tokens would be the shortest. A repeated candidate_id counts
-    once.
-
-    Raises UsageError as `require_usable` and `require_lengths` do.
+    may then be the shortest or fastest. A repeated candidate_id counts once. Raises UsageError as
+    `require_usable` and `require_lengths` do.
     """
     require_usable(frame, config)
     known = [name for name in (*COLUMNS, *OPTIONAL) if name in frame.columns]
@@ -96,11 +90,9 @@ def pool_of(rows: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 
 
 def ends(frame: pl.DataFrame) -> pl.Series:
-    """Why each answer ended: one of `CUT_OFF`, "by itself", or "unknown".
-
-    Without a known finish_reason, answers of exactly max_tokens were cut off, and so were those of
-    their generator's greatest length where several tasks have it.
-    """
+    """Why each answer ended: one of `CUT_OFF`, "by itself", or "unknown". Without a known
+    finish_reason, answers of exactly max_tokens, or of their generator's greatest length where
+    several tasks have it, were cut off."""
     given = ("finish_reason", "finish_guessed", "completion_tokens", "max_tokens")
     known = frame.with_columns(pl.lit(None).alias(n) for n in given if n not in frame.columns)
     reason = pl.col("finish_reason").cast(pl.String).str.to_lowercase()

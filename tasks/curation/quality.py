@@ -1,9 +1,5 @@
-"""Measures and flags of bad reasoning traces: loops, self-doubt, mixed languages, a cut thought.
-
-Guarantees: one row per text, of that text alone, in linear time (10 MB of one character take
-seconds). Flags are heuristics, and remove nothing; for their precision see
-benchmarks/results/2026-11-21-trace-quality.md.
-"""
+"""Measures and flags of bad reasoning traces, in linear time. Flags are heuristics; for their
+precision see benchmarks/results/2026-11-21-trace-quality.md."""
 
 from __future__ import annotations
 
@@ -67,10 +63,8 @@ _ENDING = r"[.!?:;)\]}>`\"'*|。！？”’…]\s*\z|(?m:^[ \t]*(?:#+ .*|\*\*.*
 
 
 def quality(texts: Sequence[str | None]) -> pl.DataFrame:
-    """One row per text: `MEASURES`, then the boolean `FLAGS`. Null counts as empty.
-
-    Shares are of 1. `words`, `repeated_share`, `loop_words` and doubt leave out closed code fences.
-    """
+    """One row per text: `MEASURES`, then the boolean `FLAGS`. Null counts as empty. `words`,
+    `repeated_share`, `loop_words` and doubt leave out closed code fences."""
     frame = pl.Series("text", texts, dtype=pl.String).fill_null("").to_frame()
     prose = frame["text"].str.replace_all(_CODE, "\n")
     repeated, loops, total = _repetition(prose.str.extract_all(_WORD))
@@ -113,10 +107,8 @@ def _foreign(texts: pl.Series) -> pl.DataFrame:
 
 
 def _repetition(words: pl.Series) -> tuple[Array, Array, Array]:
-    """Each text's share of repeated 10-grams, words of its final loop, and all words.
-
-    N-grams are 64-bit polynomial hashes: in 10,000 words, two collide once in 10^11 texts.
-    """
+    """Each text's share of repeated 10-grams (by 64-bit polynomial hashes), words of its final
+    loop, and all words."""
     lengths = words.list.len().fill_null(0).to_numpy().astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     hashes = words.list.explode(empty_as_null=False).hash(seed=1).to_numpy()
@@ -132,12 +124,8 @@ def _repetition(words: pl.Series) -> tuple[Array, Array, Array]:
 
 
 def _loop_words(words: Array) -> int:
-    """Words at the end that repeat with one period, all repetitions counted; 0 without a
-    repetition.
-
-    Tries as periods the distances to the last word's nearest earlier occurrences that continue
-    backwards.
-    """
+    """Words at the end that repeat with one period, all repetitions counted. Tries as periods the
+    distances to the last word's nearest earlier occurrences."""
     if len(words) < 4:
         return 0
     best = 0

@@ -1,9 +1,5 @@
-"""Verdicts and candidates from a root's finished snapshots or from Parquet files.
-
-Guarantees: only requested columns and struct fields are read, null where missing; candidates appear
-once, in the verdicts' order. Changes nothing. Files must not be written meanwhile. Named paths are
-local.
-"""
+"""Verdicts and candidates from a root's finished snapshots or from Parquet files. Only requested
+columns are read, null where missing."""
 
 from __future__ import annotations
 
@@ -73,8 +69,7 @@ class Source:
 
     `verdicts` defaults to those of the newest training set under `root`, else the newest finished;
     `candidates` to those beside the snapshot, or the same files. `unfinished` allows a directory
-    without a manifest. Raises UsageError for a missing, remote, empty or unfinished place, and
-    missing candidates.
+    without a manifest. Raises UsageError for a missing, remote, empty or unfinished place.
     """
 
     def __init__(
@@ -114,11 +109,9 @@ class Source:
 
     def read(self, of_verdicts: Sequence[str], of_candidates: Sequence[str]) -> pl.DataFrame:
         """Read those of the columns that exist, one row per verdict with a candidate; shared
-        columns are the verdict's.
-
-        "column.field" reads a struct's field, as a column of its name. Raises UsageError for
-        unreadable files, separate tables without candidate_id, and verdicts without any candidate.
-        """
+        columns are the verdict's. "column.field" reads a struct's field. Raises UsageError for
+        unreadable files, separate tables without candidate_id, and verdicts without any
+        candidate."""
         if self.one_table:
             return self.verdicts.read(columns=list(dict.fromkeys((*of_verdicts, *of_candidates))))
         left, right = (
@@ -153,12 +146,8 @@ class Source:
         return frame
 
     def deciding(self, *, flags: bool = False) -> pl.DataFrame:
-        """The columns strategies decide by, one row per candidate, without texts; `flags` adds
-        flaws of correct samples' traces.
-
-        Flags of a refresh are reused, others measured. Raises UsageError without candidate_id or
-        rows.
-        """
+        """The columns strategies decide by, without texts; `flags` adds flaws of correct samples'
+        traces, reused or measured. Raises UsageError without candidate_id or rows."""
         frame = self.verdict_rows(DECIDING, DECIDING, ["candidate_id"])
         ids = pl.col("candidate_id")
         if "status" in frame.columns:

@@ -96,10 +96,9 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
 
     `criterion_counts`: samples by criterion. `why_not`: other candidates by reason.
     `operators_from`: correct samples by source of operators. `trace_flags`: correct and taken
-    samples by flag, None where unmeasured; moved reasoning counts for its own sample.
-    `answers_end`: correct samples by end of answer. `equal_kernels`: samples compared, and left
-    out. `concise_and_fast_tasks`: tasks of (a), and those with one correct sample.
-    `without_status`: verdicts without one, which count as not correct.
+    samples by flag, None where unmeasured. `answers_end`: correct samples by end of answer.
+    `equal_kernels`: samples compared, and left out. `concise_and_fast_tasks`: tasks of (a), and
+    those with one correct sample. `without_status`: verdicts without one.
     """
     decisions = decided.decisions
     correct = frame.filter(CORRECT)

@@ -1,12 +1,8 @@
 """Strategies that choose training data: ConCuR's rule (arXiv 2510.07356, data curation) and its
-controls.
+controls (docs/explanation/curation.md).
 
-The paper took 4,892 samples: (a) 3,934 concise and fast, (b) 414 with a speedup above 5, (c) 544 of
-single operators.
-
-Guarantees: all use one pool (`tasks.curation.pool`), and take each sample and known equal kernel
-once, in an order of data and seed alone. Controls match concur's size by criterion where possible.
-Neither size nor balance is guaranteed. See docs/explanation/curation.md.
+Guarantees: all use one pool, and take each sample and known equal kernel once, in an order of data
+and seed alone. Controls match concur's size by criterion where possible.
 """
 
 from __future__ import annotations
@@ -42,11 +38,9 @@ FASTEST, SHORTEST, LONGEST, DRAWN = "fastest", "shortest", "longest", "drawn"
 
 
 class Strategy(NamedTuple):
-    """A rule, and how its decisions read.
-
-    `choose` adds samples to an empty choice. `compares` says whether samples lose to a task's
-    others by length or speed. `moves_reasoning` gives every sample another task's reasoning.
-    """
+    """A rule, and how its decisions read. `choose` adds samples to an empty choice; `compares` says
+    whether samples lose by length or speed; `moves_reasoning` gives every sample another task's
+    reasoning."""
 
     choose: Callable[[Choice, CurationConfig], None]
     compares: tuple[Literal["length", "speed"], ...] = ()
@@ -96,8 +90,8 @@ def concur(choice: Choice, config: CurationConfig, least: int = 1) -> None:
 
 
 def concur_without_conciseness(choice: Choice, config: CurationConfig) -> None:
-    """Ignore lengths: (b), the fastest samples of as many drawn tasks as concur takes by (a) alone,
-    then (c), as many as concur adds, with the fastest samples."""
+    """(b), the fastest samples of as many drawn tasks as concur takes by (a) alone, then (c) with
+    the fastest samples."""
     like = _concur_of(choice.pool, config)
     chosen = like.taken.filter(pl.col("criterion") != SINGLE_OPERATOR).select("_kernel")
     fast = high_speedup(choice.sure, config.min_speedup)

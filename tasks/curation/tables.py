@@ -1,8 +1,4 @@
-"""Columns for deciding, and training rows with their texts.
-
-Guarantees: deciding reads no text, so memory follows the rows; columns of old snapshots are null
-where missing, as are texts that `curated_rows` was not given.
-"""
+"""Columns for deciding, and training rows with their texts. Deciding reads no text."""
 
 from __future__ import annotations
 
@@ -79,11 +75,8 @@ def with_flags(frame: pl.DataFrame, flags: pl.DataFrame | Snapshot) -> pl.DataFr
 
 
 def with_operators(frame: pl.DataFrame, workloads: Snapshot | None) -> pl.DataFrame:
-    """Add `operators_from`, the source of a task's operators.
-
-    "verdict": those that verification saw executed. "workload", where a verdict names none: those
-    executed on meta tensors to count work, which replace `reference_operators`. Else null.
-    """
+    """Add `operators_from`, the source of a task's operators: "verdict", else "workload", whose
+    operators replace `reference_operators`, else null."""
     if "reference_operators" not in frame.columns:
         if workloads is None:
             return frame  # for `curate` to refuse
@@ -130,11 +123,8 @@ def places_of(candidates: Snapshot, wanted: pl.DataFrame) -> pl.DataFrame:
 def curated_rows(
     taken: pl.DataFrame, texts: pl.DataFrame, named: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """tasks.tables.CURATED of what `curate` took, in order.
-
-    `texts` has candidate_id and any of `TEXTS`; `named` is of `named_tasks`. Moved reasoning comes
-    from its original candidate.
-    """
+    """tasks.tables.CURATED of what `curate` took, in order. `texts` has candidate_id and any of
+    `TEXTS`; `named` is of `named_tasks`."""
     absent = (
         {} if "reasoning_from" in taken.columns else {"reasoning_from": pl.lit(None, pl.String)}
     )

@@ -1,8 +1,5 @@
-"""A comparison's SVG figure: scores of strategies with intervals and seeds.
-
-Guarantees: readable on light and dark; names are drawn literally; no data, no figure. MLflow charts
-the curve over sizes (`exec_at_1_over_size`).
-"""
+"""A comparison's SVG figure: scores of strategies with intervals and seeds. Without data there is
+none."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Numbers of a comparison: scores with intervals, spread of seeds, and paired differences.
 
-Guarantees: seeds are pooled within tasks, so a task counts once; all have one baseline; p values of
-one question are corrected together. Intervals leave out the variation between training runs: see
-`scores_by_seed` and `p_seeds`.
+Guarantees: seeds are pooled within tasks, so a task counts once; p values of one question are
+corrected together. Intervals leave out the variation between training runs.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class Arm(NamedTuple):
 class Compared:
     """Every number of a comparison.
 
-    `strategies` is its one table, best Exec@1 first (`_table`); `references` that of other models.
-    `baseline` is a strategy, `untuned_model` a reference's name. `scores` are those of
-    `tasks.scores.scores`; `scores_by_seed` has a row per branch, track and metric at pass@1;
-    differences are `paired_differences` with `spread`, `p_seeds` and `p_seeds_holm` of
-    `with_seed_tests`. `samples_per_task_and_seed` are the least and the most.
+    `strategies` is its one table, best Exec@1 first; `references` that of other models. `baseline`
+    is a strategy, `untuned_model` a reference's name. `scores` are those of `tasks.scores.scores`;
+    `scores_by_seed` has a row per branch, track and metric at pass@1; differences are
+    `paired_differences` with the columns of `with_seed_tests`. `samples_per_task_and_seed` are the
+    least and the most.
     """
 
     ablation: Ablation
@@ -68,8 +67,7 @@ class Compared:
 def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
     """An ablation's numbers, from its branches' verdicts; none without a finished branch.
 
-    Raises UsageError for missing verdicts, ones that scoring refuses, and a baseline that is no
-    strategy of the ablation.
+    Raises UsageError for verdicts that are missing or refused, and a baseline that is no strategy.
     """
     known = {branch.strategy for branch in ablation.branches}
     if ablation.baseline is not None and ablation.baseline not in known:
@@ -121,8 +119,7 @@ def _table(
     seeds: pl.DataFrame,
     differences: pl.DataFrame,
 ) -> tuple[tuple[Json, ...], tuple[Json, ...]]:
-    """A row per strategy and size, and per reference: training data, scores with bounds, Exec by
-    seed in percent, and its difference to the baseline. All displays use it."""
+    """A row per strategy and size, and per reference. All displays use it."""
     headline = rows.filter(pl.col("metric").is_in(HEADLINE_METRICS), track=OWN_TRACK)
     scored = headline.partition_by("model", as_dict=True)
     own = {"metric": EXEC, "track": OWN_TRACK}
@@ -165,8 +162,8 @@ def with_seed_tests(rows: pl.DataFrame, seeds: pl.DataFrame) -> pl.DataFrame:
     """Differences with a test against the seeds' spread, pooled because one strategy has few seeds.
 
     `spread` is a share's standard deviation over a strategy's seeds, estimated from all that can
-    vary (not all or none right); `p_seeds` is of a two-sided t test, `p_seeds_holm` corrected over
-    strategies. Null where not estimable.
+    vary; `p_seeds` is of a two-sided t test, `p_seeds_holm` corrected over strategies. Null where
+    not estimable.
     """
     tests = [_seed_test(row, seeds) for row in rows.iter_rows(named=True)]
     schema = {"spread": pl.Float64, "freedom": pl.Int64, "p_seeds": pl.Float64}

@@ -1,8 +1,7 @@
 """An ablation in one page: the best strategy, its lead and its certainty.
 
 Guarantees: `comparison.html` is self-contained without scripts; `.md` and `.json` have the same
-numbers; names are text; output is atomic and deterministic; "better" needs a corrected test. Reads
-only the branches' verdicts.
+numbers; "better" needs a corrected test.
 """
 
 from __future__ import annotations
@@ -79,11 +78,8 @@ def as_data(found: Compared) -> Json:
 
 
 def verdict_of(found: Compared) -> str:
-    """Certainty of the first place: `nothing`, `no_correct_kernel`, `one_strategy`, or a key of
-    READS.
-
-    Compares the best with the baseline, or the baseline with the next best.
-    """
+    """Certainty of the first place, against the baseline or the next best: `nothing`,
+    `no_correct_kernel`, `one_strategy`, or a key of READS."""
     if not found.strategies:
         return "nothing"
     if not any(row["exec_at_1"] for row in found.strategies):

@@ -1,8 +1,5 @@
-"""A comparison's inputs: branches, reference models and links of an ablation.
-
-Guarantees: passwords in URLs are masked, and links without an http(s) address dropped; branches
-have answers or an error, and distinct names. Referenced snapshots may be missing.
-"""
+"""A comparison's inputs: branches, reference models and links of an ablation. Passwords in URLs are
+masked, and links without an http(s) address dropped."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ Url = Annotated[str | None, AfterValidator(lambda url: url and address(url))]
 
 
 class Branch(Record):
-    """One strategy at one size (None: all samples it takes) and seed: curated, trained,
-    benchmarked.
+    """One strategy at one size (None: all samples it takes) and seed.
 
     `rows` are those trained on; `curated`, `trained` and `scores` are fingerprints of the snapshots
     reached. Losses are mean cross entropy per token (nats). Raises ValueError for a done branch
@@ -63,12 +59,10 @@ class Branch(Record):
 
 
 class Ablation(Record):
-    """An ablation so far. `references` are other models on the same tasks (the base model, recorded
-    answers), by name.
+    """An ablation so far. `references` are other models on the same tasks, by name.
 
     `baseline` is the strategy to compare with; None takes "random" if present, else the first.
-    `fingerprint` names the configuration. Raises ValueError for a repeated name of branches or
-    references.
+    Raises ValueError for a repeated name.
     """
 
     name: str = Field(min_length=1)

@@ -1,8 +1,5 @@
-"""A report's content: findings, trust, next steps and details.
-
-Guarantees: numbers follow from the context alone. Strings are raw; headline and summary, which
-terminals print, hold no control characters.
-"""
+"""A report's content: findings, trust, next steps and details. Strings are raw, but headline and
+summary, which terminals print, hold no control characters."""
 
 from __future__ import annotations
 

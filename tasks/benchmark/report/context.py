@@ -1,8 +1,5 @@
-"""A report's context as plain data, and its derivation from verdicts.
-
-Guarantees: JSON can be written and read back; passwords in configured URLs are masked; size does
-not grow with the candidates.
-"""
+"""A report's context as plain data, and its derivation from verdicts. Passwords in configured URLs
+are masked."""
 
 from __future__ import annotations
 
@@ -36,11 +33,9 @@ class ReportContext(Record):
     `status_counts` and `reason_counts` are over the run's candidates, not the benchmark's.
     `trace_flags` maps a flag to its correct samples, and those that became training data. `scores`
     are rows of `benchmark.stage.all_scores`, `comparisons` of `paired_differences`, `groups` of
-    `scores` with `by` and `group`; `arl_of` is the model whose reasoning lengths make the thirds,
-    which do not score it. `findings` are observations of reasoning length, `finding_rows` their
-    numbers, `findings_bounded_by` their bounds. `timed` candidates have a speedup; `faster` ones
-    beat PyTorch with 95 % confidence. `limits` has a row per limit of profiled candidates.
-    `fingerprints` maps a stage to its snapshot.
+    `scores` with `by` and `group`; `arl_of` is the model whose reasoning lengths make the thirds.
+    `timed` candidates have a speedup; `faster` ones beat PyTorch with 95 % confidence. `limits` has
+    a row per limit of profiled candidates. `fingerprints` maps a stage to its snapshot.
     """
 
     run_name: str

@@ -1,8 +1,4 @@
-"""A report's figures as SVG text.
-
-Guarantees: readable on light and dark; deterministic; labels are literal, never formulas, links or
-scripts; figures without data are left out; pyplot's global state is unused.
-"""
+"""A report's figures as SVG text. Figures without data are left out."""
 
 from __future__ import annotations
 

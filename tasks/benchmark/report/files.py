@@ -1,7 +1,7 @@
 """A run's report as HTML, Markdown, JSON and terminal summary.
 
-Guarantees: files are atomic, bounded (cuts are marked), deterministic, and written once per inputs;
-HTML is self-contained and runs no script; text of tasks and candidates is escaped in every format.
+Guarantees: files are atomic and bounded (cuts are marked); HTML is self-contained and runs no
+script; text of tasks and candidates is escaped in every format.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """A report's inputs beside scores: task groups, output and training traces, and training data.
-
-Guarantees: length thirds are never of the model they score; texts are read in batches; what a
-snapshot lacks is left out.
-"""
+Length thirds are never of the model they score."""
 
 from __future__ import annotations
 
@@ -38,11 +35,7 @@ def grouped_scores(
     ks: Sequence[int],
 ) -> tuple[pl.DataFrame, str]:
     """Custom kernels' scores by task group (`by`, `group`), and whose reasoning lengths make the
-    thirds.
-
-    Groups are levels (if several), operator kinds and families, and thirds. `frame` holds the
-    verdicts of `answers`.
-    """
+    thirds. `frame` holds the verdicts of `answers`."""
     tasks = suite.open().read(columns=["task_id", "level"], unique="task_id")
     members = {}
     if tasks["level"].n_unique() > 1:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from flows.config import PipelineConfig
-from flows.runtime.guard import guarded_flow, optional
+from flows.runtime.guard import optional
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.benchmark.step import score_benchmark
-from tasks.policy import ProgressArtifact, call_stage
-from tasks.progress import observed_by
+from tasks.policy import call_stage
 from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
@@ -30,26 +29,20 @@ class Benchmarked(Record):
     cautions: tuple[str, ...] = ()
 
 
-@guarded_flow("benchmark the models", "benchmark", strategy=False)
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the
     same held-out tasks."""
-    progress = ProgressArtifact("benchmark-progress", "share of the current stage that is done")
-    with observed_by(progress):
-        suite = call_stage(load_tasks, config.benchmark.tasks, config.root)
-        answers = tuple(
-            _answer(config, suite, model, trained)
-            for model in config.benchmark.models
-            if model != "tuned" or trained
-        )
-        scores = call_stage(score_benchmark, list(answers), config.benchmark)
-        # scores are published without these, too: no sandbox, say
-        workloads, cautions = optional(
-            "Scores by kind and family of operator",
-            call_stage,
-            measure_workloads,
-            suite,
-        )
+    suite = call_stage(load_tasks, config.benchmark.tasks, config.root)
+    answers = tuple(
+        _answer(config, suite, model, trained)
+        for model in config.benchmark.models
+        if model != "tuned" or trained
+    )
+    scores = call_stage(score_benchmark, list(answers), config.benchmark)
+    # scores are published without these, too: no sandbox, say
+    workloads, cautions = optional(
+        "Scores by kind and family of operator", call_stage, measure_workloads, suite
+    )
     return Benchmarked(
         suite=suite,
         answers=answers,

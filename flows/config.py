@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from flows.runtime.config import GuardConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.extensions import known_names
 from kernels_eval.records import Json, Language, Record, Row
@@ -58,7 +57,6 @@ class PipelineConfig(Record, title="concur run"):
     reinforcement: ReinforceRecipe = ReinforceRecipe()
     benchmark: BenchmarkConfig = Field(default=BenchmarkConfig(), validate_default=True)
     tracking: TrackingConfig = TrackingConfig()
-    guard: GuardConfig = GuardConfig()
 
     @field_validator("benchmark")
     @classmethod
@@ -102,10 +100,11 @@ def shipped_names(kind: str) -> list[str]:
 
 
 def own_profiles() -> dict[str, Path]:
-    """A user's profiles by name: `profiles/*.yaml` under the root of a worker or `concur up`."""
-    roots = [os.environ.get(name) for name in ("CONCUR_ROOT", "CONCUR_STACK_ROOT")]
-    local = [Path(root) for root in roots if root and "://" not in root]
-    return {path.stem: path for root in local for path in sorted(root.glob("profiles/*.yaml"))}
+    """A user's profiles by name: `profiles/*.yaml` under $CONCUR_ROOT, a worker's root."""
+    root = os.environ.get("CONCUR_ROOT", "")
+    if not root or "://" in root:
+        return {}
+    return {path.stem: path for path in sorted(Path(root).glob("profiles/*.yaml"))}
 
 
 def profile_names() -> list[str]:
@@ -126,6 +125,13 @@ def load_profile(
 def read_profile(profile: str) -> Json:
     """Keys set by the profile itself. Raises UsageError as `load_profile` does."""
     return _read("profile", "profiles", profile)
+
+
+def strategy_names(names: Iterable[str]) -> list[str]:
+    """Names of strategies, each once; `all` is every one that is known."""
+    known = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
+    found = [each for name in names for each in (known if name == "all" else (name,))]
+    return list(dict.fromkeys(found))
 
 
 def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:

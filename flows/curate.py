@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from flows.config import load_strategy
+from flows.config import load_strategy, strategy_names
 from kernels_eval.errors import UsageError
-from kernels_eval.extensions import known_names
 from kernels_eval.records import Json
-from tasks.curation.config import STRATEGY_GROUP, STRATEGY_NAMES, CurationConfig
+from tasks.curation.config import CurationConfig
 from tasks.files import AtomicFiles
 
 if TYPE_CHECKING:
@@ -42,11 +41,7 @@ class Choice:
     ) -> None:
         from tasks.curation.source import Source
 
-        names: list[str] = []
-        for name in strategies:
-            every = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
-            names += every if name == "all" else (name,)
-        loaded = [load_strategy(name, overrides) for name in dict.fromkeys(names)]
+        loaded = [load_strategy(name, overrides) for name in strategy_names(strategies)]
         sized = [each.model_copy(update={"size": size}) for each in loaded for size in sizes]
         self.configs, self.sized = sized or loaded, bool(sizes)
         self.source = Source(verdicts, candidates, root)
@@ -64,20 +59,6 @@ class Choice:
         return with_kernels(self.frame, config, self.source.candidates, equal)
 
 
-def parsed_sizes(text: str | None) -> list[int]:
-    """Numbers of "100,1000". Raises UsageError for anything else."""
-    try:
-        sizes = [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        sizes = [0]
-    if any(size < 1 for size in sizes):
-        raise UsageError(
-            f"--size {text!r} is not a list of whole numbers above 0",
-            "for example --size 500,1000,4892",
-        )
-    return sizes
-
-
 def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     """Make training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`
     with their counts and composition.
@@ -88,8 +69,9 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     DIR as it was, for unusable input, where no strategy takes anything, and where two sets would be
     one file. Of several strategies, one that cannot move reasoning between tasks has a `problem`
     and no samples."""
-    from flows.set_figures import SetFigures
+    from flows.set_figures import task_families, write_figures
     from tasks.curation.stage import nothing_taken, operators_from
+    from tasks.observe.composition import composition
     from tasks.tables import CORRECT
 
     asked = Choice(**choice)
@@ -103,7 +85,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     sets: list[Json] = []
     refusals: list[UsageError] = []
     with AtomicFiles("choose another --out, or free some disk") as files:
-        figures = SetFigures(frame) if out else None
+        families, drawn = task_families(frame) if out else frame, []
         for config, name in zip(asked.configs, names, strict=True):
             decided, found = _decided(asked, config)
             sets.append(found)
@@ -111,12 +93,12 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
                 refusals.append(decided)
             elif decided.taken.is_empty():
                 refusals.append(nothing_taken(decided.decisions))
-            elif out and figures:
+            elif out:
                 place = Path(out) / f"{name}.parquet"
                 found["file"] = str(place)
                 files.add(place, source.curated(decided.taken).write_parquet)
                 files.add(place.with_suffix(".decisions.parquet"), decided.decisions.write_parquet)
-                figures.add(name, decided.taken)
+                drawn.append(composition(name, decided.taken, families))
         if len(refusals) == len(sets):
             raise refusals[0]
         about = {
@@ -127,8 +109,8 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
             "operators_from": operators_from(frame),
         }
         data: Json = {"source": about, "sets": sets}
-        if out and figures:
-            data["figures"] = [str(path) for path in figures.write(Path(out))]
+        if out:
+            data["figures"] = [str(path) for path in write_figures(drawn, Path(out))]
             text = json.dumps(data, indent=2) + "\n"
             files.add(Path(out) / SUMMARY_FILE, lambda path: path.write_text(text, "utf-8"))
     return data

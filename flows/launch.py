@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,13 +12,14 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig
-from flows.runtime.terminal import ProgressRows
+from flows.runtime.terminal import TerminalProgress
 from kernels_eval.records import Json
 from kernels_eval.sandbox import reaper
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by
 
 if TYPE_CHECKING:
+    from flows.ablation.plan import AblationConfig
     from flows.ready import Part
 
 MLFLOW = "http://127.0.0.1:5000"
@@ -126,6 +127,32 @@ def _whole_line(config: PipelineConfig) -> Json:
     }
 
 
+def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
+    """Run an ablation in this process, with progress on stderr. Returns its result as plain data.
+    Raises what the flow raises; an interrupt ends the local Ray first, so that no training
+    continues."""
+    embed(pipeline)
+    try:
+        with served_and_shown() as progress:
+            from flows.ablation.flow import ablate
+
+            result = ablate(config)
+    except KeyboardInterrupt:
+        import ray
+
+        ray.shutdown()
+        raise
+    data = result.model_dump(mode="json")
+    ablation = data.pop("ablation")
+    return data | {
+        **{name: ablation[name] for name in ("name", "fingerprint", "branches", "cautions")},
+        "complete": result.complete,
+        "seconds": progress.seconds,
+        "experiment": pipeline.tracking.experiment,
+        "tracking_uri": pipeline.tracking_uri,
+    }
+
+
 def start_server_apart() -> None:
     """Start the embedded server with Ctrl-C blocked, which a child inherits: without it, a run
     spends over a minute on reporting its end. The server ends with this process."""
@@ -144,27 +171,10 @@ def start_server_apart() -> None:
                 reaper.watch(child.pid)
 
 
-class TerminalProgress(ProgressRows):
-    """An observer (tasks.progress) that shows stages on stderr; `worked` are those with work."""
-
-    def __init__(self) -> None:
-        super().__init__(width=14)
-        self.worked: set[str] = set()
-        self._began_s = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        return round(time.monotonic() - self._began_s, 1)
-
-    def __call__(self, stage: str, done: int, total: int, note: str) -> None:
-        self.worked.add(stage)
-        self.update(stage, done, total, note)
-
-
 @contextmanager
 def served_and_shown() -> Iterator[TerminalProgress]:
-    progress = TerminalProgress()
-    with progress, observed_by(progress):
-        progress.say("waiting for Prefect's server")
-        start_server_apart()
+    """Run flows in the block: Prefect's server is there, and progress is shown on stderr."""
+    print("waiting for Prefect's server", file=sys.stderr, flush=True)
+    start_server_apart()
+    with TerminalProgress() as progress, observed_by(progress):
         yield progress

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from prefect import flow
+
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -12,9 +14,10 @@ from flows.artifacts import (
 )
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
-from flows.refresh import Refreshed, refresh_dataset
+from flows.naming import run_name
+from flows.refresh import Refreshed, refresh
 from flows.report import write_report
-from flows.runtime.guard import guarded_flow
+from flows.runtime.guard import guarding
 from flows.track import run_record, track
 from flows.train import train_adapter
 from kernels_eval.records import Record
@@ -34,13 +37,19 @@ class LineResult(Record):
     mlflow_run: str | None
 
 
-@guarded_flow("concur line", "concur")
+@flow(name="concur line", flow_run_name=run_name("concur"))
 def concur_line(config: PipelineConfig = DEFAULTS) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is
     served from snapshots."""
-    refreshed = refresh_dataset.fn(config)  # stages and artifacts of this run
-    trained = train_adapter.fn(config, refreshed.tasks, refreshed.curated)
-    benchmarked = benchmark_models.fn(config, trained)
+    with guarding(config.root):
+        return run_line(config)
+
+
+def run_line(config: PipelineConfig) -> LineResult:
+    """`concur_line` inside a guarded run."""
+    refreshed = refresh(config)
+    trained = train_adapter(config, refreshed.tasks, refreshed.curated)
+    benchmarked = benchmark_models(config, trained)
     report = write_report(config, refreshed, trained, benchmarked)
     create_markdown_artifact("report", report.markdown, "What this run found")
     summary = [{"what": name, "value": value} for name, value in report.summary]

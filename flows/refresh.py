@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefect.runtime import flow_run
+from prefect import flow
 
 from flows.artifacts import (
     create_markdown_artifact,
@@ -13,7 +13,8 @@ from flows.artifacts import (
 from flows.config import PipelineConfig
 from flows.morning.history import entered
 from flows.morning.step import write_morning_report
-from flows.runtime.guard import guarded_flow, optional, shown
+from flows.naming import run_name
+from flows.runtime.guard import guarding, optional, shown
 from flows.set_figures import draw_curated
 from kernels_eval.devices import conditions, device_for
 from tasks.curation.step import curate, flag_traces
@@ -22,10 +23,10 @@ from tasks.decontamination.step import choose_tasks
 from tasks.observe.config import ObservationConfig
 from tasks.observe.stage import found_in
 from tasks.observe.step import analyse
-from tasks.policy import ProgressArtifact, call_stage
+from tasks.policy import call_stage
 from tasks.profiling.stage import Line
 from tasks.profiling.step import profile_kernels
-from tasks.progress import gathering, observed_by
+from tasks.progress import gathering
 from tasks.reporting.text import as_text
 from tasks.samples import Samples
 from tasks.sources.step import load_tasks
@@ -46,11 +47,18 @@ class Refreshed(Samples):
     cautions: tuple[str, ...] = ()
 
 
-@guarded_flow("refresh the data set", "refresh")
+@flow(name="refresh the data set", flow_run_name=run_name("refresh"))
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks,
     samples and verdicts that are new."""
-    with entered(config, str(flow_run.id) if flow_run.id else None) as entry:
+    with guarding(config.root):
+        return refresh(config)
+
+
+def refresh(config: PipelineConfig) -> Refreshed:
+    """`refresh_dataset` inside a guarded run: run the stages, enter them in the history of the
+    root, and write the morning report."""
+    with entered(config) as entry:
         refreshed = run_stages(config)
         ended = entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
     optional("The files of the morning report", write_morning_report, config.root, ended)
@@ -58,8 +66,7 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 
 
 def run_stages(config: PipelineConfig) -> Refreshed:
-    progress = ProgressArtifact("refresh-progress", "share of the current stage that is done")
-    with gathering() as noted, observed_by(progress):
+    with gathering() as noted:
         samples = verified_samples(config)
         equal = equal_kernels(config.deduplication)
         curated = call_stage(curate, samples, config.curation, equal)

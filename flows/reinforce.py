@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from prefect import flow
+
 from flows.config import PipelineConfig
-from flows.runtime.guard import guarded_flow
+from flows.naming import run_name
+from flows.runtime.guard import guarding
 from flows.track import reinforcement_record, track
 from flows.train import of_line, prompts_for
 from kernels_eval.errors import UsageError
 from kernels_eval.judge.messages import no_code_verdict
 from kernels_eval.records import Candidate, Json, KernelTask, Verdict
-from tasks.policy import ProgressArtifact
-from tasks.progress import observed_by
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store.lookup import find_snapshot, newest_first
@@ -33,7 +34,6 @@ Verify = Callable[[Iterable[tuple[KernelTask, Candidate]]], Iterable[Verdict]]
 """`Pool.verify`, or what does the same."""
 
 
-@guarded_flow("reinforce the adapter", "reinforce")
 def reinforce_adapter(
     config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
 ) -> SnapshotRef:
@@ -44,10 +44,7 @@ def reinforce_adapter(
         return snapshot.ref
     resolve_model(str(trained.open().manifest["base_model"]), trained.root)  # before any worker
     known = {task.task_id: task for task in read_tasks(tasks)}
-    with (
-        observed_by(ProgressArtifact("reinforcement-progress", "share of optimiser steps done")),
-        pool_of(config.language, config.verification) as pool,
-    ):
+    with pool_of(config.language, config.verification) as pool:
         return reinforce.run(trained, recipe, prompts, judge_by(pool.verify, config, known))
 
 
@@ -103,13 +100,14 @@ def _candidate(name: str, task: KernelTask, answer: str, config: PipelineConfig)
     )
 
 
-@guarded_flow("reinforce and track", "reinforce and track")
+@flow(name="reinforce and track", flow_run_name=run_name("reinforce"))
 def reinforce_and_track(
     config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
 ) -> tuple[SnapshotRef, str | None]:
     """`reinforce_adapter`, and its run in MLflow: None where tracking is off or failed."""
-    reinforced = reinforce_adapter.fn(config, tasks, trained)
-    return reinforced, track(reinforcement_record, config, reinforced)
+    with guarding(config.root):
+        reinforced = reinforce_adapter(config, tasks, trained)
+        return reinforced, track(reinforcement_record, config, reinforced)
 
 
 def of_training(

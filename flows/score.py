@@ -6,14 +6,12 @@ harness's."""
 
 from __future__ import annotations
 
-import math
 import re
-from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import polars as pl
 
+from flows.lists import parsed_numbers
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
 from tasks.benchmark.score_table import tabulate
@@ -22,7 +20,6 @@ from tasks.sources.files import columns_of, shown
 from tasks.sources.tables import load
 from tasks.synthesis.inputs import parts_of
 
-Number = TypeVar("Number", int, float)
 OF_VERDICTS = (
     *("candidate_id", "task_id", "status", "reason", "outputs_match", "timing"),
     *("correctness", "custom_kernels", "device"),
@@ -58,8 +55,8 @@ def score_table(
     the tasks' snapshot, or KernelBench's ids. Raises UsageError for unreadable input, duplicate
     candidates, tasks missing from `tasks`, and verdicts of several devices without a choice by
     `device`."""
-    known_ks = parsed_numbers(ks, "--k", int)
-    known_ps = parsed_numbers(ps, "--p", float)
+    known_ks = parsed_numbers(ks, "--k", int, 1, "1,5,10")
+    known_ps = parsed_numbers(ps, "--p", float, 0, "0,0.5,1,1.5,2")
     if candidates and not verdicts:
         raise UsageError("--candidates without --verdicts", "give both, or neither")
     if verdicts and candidates and _names_models(verdicts):
@@ -71,21 +68,6 @@ def score_table(
     levels = _levels(set(frame["task_id"]), source, tasks)
     found = tabulate(frame, levels, ks=known_ks, ps=known_ps, resamples=resamples)
     return {"verdicts": name, "label": label, **found}
-
-
-def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
-    """Return the distinct numbers of "1,5,10". Raises UsageError for anything else, ks below 1 and
-    ps below 0."""
-    least, example = (1, "1,5,10") if kind is int else (0, "0,0.5,1,1.5,2")
-    found: list[Number] = []
-    with suppress(ValueError):
-        found = list(dict.fromkeys(map(kind, text.split(","))))
-    if not found or not all(least <= value < math.inf for value in found):
-        which = "above 0" if least else "from 0"
-        raise UsageError(
-            f"{option} {shown(text)!r} is not a list of numbers {which}", f"such as {example}"
-        )
-    return found
 
 
 def _names_models(verdicts: str) -> bool:

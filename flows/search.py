@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
+from prefect import flow
+
 from flows.config import PipelineConfig
-from flows.runtime.guard import guarded_flow
+from flows.naming import run_name
+from flows.runtime.guard import guarding
 from flows.track import search_record, track
 from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language, Record, Row, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.keys import keyed
-from tasks.policy import ProgressArtifact
 from tasks.profiling.stage import STAGE as PROFILES
-from tasks.progress import observed_by
 from tasks.search import confirm
 from tasks.search.config import OF_MODELS
 from tasks.search.gain import again_id
@@ -73,7 +74,6 @@ def begun_with(
     )
 
 
-@guarded_flow("search for faster kernels", "search", strategy=False)
 def search_kernels(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> Searched:
@@ -89,26 +89,26 @@ def search_kernels(
         writer=keyed(config.synthesis),
     )
     once = config.verification.model_copy(update={"once_per_code": True})
-    with observed_by(ProgressArtifact("search-progress", "share of the current step that is done")):
-        with Verification(search.snapshot.ref, tasks, once, language) as judge:
-            proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
-        verify(proposals, tasks, once, language)
-        fresh = measured_anew(search, tasks, once)
-        summary = confirm.told_of(search, fresh.open())
-        improved = confirm.improved(search, candidates, fresh, summary)
-        with Verification(improved, tasks, config.verification, language) as work:
-            keep_fresh(work, fresh.open(), summary["results"])
-        judged = verify(improved, tasks, config.verification, language)
+    with Verification(search.snapshot.ref, tasks, once, language) as judge:
+        proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
+    verify(proposals, tasks, once, language)
+    fresh = measured_anew(search, tasks, once)
+    summary = confirm.told_of(search, fresh.open())
+    improved = confirm.improved(search, candidates, fresh, summary)
+    with Verification(improved, tasks, config.verification, language) as work:
+        keep_fresh(work, fresh.open(), summary["results"])
+    judged = verify(improved, tasks, config.verification, language)
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
 
 
-@guarded_flow("search and track", "search and track", strategy=False)
+@flow(name="search and track", flow_run_name=run_name("search"))
 def search_and_track(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> tuple[Searched, str | None]:
     """`search_kernels`, and its run in MLflow: None where tracking is off or failed."""
-    searched = search_kernels.fn(config, verdicts, candidates, tasks)
-    return searched, track(search_record, config, searched.proposals, searched.improved)
+    with guarding(config.root):
+        searched = search_kernels(config, verdicts, candidates, tasks)
+        return searched, track(search_record, config, searched.proposals, searched.improved)
 
 
 def measured_anew(search: Search, tasks: SnapshotRef, config: VerificationConfig) -> SnapshotRef:

@@ -5,6 +5,7 @@ operator (no candidate reached its reference) counts as unknown."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -44,39 +45,21 @@ def task_families(verdicts: pl.DataFrame) -> pl.DataFrame:
     return tasks.with_columns(family)
 
 
-class SetFigures:
-    """Numbers of sets that are added one by one."""
+def write_figures(sets: Sequence[SetComposition], directory: Path) -> tuple[Path, ...]:
+    """Write the sets' figure (SVG and PNG) and table (`composition.md`) into a directory, made if
+    absent. Returns the files. Raises UsageError where they cannot be written."""
+    from tasks.observe.composition_figure import composition_figure
+    from tasks.reporting.charts import save
 
-    def __init__(self, frame: pl.DataFrame) -> None:
-        """`frame` has a row per verdict with task_id and reference_operators. Raises UsageError for
-        missing columns."""
-        self.families = task_families(frame)
-        self.sets: list[SetComposition] = []
-
-    def add(self, name: str, taken: pl.DataFrame) -> None:
-        """Add a set: rows with task_id, reasoning_tokens, `timing` or `speedup`,
-        reference_operators or operator_kind. Raises UsageError for missing columns."""
-        self.sets.append(composition(name, taken, self.families))
-
-    def write(self, directory: Path) -> tuple[Path, ...]:
-        """Write the sets' figure (SVG and PNG) and table (`composition.md`) into a directory, made
-        if absent. Returns the files. Raises UsageError where they cannot be written."""
-        from tasks.observe.composition_figure import composition_figure
-        from tasks.reporting.charts import save
-
-        table = directory / TABLE_FILE
-        with explain_write_errors(directory, "choose another --out, or free some disk"):
-            directory.mkdir(parents=True, exist_ok=True)
-            figures = save(composition_figure(self.sets[:MAX_SETS]), directory)
-            table.write_text(markdown(self.sets), encoding="utf-8")
-        return (*figures, table)
+    table = directory / TABLE_FILE
+    with explain_write_errors(directory, "choose another --out, or free some disk"):
+        directory.mkdir(parents=True, exist_ok=True)
+        figures = save(composition_figure(sets[:MAX_SETS]), directory)
+        table.write_text(markdown(sets), encoding="utf-8")
+    return (*figures, table)
 
 
-def draw_curated(
-    strategy: str,
-    curated: SnapshotRef,
-    samples: Samples,
-) -> tuple[Path, ...]:
+def draw_curated(strategy: str, curated: SnapshotRef, samples: Samples) -> tuple[Path, ...]:
     """Draw a training set's figure and table beside its rows, unless they exist. Empty for a remote
     root."""
     training_set = curated.open()
@@ -85,8 +68,7 @@ def draw_curated(
     directory = training_set.local_dir("figures")
     if not (directory / TABLE_FILE).exists():  # written last
         frame = deciding_of(samples)
-        figures = SetFigures(frame)
         taken = training_set.read(columns=["candidate_id"])
-        figures.add(strategy, frame.join(taken, on="candidate_id", how="semi"))
-        figures.write(directory)
+        rows = frame.join(taken, on="candidate_id", how="semi")
+        write_figures([composition(strategy, rows, task_families(frame))], directory)
     return tuple(sorted(directory.iterdir()))

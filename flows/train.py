@@ -8,14 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from prefect import flow
+
 from flows.config import PipelineConfig
-from flows.runtime.guard import guarded_flow
+from flows.naming import run_name
+from flows.runtime.guard import guarding
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language
 from tasks.models import load_tokenizer
-from tasks.policy import ProgressArtifact, call_stage
-from tasks.progress import observed_by
+from tasks.policy import call_stage
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.store import SnapshotRef
 from tasks.synthesis.prompts import render
@@ -35,21 +37,19 @@ def prompts_for(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, str]:
     return prompts_of(tasks, config.language, render, config.synthesis.hardware)
 
 
-@guarded_flow("train the adapter", "train")
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
-    prompts = prompts_for(config, tasks)
-    with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
-        return call_stage(train, curated, config.training, prompts)
+    return call_stage(train, curated, config.training, prompts_for(config, tasks))
 
 
-@guarded_flow("train and track", "train and track")
+@flow(name="train and track", flow_run_name=run_name("train"))
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:
     """`train_adapter` by itself, and where MLflow has it: None where tracking is off or failed."""
-    trained = train_adapter.fn(config, tasks, curated)
-    return trained, track_training(config, curated, trained)
+    with guarding(config.root):
+        trained = train_adapter(config, tasks, curated)
+        return trained, track_training(config, curated, trained)
 
 
 def of_line(

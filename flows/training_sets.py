@@ -26,8 +26,8 @@ from kernels_eval.settings import validated
 from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
-from tasks.policy import ProgressArtifact, call_stage
-from tasks.progress import observed_by, report
+from tasks.policy import call_stage
+from tasks.progress import report
 from tasks.publishing.lineage import find_curated
 from tasks.reporting.text import cell
 from tasks.samples import Samples
@@ -44,15 +44,13 @@ def make_training_sets(
     names = list(dict.fromkeys(strategies))
     made: dict[str, SnapshotRef] = {}
     problems: list[UsageError] = []
-    progress = ProgressArtifact("curation-progress", "share of the training sets that are made")
-    with observed_by(progress):
-        for number, name in enumerate(names, start=1):
-            try:
-                made[name] = call_stage(curate, samples, rule_of(config, name, size), equal)
-            except UsageError as error:
-                problems.append(error)
-                get_run_logger().warning("no training set by %s: %s", name, error)
-            report("curation", number, len(names), name)
+    for number, name in enumerate(names, start=1):
+        try:
+            made[name] = call_stage(curate, samples, rule_of(config, name, size), equal)
+        except UsageError as error:
+            problems.append(error)
+            get_run_logger().warning("no training set by %s: %s", name, error)
+        report("curation", number, len(names), name)
     if not made:
         raise problems[0]
     show_training_sets(samples, made, problems)

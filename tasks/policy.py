@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -135,8 +135,8 @@ class ProgressArtifact:
         self._told = False
         with self._never_in_the_way():
             self._id = create_progress_artifact(progress=0.0, key=key, description=description)
-        self._last = time.monotonic()
-        self._stage, self._seen = "", deque[tuple[float, int]]()
+        self._last: dict[str, float] = {}
+        self._seen: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         from prefect.artifacts import update_progress_artifact
@@ -144,15 +144,16 @@ class ProgressArtifact:
         now = time.monotonic()
         if self._id is None:
             return
-        if stage != self._stage:
-            self._stage, self._seen = stage, deque()
-        elif done < total and now - self._last < PROGRESS_EVERY_S:
+        last, seen = self._last.get(stage), self._seen[stage]
+        if last is not None and done < total and now - last < PROGRESS_EVERY_S:
             return
-        self._seen.append((now, done))
-        while now - self._seen[0][0] > RATE_OVER_S and len(self._seen) > 2:
-            self._seen.popleft()
-        self._last = now
-        (began, first), share = self._seen[0], round(100.0 * done / max(total, 1), 1)
+        self._last[stage] = now
+        if seen and done < seen[-1][1]:  # the stage began again
+            seen.clear()
+        seen.append((now, done))
+        while now - seen[0][0] > RATE_OVER_S and len(seen) > 2:
+            seen.popleft()
+        (began, first), share = seen[0], round(100.0 * done / max(total, 1), 1)
         words = f"{self._description}. {pace(stage, done, total, done - first, now - began)}"
         with self._never_in_the_way():
             update_progress_artifact(self._id, progress=share, description=words)

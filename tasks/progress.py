@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 Observer = Callable[[str, int, int, str], None]
 """(stage, done, total, note): called often, so must be quick. An exception ends the stage; only a
 full disk may raise one."""
 
 _observers: list[Observer] = []
+part_of_run: ContextVar[str] = ContextVar("concur_part_of_run", default="")
+"""Put before the names of stages that parts of one run go through side by side."""
 
 
 def report(stage: str, done: int, total: int, note: str = "") -> None:
     """Tell every observer that `done` of `total` units of a stage are finished."""
+    stage = f"{part_of_run.get()} {stage}".lstrip()
     for observer in list(_observers):
         observer(stage, done, total, note)
 
@@ -67,8 +71,3 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes:02d} min"
     return f"{hours // 24} d {hours % 24} h"
-
-
-def hours(value: float) -> str:
-    digits = 1 if value >= 10 else 2 if value >= 0.1 else 4
-    return f"{value:,.{digits}f} GPU-hours"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextvars
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -26,16 +25,10 @@ from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
 from kernels_eval.pool.ray import start_ray
 from tasks.benchmark.comparison.records import Branch
-from tasks.policy import ProgressArtifact
-from tasks.progress import report
+from tasks.progress import part_of_run, report
 from tasks.samples import Samples
 from tasks.store import SnapshotRef
 from tasks.tracking.stages import training_headline
-
-BRANCH: ContextVar[str] = ContextVar("concur_branch", default="")
-"""The current thread's branch; empty for shared work."""
-ENDED = "ablation"
-"""Name under which ended branches are reported to `tasks.progress`."""
 
 
 class Job(NamedTuple):
@@ -66,7 +59,6 @@ class Branches:
     def run(self, parallel: int) -> None:
         """Run all that are left, so many at once. Raises what is no Exception, such as an
         interrupt, without waiting for running branches."""
-        self._progress = ProgressArtifact("ablation-progress", "share of the branches that ended")
         left = [job for job in self.jobs if not self._keep(job)]
         if left:  # here, because Ray takes signals in the main thread only
             start_ray(left[0].config.verification.ray_address)
@@ -92,7 +84,7 @@ class Branches:
         return branch is not None
 
     def _run_branch(self, job: Job) -> Branch:
-        BRANCH.set(job.plan.name)
+        part_of_run.set(job.plan.name)
         begun = time.monotonic()
         state = run_branch(job.plan.name, job.config, self.samples, self.suite, return_state=True)
         made = state.result(raise_on_failure=False)
@@ -106,9 +98,8 @@ class Branches:
             get_run_logger().error("branch %s failed: %s", branch.name, branch.error)
         self.tracker.branch(job.config, branch)
         took = f"{branch.seconds:.0f} s" if branch.name in self.new else "as before"
-        progress = (ENDED, len(self.ended), len(self.jobs), f"{branch.name} {branch.state}, {took}")
-        report(*progress)
-        self._progress(*progress)
+        note = f"{branch.name} {branch.state}, {took}"
+        report("ablation", len(self.ended), len(self.jobs), note)
 
 
 def ended_branch(

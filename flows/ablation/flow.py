@@ -29,7 +29,7 @@ from flows.ablation.samples import fingerprint_of, samples_of
 from flows.ablation.track import AblationTracker
 from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
-from flows.naming import ablation_name
+from flows.naming import run_name
 from flows.refresh import verified_samples
 from flows.runtime.guard import guarding
 from kernels_eval.records import Json, Record
@@ -54,7 +54,7 @@ class AblationResult(Record):
         return all(branch.state == "done" for branch in self.ablation.branches)
 
 
-@flow(name="ablation", flow_run_name=ablation_name)
+@flow(name="ablation", flow_run_name=run_name("ablate"))
 def ablate(config: AblationConfig | None = None) -> AblationResult:
     """Which strategy makes the best training set, at which size, and how sure that is: every branch
     is curated, trained and benchmarked.
@@ -69,7 +69,7 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
     if config.verdicts:
         language, samples = samples_of(pipeline.root, config.verdicts)
         pipeline = pipeline.model_copy(update={"language": language})
-    with guarding(pipeline):
+    with guarding(pipeline.root):
         suite = call_stage(load_tasks, pipeline.benchmark.tasks, pipeline.root)
         samples = samples or verified_samples(pipeline)
         fingerprint = fingerprint_of(pipeline, plans, samples, suite)

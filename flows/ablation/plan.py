@@ -11,13 +11,13 @@ from collections import Counter
 from itertools import product
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from flows.config import PipelineConfig, load_profile, load_strategy
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from kernels_eval.settings import validated
-from tasks.curation.config import STRATEGY_NAMES, CurationConfig
+from tasks.curation.config import CurationConfig
 from tasks.synthesis import sizing
 
 DEFAULT_STRATEGIES = ("concur", "random", "min_length", "speedup")
@@ -35,9 +35,9 @@ class AblationConfig(Record, title="concur ablate"):
     strategies: tuple[str, ...] = Field(default=DEFAULT_STRATEGIES, min_length=1, max_length=64)
     """names, or paths of YAML files that hold the keys of curation; the first is what the others
     are compared with"""
-    sizes: tuple[int | None, ...] = Field(default=(None,), min_length=1, max_length=32)
+    sizes: tuple[PositiveInt | None, ...] = Field(default=(None,), min_length=1, max_length=32)
     """how many samples a training set has at most; null: as many as the strategy takes"""
-    seeds: tuple[int, ...] = Field(default=(0, 1), min_length=1, max_length=64)
+    seeds: tuple[NonNegativeInt, ...] = Field(default=(0, 1), min_length=1, max_length=64)
     """one branch each: of what curation draws, of training, and of the tuned model's answers"""
     max_parallel_branches: int | None = Field(default=None, ge=1, le=256, title="Branches at once")
     """null: as many as the GPUs hold, each branch with GPUs of its own; one without a GPU"""
@@ -83,12 +83,6 @@ def pipeline_of(config: AblationConfig) -> PipelineConfig:
 def planned_branches(config: AblationConfig) -> tuple[Plan, ...]:
     """Branches by strategy, then size, then seed. Raises UsageError for an unknown strategy or two
     branches of one name."""
-    if too_small := [size for size in config.sizes if size is not None and size < 1]:
-        raise UsageError(
-            f"a size of {too_small[0]} holds no sample", "give sizes above 0, or leave them out"
-        )
-    if min(config.seeds) < 0:
-        raise UsageError(f"seed {min(config.seeds)} is below 0", "give whole numbers from 0")
     strategies = dict.fromkeys(config.strategies)
     rules = {name: (load_strategy(name), label_of(name)) for name in strategies}
     found: list[Plan] = []
@@ -119,27 +113,6 @@ def label_of(strategy: str) -> str:
             "use letters, digits, dots, - and _: rename the file",
         )
     return label
-
-
-def parsed_list(
-    text: str | None, option: str, kind: type[int] | type[str]
-) -> tuple[object, ...] | None:
-    """Values of "a,b"; `all` is None among numbers, and every shipped strategy among names. None
-    for nothing given. Raises UsageError for anything else."""
-    if text is None:
-        return None
-    every = (None,) if kind is int else STRATEGY_NAMES
-    found: list[object] = []
-    for part in map(str.strip, text.split(",")):
-        try:
-            if not part:
-                raise ValueError
-            found += every if part == "all" else (kind(part),)
-        except ValueError:
-            example = "0,1,2" if kind is int else ",".join(STRATEGY_NAMES[:2])
-            hint = f"for example {option} {example}"
-            raise UsageError(f"{option} {text!r} is not a list", hint) from None
-    return tuple(found)
 
 
 def branch_pipeline(

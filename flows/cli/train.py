@@ -88,7 +88,7 @@ def reinforce(
     from flows.stack.control import join_stack
 
     join_stack(root)
-    embed(given := load_profile(profile, [f"root={root}", *overrides]))  # before prefect
+    embed(given := load_profile(profile, overrides, {"root": root}))  # before prefect
     from flows.reinforce import of_training, reinforce_and_track, summary_of
 
     config, tasks, trained = of_training(given, training)
@@ -139,22 +139,22 @@ def ablate(
     Rerun the same command to resume a stopped ablation and to retry failed branches. The exit
     status is 1 if a branch failed.
     """
-    from flows.ablation.plan import (
-        ablation_config,
-        parsed_list,
-        pipeline_of,
-        planned_branches,
-    )
-    from flows.ablation.run import run_ablation
-    from flows.launch import require_ready
+    from flows.ablation.plan import ablation_config, pipeline_of, planned_branches
+    from flows.config import strategy_names
+    from flows.launch import launch_ablation, require_ready
+    from flows.lists import parsed_numbers
     from flows.stack.control import join_stack
 
+    limits: list[int | None] | None = None
+    if sizes:
+        numbers = parsed_numbers(sizes.replace("all", "0"), "--sizes", int, 0, "1000,all")
+        limits = [number or None for number in numbers]
     config = ablation_config(
         profile=profile,
         overrides=overrides,
-        strategies=parsed_list(strategies, "--strategies", str),
-        sizes=parsed_list(sizes, "--sizes", int),
-        seeds=parsed_list(seeds, "--seeds", int),
+        strategies=strategies and strategy_names(strategies.split(",")),
+        sizes=limits,
+        seeds=parsed_numbers(seeds, "--seeds", int, 0, "0,1,2") if seeds else None,
         max_parallel_branches=max_parallel_branches,
         verdicts=verdicts,
     )
@@ -163,7 +163,7 @@ def ablate(
     require_ready(pipeline, *(() if config.verdicts else ("refresh",)), "training", "benchmark")
     join_stack(pipeline.root)
     try:
-        return run_ablation(config, pipeline)
+        return launch_ablation(config, pipeline)
     except KeyboardInterrupt:
         # Branches work in threads that nothing can interrupt; what they finished is on disk. End
         # Ray and the embedded Prefect: the interpreter would wait for the threads.

@@ -106,7 +106,7 @@ def verify_batch(
 
     If the run is stopped, rerun the same command to resume it.
     """
-    from flows.launch import TerminalProgress
+    from flows.runtime.terminal import TerminalProgress
     from kernels_eval.__main__ import QUICK
     from kernels_eval.records import Language
     from kernels_eval.settings import load_protocol
@@ -288,7 +288,7 @@ def export(
     FILE` it is the file of one candidate.
     """
     from flows import exchange
-    from flows.launch import TerminalProgress
+    from flows.runtime.terminal import TerminalProgress
     from tasks.progress import observed_by
 
     with TerminalProgress() as progress, observed_by(progress):

@@ -1,7 +1,7 @@
 """Room on the disk, before and during a run.
 
 Guarantees: no run starts, and a running one stops within a second of reports, once a file system it
-writes to is below the reserve, which suffices to stay resumable. URLs are not checked."""
+writes to has less than `RESERVE_GIB`, which suffices to stay resumable. URLs are not checked."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from kernels_eval.errors import DiskFullError
 from kernels_eval.toolchain import default_cache
 
 GIB = 1 << 30
+RESERVE_GIB = 2.0
 CHECK_EVERY_S = 1.0
 FIX = (
     "free some: `concur gc` shows what is unused; or set root (CONCUR_CACHE, TMPDIR) to"
-    " another disk; or lower guard.reserve_gib"
+    " another disk"
 )
 
 
-def require_room(root: str, reserve_gib: float, doing: str = "this run does not start") -> None:
+def require_room(root: str, doing: str = "this run does not start") -> None:
     """Raise DiskFullError where a file system that a run writes to is below the reserve."""
     places = {"build cache": default_cache(), "temporary files": Path(tempfile.gettempdir())}
     if "://" not in root:
         places["root"] = Path(root).absolute()
     for name, path in places.items():
         free_gib = free_bytes(path) / GIB
-        if free_gib < reserve_gib:
+        if free_gib < RESERVE_GIB:
             raise DiskFullError(
-                f"{name} {path} has {free_gib:.1f} GiB left, and {reserve_gib:g} GiB must stay"
+                f"{name} {path} has {free_gib:.1f} GiB left, and {RESERVE_GIB:g} GiB must stay"
                 f" free: {doing}",
                 FIX,
             )
@@ -49,11 +50,8 @@ class DiskWatch:
     """An observer (tasks.progress) that stops the reporting run once a file system is below the
     reserve."""
 
-    def __init__(
-        self, root: str, reserve_gib: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._root, self._reserve_gib = root, reserve_gib
-        self._clock, self._next = clock, 0.0
+    def __init__(self, root: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock, self._next = root, clock, 0.0
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         """Raise DiskFullError in the reporting stage."""
@@ -62,4 +60,4 @@ class DiskWatch:
             return
         self._next = now + CHECK_EVERY_S
         kept = "finished rows are kept; start the same run again to resume"
-        require_room(self._root, self._reserve_gib, f"{stage} stopped at {done} of {total}; {kept}")
+        require_room(self._root, f"{stage} stopped at {done} of {total}; {kept}")

@@ -11,15 +11,21 @@ LINE_EVERY_S = 5.0
 NOTE_CHARS = 60
 
 
-class ProgressRows:
-    """A row for each working thing. A context manager; thread-safe."""
+class TerminalProgress:
+    """An observer (tasks.progress) with a row for each stage; `worked` are those with work. A
+    context manager; thread-safe."""
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    def __init__(self) -> None:
+        self.worked: set[str] = set()
+        self._began_s = time.monotonic()
         self._lock = threading.Lock()
         self._bars: Any = None
         self._ids: dict[str, Any] = {}
-        self._printed: dict[tuple[str, str], float] = {}
+        self._printed: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        return round(time.monotonic() - self._began_s, 1)
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -27,7 +33,7 @@ class ProgressRows:
             from rich.console import Console
 
             self._bars = progress.Progress(
-                progress.TextColumn(f"{{task.description:<{self._width}}}", markup=False),
+                progress.TextColumn("{task.description:<14}", markup=False),
                 progress.BarColumn(),
                 progress.MofNCompleteColumn(),
                 progress.TimeElapsedColumn(),
@@ -42,29 +48,17 @@ class ProgressRows:
         if self._bars:
             self._bars.stop()
 
-    def update(self, row: str, done: int, total: int, note: str, stage: str = "") -> None:
-        """Show a row's progress; `stage` is its current work. `note` may hold any text."""
+    def __call__(self, stage: str, done: int, total: int, note: str) -> None:
+        """Show a stage's progress. `note` may hold any text."""
         note = "".join(c if c.isprintable() else " " for c in note)[:NOTE_CHARS]
         with self._lock:
+            self.worked.add(stage)
             if self._bars:
-                if row not in self._ids:
-                    self._ids[row] = self._bars.add_task(row, total=total, note="")
-                text = f"{stage} {note}".lstrip()
-                self._bars.update(self._ids[row], completed=done, total=total, note=text)
+                if stage not in self._ids:
+                    self._ids[stage] = self._bars.add_task(stage, total=total, note="")
+                self._bars.update(self._ids[stage], completed=done, total=total, note=note)
                 return
             now = time.monotonic()
-            if done >= total or now - self._printed.get((row, stage), 0.0) >= LINE_EVERY_S:
-                self._printed[row, stage] = now
-                middle = f"{stage:<14} " if stage else ""
-                self._print(f"{row:<{self._width}} {middle}{done}/{total}  {note}")
-
-    def say(self, text: str) -> None:
-        with self._lock:
-            if self._bars:
-                self._bars.console.print(text, markup=False, highlight=False)
-            else:
-                self._print(text)
-
-    @staticmethod
-    def _print(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+            if done >= total or now - self._printed.get(stage, 0.0) >= LINE_EVERY_S:
+                self._printed[stage] = now
+                print(f"{stage:<14} {done}/{total}  {note}", file=sys.stderr, flush=True)

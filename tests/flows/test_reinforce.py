@@ -44,7 +44,7 @@ def test_a_base_model_that_is_gone_is_told_before_any_worker_starts(tmp_path):
     adapted(curated, "training", "f00d", base=str(tmp_path / "gone"))
     config, tasks, trained = of_training(PipelineConfig(root=curated.root), None)
     with pytest.raises(UsageError, match="model directory .*gone does not exist"):
-        reinforce_adapter.fn(config, tasks, trained)
+        reinforce_adapter(config, tasks, trained)
     assert not ray.is_initialized()
 
 

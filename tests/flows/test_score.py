@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 import flows
 from flows.cli.main import main
-from flows.score import parsed_numbers, score_table
+from flows.lists import parsed_numbers
+from flows.score import score_table
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
 from tasks.scores import pass_at_k
@@ -257,28 +258,21 @@ def test_snapshots_are_read_with_their_candidates(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, kind, fine",
-    [("1,5,10", int, [1, 5, 10]), ("0,0.5,0.5", float, [0.0, 0.5]), ("2", int, [2])],
-)
-def test_lists_of_numbers(text, kind, fine):
-    assert parsed_numbers(text, "--k", kind) == fine
-
-
-@pytest.mark.parametrize(
-    "text, kind",
+    "text, kind, least, found",
     [
-        ("", int),
-        ("0", int),
-        ("1,x", int),
-        ("-1", float),
-        ("nan", float),
-        ("inf", float),
-        ("1.5", int),
+        ("1,5,10", int, 1, [1, 5, 10]),
+        (" 1, 0", int, 0, [1, 0]),
+        ("0,0.5,0.5", float, 0, [0.0, 0.5]),
+        *((text, int, 1, None) for text in ("", "0", "1,x", "1,,2", "1.5")),
+        *((text, float, 0, None) for text in ("-1", "nan", "inf")),
     ],
 )
-def test_lists_of_anything_else_are_refused(text, kind):
+def test_lists_of_numbers_are_read_strictly(text, kind, least, found):
+    if found:
+        assert parsed_numbers(text, "--k", kind, least, "1") == found
+        return
     with pytest.raises(UsageError, match="--k .* is not a list of numbers"):
-        parsed_numbers(text, "--k", kind)
+        parsed_numbers(text, "--k", kind, least, "1")
 
 
 def test_the_command_prints_a_table_or_one_json_object(tmp_path):

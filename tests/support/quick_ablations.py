@@ -197,7 +197,7 @@ def quick(devices, monkeypatch):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("ablation"))
     for name in ("markdown", "table"):
         monkeypatch.setattr(ablations, f"create_{name}_artifact", lambda *_, **__: None)
-    monkeypatch.setattr(branches, "ProgressArtifact", lambda *_: lambda *_: None)
+    monkeypatch.setattr("flows.runtime.guard.ProgressArtifact", lambda *_: lambda *_: None)
     return devices
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from flows.set_figures import SetFigures, task_families
+from flows.set_figures import task_families, write_figures
 from kernels_eval.errors import UsageError
 from tasks.observe.composition import (
     Quantiles,
@@ -77,15 +77,16 @@ def many(sets=12, tasks=30):
         for n in range(5)
     ]
     verdicts = frame(*rows)
-    figures = SetFigures(verdicts)
+    families = task_families(verdicts)
+    found = []
     for number in range(sets):
         taken = verdicts.sample(10, seed=number, shuffle=True)
-        figures.add(f"strategy_with_a_long_name_{number}", taken)
-    return figures
+        found.append(composition(f"strategy_with_a_long_name_{number}", taken, families))
+    return found
 
 
 def test_the_figure_reads_on_white_and_on_black_and_says_its_n(tmp_path):
-    drawn = composition_figure(many(6, 16).sets)
+    drawn = composition_figure(many(6, 16))
     assert_readable(drawn, tmp_path)
     assert "n is the number of samples" in str(drawn.figure._supxlabel.get_text())
 
@@ -131,7 +132,7 @@ def paper_scale():
 
 @pytest.mark.parametrize("size", [(12, 16), (1, 10), (16, 8), None], ids=str)
 def test_no_letters_lie_over_others_or_leave_the_picture(size):
-    drawn = composition_figure(many(*size).sets if size else paper_scale())
+    drawn = composition_figure(many(*size) if size else paper_scale())
     boxes = boxes_of(drawn)
     assert len(boxes) > 5
     width, height = drawn.figure.canvas.get_width_height()
@@ -177,7 +178,7 @@ def test_a_figure_of_little_or_nothing():
 
 def test_the_same_sets_give_the_same_bytes(tmp_path):
     figures = many(3, 8)
-    written = [figures.write(tmp_path / name) for name in ("first", "second")]
+    written = [write_figures(figures, tmp_path / name) for name in ("first", "second")]
     first, second = ({path.name: path.read_bytes() for path in paths} for paths in written)
     assert first == second and len(first) == 3
 
@@ -185,4 +186,4 @@ def test_the_same_sets_give_the_same_bytes(tmp_path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
-        many(1, 10).write(tmp_path / "file")
+        write_figures(many(1, 10), tmp_path / "file")

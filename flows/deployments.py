@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from httpx import TransportError
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.logging import get_run_logger
 
 from flows import forms
@@ -33,17 +31,18 @@ from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.forms import configuration
 from flows.launch import QUIET, require_ready
-from flows.naming import deployed_name
+from flows.naming import run_name
 from flows.pipeline import LineResult, concur_line
 from flows.ready import PARTS, Part
 from flows.refresh import Refreshed, refresh_dataset
 from flows.reinforce import of_training, reinforce_and_track
+from flows.runtime.guard import guarding
 from flows.runtime.shutdown import write_to_log
 from flows.search import Searched, begun_with, search_and_track, summary_of
+from flows.stack.worker import limit_gpus
 from flows.track import benchmark_record, refresh_record, track
 from flows.train import of_line, train_and_track
 from flows.training_sets import make_training_sets
-from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
 from kernels_eval.pool.ray import address_of
 from tasks.benchmark.stage import scores_of
@@ -59,7 +58,7 @@ REWARDS = ("reward", "status/correct", "status/rejected", "speedup_of_correct", 
 """Shown columns of a reinforcement's log; MLflow has all."""
 
 
-@flow(name="nightly refresh", flow_run_name=deployed_name("refresh"))
+@flow(name="nightly refresh", flow_run_name=run_name("refresh"))
 def nightly_refresh(
     run: forms.RunForm = forms.RUN,
     candidates: forms.CandidatesForm = forms.CANDIDATES,
@@ -75,7 +74,7 @@ def nightly_refresh(
     return refreshed
 
 
-@flow(name="curate training sets", flow_run_name=deployed_name("curate"))
+@flow(name="curate training sets", flow_run_name=run_name("curate"))
 def curate_sets(
     run: forms.RunForm = forms.RUN,
     verdicts: forms.CuratedForm = forms.CURATED,
@@ -85,10 +84,12 @@ def curate_sets(
     """Training sets by several strategies, of the verdicts that a finished training set was made
     from. Nothing is sampled or verified."""
     config = prepared(configuration(run, advanced=advanced))
-    return make_training_sets(config, verdicts.snapshot or None, sets.strategies, sets.size or None)
+    with guarding(config.root):
+        of, size = verdicts.snapshot or None, sets.size or None
+        return make_training_sets(config, of, sets.strategies, size)
 
 
-@flow(name="train an adapter", flow_run_name=deployed_name("train"))
+@flow(name="train an adapter", flow_run_name=run_name("train"))
 def train_on_set(
     run: forms.RunForm = forms.RUN,
     curated: forms.CuratedForm = forms.CURATED,
@@ -106,7 +107,7 @@ def train_on_set(
     return trained
 
 
-@flow(name="reinforce an adapter", flow_run_name=deployed_name("reinforce"))
+@flow(name="reinforce an adapter", flow_run_name=run_name("reinforce"))
 def reinforce_with_rewards(
     run: forms.RunForm = forms.RUN,
     adapter: forms.AdapterForm = forms.ADAPTER,
@@ -125,7 +126,7 @@ def reinforce_with_rewards(
     return reinforced
 
 
-@flow(name="search kernels", flow_run_name=deployed_name("search"))
+@flow(name="search kernels", flow_run_name=run_name("search"))
 def search_for_faster(
     run: forms.RunForm = forms.RUN,
     verdicts: forms.VerdictsForm = forms.VERDICTS,
@@ -144,7 +145,7 @@ def search_for_faster(
     return searched
 
 
-@flow(name="score the models", flow_run_name=deployed_name("benchmark"))
+@flow(name="score the models", flow_run_name=run_name("benchmark"))
 def score_models(
     run: forms.RunForm = forms.RUN,
     adapter: forms.AdapterForm = forms.ADAPTER,
@@ -155,15 +156,15 @@ def score_models(
     on held-out tasks."""
     config = prepared(configuration(run, benchmark, advanced=advanced), "benchmark")
     trained = newest_adapter(config, adapter.snapshot)
-    with devices(config, config.verification.workers):
-        benchmarked = benchmark_models.fn(config, trained)
+    with guarding(config.root), devices(config, config.verification.workers):
+        benchmarked = benchmark_models(config, trained)
     show_scores(scores_of(benchmarked.scores))
     show_snapshots({"adapter": trained, "scores": benchmarked.scores})
     link_mlflow(config, track(benchmark_record, config, benchmarked))
     return benchmarked
 
 
-@flow(name="whole line", flow_run_name=deployed_name("the whole line of"))
+@flow(name="whole line", flow_run_name=run_name("the whole line of"))
 def whole_line(
     run: forms.RunForm = forms.RUN,
     candidates: forms.CandidatesForm = forms.CANDIDATES,
@@ -182,7 +183,7 @@ def whole_line(
     return result
 
 
-@flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"))
+@flow(name="weekly ablations", flow_run_name=run_name("compare strategies of"))
 def weekly_ablations(
     run: forms.RunForm = forms.ABLATION_RUN,
     sweep: forms.AblationForm = forms.ABLATION,
@@ -272,11 +273,6 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
 
 def _slots() -> int:
     with get_client(sync_client=True) as client:
-        try:
-            found = client.read_global_concurrency_limit_by_name(DEVICES)
-        except ObjectNotFound:
-            wanted = GlobalConcurrencyLimitCreate(name=DEVICES, limit=max(1, len(visible_gpus())))
-            with suppress(ObjectAlreadyExists):  # another run was quicker
-                client.create_global_concurrency_limit(wanted)
-            found = client.read_global_concurrency_limit_by_name(DEVICES)
+        limit_gpus(client)
+        found = client.read_global_concurrency_limit_by_name(DEVICES)
     return found.limit if found.active else 0

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
@@ -28,9 +28,9 @@ from tasks.synthesis import config as synthesis
 
 ROOT_VARIABLE = "CONCUR_ROOT"
 """Environment variable of a worker: the root of forms that name none."""
-STACK_VARIABLE = "CONCUR_STACK_ROOT"
-"""The same, set by `concur up` for its own worker."""
 AS_PROFILE = "as the profile says"
+MOST = 1_000_000
+"""Bound of every count of a form."""
 
 
 def _one_of(names: list[str]) -> tuple[AfterValidator, WithJsonSchema]:
@@ -58,34 +58,49 @@ Method = Annotated[str, *_one_of([AS_PROFILE, *_choices(SearchConfig, "method")]
 Sampler = Annotated[str, *_one_of([AS_PROFILE, *known_names(synthesis.GROUP, synthesis.BUILT_IN)])]
 
 
-class Key(str):
-    """Marks a field with the configuration key that it sets."""
+def _sets(key: str, empty: str | int, otherwise: str, **more: Any) -> Any:
+    """A field for a key of the configuration, with the key's own description."""
+    found: Any = PipelineConfig
+    for name in key.split("."):
+        field = found.model_fields[name]
+        found = field.annotation
+    text = " ".join(str(field.description).split())
+    description = f"{text[0].upper()}{text[1:]}. {otherwise}"
+    return Field(default=empty, description=description, json_schema_extra={"key": key}, **more)
 
 
-def _count(title: str, description: str, most: int) -> Any:
-    return Field(default=0, ge=0, le=most, title=title, description=description)
+def _pick(key: str) -> Any:
+    return _sets(key, AS_PROFILE, "Left alone: as the profile says.")
 
 
-def _text(title: str, description: str, **limits: Any) -> Any:
-    return Field(default="", title=title, description=description, **limits)
+def _text(key: str, **more: Any) -> Any:
+    return _sets(key, "", "Empty: as the profile says.", **more)
+
+
+def _count(key: str, **more: Any) -> Any:
+    return _sets(key, 0, "0: as the profile says.", ge=0, le=MOST, **more)
 
 
 def _fingerprint(title: str, otherwise: str) -> Any:
     description = f"Its first characters are enough. Empty: {otherwise}."
-    return _text(title, description, pattern=r"^[0-9a-f]*$")
+    return Field(default="", title=title, description=description, pattern=r"^[0-9a-f]*$")
 
 
 class Form(Record):
     """One group of fields."""
 
+    model_config = ConfigDict(
+        field_title_generator=lambda name, _: name.replace("_", " ").capitalize()
+    )
+
     def values(self) -> Json:
         """What was filled in, by configuration key."""
-        return {
-            str(key): getattr(self, name)
-            for name, field in type(self).model_fields.items()
-            for key in field.metadata
-            if isinstance(key, Key) and getattr(self, name) != field.default
-        }
+        found = {}
+        for name, field in type(self).model_fields.items():
+            extra, value = field.json_schema_extra, getattr(self, name)
+            if isinstance(extra, dict) and value != field.default:
+                found[str(extra["key"])] = value
+        return found
 
 
 class RunForm(Form, title="Profile and place"):
@@ -94,83 +109,46 @@ class RunForm(Form, title="Profile and place"):
     profile: Profile = "nightly"
     """One that ships with concur, or a file of your own: ROOT/profiles/NAME.yaml, listed here
     after the next prefect deploy --all. The fields below change what it says."""
-    root: str = _text(
-        "Root of the snapshots",
-        "An absolute directory or an fsspec URL. Empty: that of concur up, or"
-        f" {ROOT_VARIABLE} of the worker.",
-    )
-    name: Annotated[str, Key("name")] = _text(
-        "Name", "Shown in the names of runs. Empty: the profile's.", max_length=60
-    )
+    root: str = Field(default="", title="Root of the snapshots")
+    """An absolute directory or an fsspec URL. Empty: CONCUR_ROOT of the worker, which `concur up`
+    sets to its own."""
+    name: str = _text("name", max_length=60)
 
 
 class CandidatesForm(Form, title="Candidates"):
     """Which tasks, who answers them, and how many kernels are sampled for each."""
 
-    source: Annotated[Source, Key("tasks.source")] = Field(
-        default=AS_PROFILE, title="Source of the tasks"
-    )
-    """Where the tasks come from."""
-    location: Annotated[str, Key("tasks.location")] = _text(
-        "Location of the tasks",
-        "A folder, file or Hugging Face id that fits the source. Empty: as the profile says.",
-    )
-    sampler: Annotated[Sampler, Key("synthesis.sampler")] = AS_PROFILE
-    """openai: an existing endpoint. vllm: servers that concur starts."""
-    model: Annotated[str, Key("synthesis.model")] = _text(
-        "Model", "As the endpoint calls it, or a hub id. Empty: as the profile says."
-    )
-    endpoint: Annotated[str, Key("synthesis.base_url")] = _text(
-        "Endpoint",
-        "OpenAI-compatible address, such as http://host:8000/v1. Empty: as the profile says.",
-    )
-    tasks: Annotated[int, Key("tasks.limit")] = _count(
-        "Tasks at most", "Only the first of the source, up to this number. 0: all.", 1_000_000
-    )
-    samples_per_task: Annotated[int, Key("synthesis.samples_per_task")] = _count(
-        "Samples per task", "0: as the profile says.", 1000
-    )
+    source: Source = _pick("tasks.source")
+    location: str = _text("tasks.location")
+    sampler: Sampler = _pick("synthesis.sampler")
+    model: str = _text("synthesis.model")
+    endpoint: str = _text("synthesis.base_url")
+    tasks: int = _count("tasks.limit", title="Tasks at most")
+    samples_per_task: int = _count("synthesis.samples_per_task")
 
 
 class TrainingSetForm(Form, title="Training set"):
     """Which verified samples become the training set."""
 
-    strategy: Annotated[Strategy, Key("curation.strategy")] = AS_PROFILE
-    """concur is the paper's rule, the others are compared with it
-    (docs/explanation/curation.md)."""
-    size: Annotated[int, Key("curation.size")] = _count(
-        "Samples at most", "0: what the strategy takes.", 10_000_000
-    )
+    strategy: Strategy = _pick("curation.strategy")
+    size: int = _count("curation.size", title="Samples at most")
 
 
 class TrainingForm(Form, title="Training"):
     """The base model and how long it is trained."""
 
-    base_model: Annotated[str, Key("training.base_model")] = _text(
-        "Base model", "Hub id, directory, or 'small' for the demo's. Empty: as the profile says."
-    )
-    epochs: Annotated[int, Key("training.num_epochs")] = _count(
-        "Epochs", "0: as the profile says (the paper trains 3).", 100
-    )
-    workers: Annotated[int, Key("training.workers")] = _count(
-        "Training workers", "One per GPU. 0: as the profile says.", 1024
-    )
+    base_model: str = _text("training.base_model")
+    epochs: int = _count("training.num_epochs")
+    workers: int = _count("training.workers")
 
 
 class ReinforcementForm(Form, title="Reinforcement"):
     """What a verdict is worth, and how long the adapter learns from it."""
 
-    reward: Annotated[Reward, Key("reinforcement.reward")] = AS_PROFILE
-    """A recipe, with its published numbers (docs/how-to/rewards/index.md)."""
-    steps: Annotated[int, Key("reinforcement.steps")] = _count(
-        "Optimiser steps", "0: as the profile says.", 1_000_000
-    )
-    tasks_per_step: Annotated[int, Key("reinforcement.tasks_per_step")] = _count(
-        "Tasks per step", "0: as the profile says.", 1000
-    )
-    samples_per_task: Annotated[int, Key("reinforcement.samples_per_task")] = _count(
-        "Samples per task", "Compared with each other; 2 at least. 0: as the profile says.", 1000
-    )
+    reward: Reward = _pick("reinforcement.reward")
+    steps: int = _count("reinforcement.steps")
+    tasks_per_step: int = _count("reinforcement.tasks_per_step")
+    samples_per_task: int = _count("reinforcement.samples_per_task")
 
 
 class VerdictsForm(Form, title="Verified candidates"):
@@ -184,28 +162,16 @@ class VerdictsForm(Form, title="Verified candidates"):
 class SearchForm(Form, title="Search"):
     """How long each kernel is searched for a faster one."""
 
-    evaluations: Annotated[int, Key("search.evaluations")] = _count(
-        "Evaluations per task", "Verdicts of changed kernels. 0: as the profile says.", 100_000
-    )
-    tasks: Annotated[int, Key("search.tasks")] = _count(
-        "Tasks at most", "0: all that have a correct kernel.", 1_000_000
-    )
-    device_s: Annotated[float, Key("search.device_s")] = _count(
-        "Budget, device-seconds", "Of all verdicts together. 0: as the profile says.", 1_000_000_000
-    )
-    method: Annotated[Method, Key("search.method")] = Field(
-        default=AS_PROFILE,
-        title="Method",
-        description="random is the control: the same budget, without learning from verdicts.",
-    )
+    evaluations: int = _count("search.evaluations")
+    tasks: int = _count("search.tasks", title="Tasks at most")
+    device_s: float = _count("search.device_s", title="Budget, device-seconds")
+    method: Method = _pick("search.method")
 
 
 class BenchmarkForm(Form, title="Benchmark"):
     """How often each model is asked on the held-out tasks."""
 
-    samples_per_task: Annotated[int, Key("benchmark.samples_per_task")] = _count(
-        "Samples per task", "0: as the profile says.", 1000
-    )
+    samples_per_task: int = _count("benchmark.samples_per_task")
 
 
 class CuratedForm(Form, title="Existing training set"):
@@ -221,7 +187,8 @@ class StrategiesForm(Form, title="Strategies"):
 
     strategies: list[StrategyName] = Field(default=["concur"], min_length=1)
     """One training set per strategy, from the same verdicts."""
-    size: int = _count("Samples at most", "0: what each strategy takes.", 10_000_000)
+    size: int = Field(default=0, ge=0, le=MOST, title="Samples at most")
+    """Of each training set. 0: what the strategy takes."""
 
 
 class AdapterForm(Form, title="Adapter"):
@@ -241,9 +208,8 @@ class AblationForm(Form, title="Ablation"):
     """The first is what the others are compared with."""
     seeds: int = Field(default=2, ge=1, le=64)
     """Branches per strategy, with seeds 0, 1, 2 and so on."""
-    size: int = _count(
-        "Samples at most", "Of each training set. 0: what the strategy takes.", 10_000_000
-    )
+    size: int = Field(default=0, ge=0, le=MOST, title="Samples at most")
+    """Of each training set. 0: what the strategy takes."""
 
 
 class AdvancedForm(Form, title="Advanced"):
@@ -279,8 +245,7 @@ def configuration(run: RunForm, *forms: Form, advanced: AdvancedForm = ADVANCED)
     values = {key: value for form in (run, *forms) for key, value in form.values().items()}
     config = load_profile(run.profile, advanced.overrides, values)
     overridden = any(each.startswith("root=") for each in advanced.overrides)
-    of_worker = os.environ.get(ROOT_VARIABLE) or os.environ.get(STACK_VARIABLE)
-    root = run.root or (not overridden and of_worker) or config.root
+    root = run.root or (not overridden and os.environ.get(ROOT_VARIABLE)) or config.root
     # a process worker starts every run in a directory that it removes at the end
     if "://" not in root and not Path(root).is_absolute():
         raise UsageError(

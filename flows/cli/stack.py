@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Any
 
 import typer
 from typer import Option
 
-from flows.cli.common import Group, Json, StackRoot, command, repeated
+from flows.cli.common import Group, Json, StackRoot, command
 
 
-class Part(StrEnum):
-    """A part of the stack."""
-
-    PREFECT = "prefect"
-    MLFLOW = "mlflow"
-    RAY = "ray"
-    WORKER = "worker"
+def port(default: int, text: str) -> Any:
+    return Option(default, min=1024, max=65534, metavar="PORT", help=text)
 
 
 @command(Group.STACK, needs=["line"])
 def up(
     *,
     root: StackRoot = ".concur",
-    prefect_port: int = Option(4200, metavar="PORT", help="Port of the Prefect server."),
-    mlflow_port: int = Option(5000, metavar="PORT", help="Port of the MLflow server."),
-    ray_port: int = Option(6379, metavar="PORT", help="Port of the Ray head."),
-    without: list[Part] = repeated(help="Do not start this part."),
+    prefect_port: int = port(4200, "Port of the Prefect server."),
+    mlflow_port: int = port(5000, "Port of the MLflow server."),
+    ray_port: int = port(6379, "Port of the Ray head; Ray Client takes the next."),
     timeout_s: float | None = Option(
         None,
         "--timeout",
@@ -41,15 +35,8 @@ def up(
     """
     from flows.stack import control
     from flows.stack.layout import StackSettings
-    from kernels_eval.settings import validated
 
-    options = {
-        "prefect_port": prefect_port,
-        "mlflow_port": mlflow_port,
-        "ray_port": ray_port,
-        "without": tuple(part.value for part in without),
-    }
-    settings = validated(StackSettings, options, "concur up")
+    settings = StackSettings(prefect_port=prefect_port, mlflow_port=mlflow_port, ray_port=ray_port)
     data = control.up(root, settings, tell, timeout_s)
     return data | {"for_this_shell": f'eval "$(concur env --root {root})"'}
 

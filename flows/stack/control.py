@@ -18,8 +18,8 @@ from contextlib import suppress
 
 import psutil
 
-from flows.stack.health import fault, mlflow_page
-from flows.stack.layout import Layout, Part, StackSettings
+from flows.stack.health import fault
+from flows.stack.layout import PARTS, Layout, Part, StackSettings
 from flows.stack.programs import STOP_S, client_environment, configuration
 from flows.stack.supervisor import Supervisor
 from kernels_eval.errors import EvalError, UsageError
@@ -34,6 +34,7 @@ from kernels_eval.sandbox.process_tree import (
     wait_gone,
 )
 from tasks.files import atomic_write
+from tasks.tracking.config import page_of
 
 LOOK_S = 1.0
 SAY_S = 10.0
@@ -92,7 +93,7 @@ def _start(layout: Layout, settings: StackSettings, supervisor: Supervisor) -> N
 def _require_same(layout: Layout, settings: StackSettings) -> None:
     if layout.read_settings() not in (settings, None):
         raise UsageError(
-            f"a stack is already running for {layout.root} with other ports or parts",
+            f"a stack is already running for {layout.root} with other ports",
             "`concur down` first, or leave the options out",
         )
 
@@ -123,12 +124,9 @@ def _holder(port: int) -> str:
 def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
     began = said = time.monotonic()
     healthy: set[str] = set()
-    pids: dict[str, set[int]] = {}
     while True:
         found = status(str(layout.root))
         for row in found["parts"]:
-            if row["pid"]:
-                pids.setdefault(row["part"], set()).add(row["pid"])
             if row["health"] == "healthy" and row["part"] not in healthy:
                 healthy.add(row["part"])
                 say(f"healthy: {row['part']}")
@@ -136,11 +134,8 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
             return
         now = time.monotonic()
         _require_starting(layout, found, now - began)
-        waiting = ", ".join(
-            _waited_for(layout, row, len(pids.get(row["part"], ())))
-            for row in found["parts"]
-            if row["health"] != "healthy"
-        )
+        missing = [row for row in found["parts"] if row["health"] != "healthy"]
+        waiting = ", ".join(f"{row['part']} ({row['reason']})" for row in missing)
         if timeout_s is not None and now - began > timeout_s:
             raise EvalError(
                 f"not healthy within {timeout_s:.0f} s: {waiting}",
@@ -162,13 +157,6 @@ def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
     if found["supervisor"] is None and waited_s > KILL_S and not layout.processes():
         problem = f"supervisord ended{tail(layout, 'supervisord-output')}"
         raise EvalError(problem, f"see {layout.logs}")
-
-
-def _waited_for(layout: Layout, row: Json, starts: int) -> str:
-    if starts < 2:
-        return f"{row['part']} ({row['reason']})"
-    last = tail(layout, row["part"]).strip().rpartition("  | ")[2]
-    return f"{row['part']} (started {starts} times; its log ends: {last})"
 
 
 def tail(layout: Layout, name: str) -> str:
@@ -246,7 +234,7 @@ def status(root: str) -> Json:
         }
     supervisor = Supervisor(layout)
     processes, pid = supervisor.processes(), supervisor.pid()
-    parts = [_row(part, layout, settings, processes.get(part)) for part in settings.parts]
+    parts = [_row(part, layout, settings, processes.get(part)) for part in PARTS]
     return {
         "root": str(layout.root),
         "supervisor": pid,
@@ -258,7 +246,12 @@ def status(root: str) -> Json:
 
 def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | None) -> Json:
     state = process["statename"] if process else ""
-    pages = {"prefect": settings.prefect_url, "ray": settings.ray_address, "worker": ""}
+    pages = {
+        "prefect": settings.prefect_url,
+        "mlflow": page_of(settings.mlflow_url),
+        "ray": settings.ray_address,
+        "worker": "",
+    }
     if process is None:
         health, reason = "stopped", "not running"
     elif state == "FATAL":
@@ -276,7 +269,7 @@ def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | No
         "uptime_s": round(time.time() - process["start"], 1)
         if process and process["pid"]
         else None,
-        "page": mlflow_page(settings.mlflow_url) if part == "mlflow" else pages[part],
+        "page": pages[part],
         "log": str(layout.log(part)),
     }
 

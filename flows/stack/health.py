@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 
 from flows.stack.layout import Layout, Part, StackSettings
-from tasks.tracking.config import page_of
 
 ANSWER_S = 5.0
 POOL = "concur"
@@ -36,16 +35,6 @@ def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.
 
 def worker_name() -> str:
     return f"{POOL}-{socket.gethostname()}"
-
-
-def mlflow_page(url: str) -> str:
-    """Page of a tracking server's newest experiment, else its list of experiments; its own first
-    page is for GenAI."""
-    wanted = {"max_results": 1, "filter": "name != 'Default'", "order_by": ["creation_time DESC"]}
-    with suppress(httpx.HTTPError, ValueError, LookupError):
-        answer = _request(f"{url}/api/2.0/mlflow/experiments/search", wanted).json()
-        return page_of(url, answer["experiments"][0]["experiment_id"], "runs", "scores")
-    return page_of(url)
 
 
 def _http_fault(url: str, expected: str) -> str:

@@ -12,9 +12,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
@@ -30,35 +30,25 @@ PART_VARIABLE = "CONCUR_STACK_PART"
 """Every process of a part inherits it; flow runs have the worker's."""
 UNUSABLE = frozenset("%\"'#;\n")
 """Special characters of supervisord's configuration."""
-Port = Annotated[int, Field(ge=1024, le=65534)]
 
 
 class StackSettings(Record, title="concur up"):
-    """What a stack consists of; all of it listens on loopback."""
+    """Where a stack listens, on loopback."""
 
-    prefect_port: Port = 4200
-    mlflow_port: Port = 5000
-    ray_port: Port = 6379
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+    ray_port: int = 6379
     """The next one is Ray Client's, which cannot be switched off."""
-
-    without: tuple[Part, ...] = ()
-    """Parts that are not started."""
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        absent = {*self.without, *(("worker",) if "prefect" in self.without else ())}
-        return tuple(part for part in PARTS if part not in absent)
 
     @property
     def ports(self) -> dict[int, Part]:
-        """TCP port -> listening part, of the started parts."""
-        found: dict[int, Part] = {
+        """TCP port -> listening part."""
+        return {
             self.prefect_port: "prefect",
             self.mlflow_port: "mlflow",
             self.ray_port: "ray",
             self.ray_client_port: "ray",
         }
-        return {port: part for port, part in found.items() if part in self.parts}
 
     @property
     def ray_client_port(self) -> int:
@@ -94,7 +84,7 @@ class Layout:
             )
         self.stack = self.root / "stack"
         self.logs = self.stack / "logs"
-        self.prefect_home = self.stack / "prefect"
+        self.prefect_home = self.root / "prefect"
         self.settings = self.stack / "settings.json"
         self.configuration = self.stack / "supervisord.conf"
         self.ray_token = self.stack / "ray-token"

@@ -74,7 +74,7 @@ class Program:
 
 
 def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
-    found: dict[Part, Program] = {
+    return {
         "prefect": Program(
             ("prefect", "server", "start"),
             {
@@ -130,18 +130,16 @@ def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
             },
         ),
     }
-    return {part: found[part] for part in settings.parts}
 
 
 def client_environment(layout: Layout, settings: StackSettings) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if "prefect" in settings.parts:
-        found |= _prefect_client(layout, settings)
-    if "mlflow" in settings.parts:
-        found["MLFLOW_TRACKING_URI"] = settings.mlflow_url
-    if "ray" in settings.parts:
-        found |= {"RAY_ADDRESS": settings.ray_address, **_ray_client(layout)}
-    return found | {"CONCUR_ROOT": str(layout.root)}
+    return {
+        **_prefect_client(layout, settings),
+        "MLFLOW_TRACKING_URI": settings.mlflow_url,
+        "RAY_ADDRESS": settings.ray_address,
+        **_ray_client(layout),
+        "CONCUR_ROOT": str(layout.root),
+    }
 
 
 def _prefect_client(layout: Layout, settings: StackSettings) -> dict[str, str]:

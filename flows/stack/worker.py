@@ -47,7 +47,7 @@ def prepare(client: SyncPrefectClient) -> None:
                 concurrency_limit=limit,
                 work_pool_name=POOL,
             )
-    _limit_gpus(client)
+    limit_gpus(client)
     _make_automations(client)
 
 
@@ -65,16 +65,17 @@ def _make_pool(client: SyncPrefectClient) -> None:
             client.create_work_pool(pool)
 
 
-def _limit_gpus(client: SyncPrefectClient) -> None:
-    """Make the limit whose slots deployed flows hold (flows.deployments)."""
+def limit_gpus(client: SyncPrefectClient) -> None:
+    """Make the limit whose slots deployed flows hold (flows.deployments), where it is absent."""
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
     try:
         client.read_global_concurrency_limit_by_name("gpu")
     except ObjectNotFound:
         wanted = GlobalConcurrencyLimitCreate(name="gpu", limit=limits()["gpu"])
-        client.create_global_concurrency_limit(wanted)
+        with suppress(ObjectAlreadyExists):  # another run was quicker
+            client.create_global_concurrency_limit(wanted)
 
 
 def _make_automations(client: SyncPrefectClient) -> None:

@@ -7,7 +7,6 @@ from pydantic import ValidationError
 from flows.config import load_profile, profile_names
 from flows.forms import (
     ROOT_VARIABLE,
-    STACK_VARIABLE,
     AdvancedForm,
     BenchmarkForm,
     CandidatesForm,
@@ -23,7 +22,7 @@ from kernels_eval.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch):
-    for name in (ROOT_VARIABLE, STACK_VARIABLE, "MLFLOW_TRACKING_URI"):
+    for name in (ROOT_VARIABLE, "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -83,14 +82,12 @@ def test_own_profiles_are_chosen_like_those_that_ship(tmp_path, monkeypatch):
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "mine.yaml").write_text("name: mine\nlanguage: cpp\n")
     assert "mine" not in profile_names()
-    monkeypatch.setenv(STACK_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
     assert {"mine", "nightly"} <= set(profile_names())
     assert load_profile("mine").name == "mine"
 
 
 def test_the_root_is_the_forms_else_the_workers_else_an_override(tmp_path, monkeypatch):
-    monkeypatch.setenv(STACK_VARIABLE, str(tmp_path / "stack"))
-    assert configuration(RunForm()).root == str(tmp_path / "stack")
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "worker"))
     assert configuration(RunForm()).root == str(tmp_path / "worker")
     assert configuration(RunForm(root="s3://bucket/concur")).root == "s3://bucket/concur"

@@ -78,7 +78,9 @@ def test_a_root_that_cannot_be_used_is_refused(tmp_path, root, said):
 
 def test_a_port_that_is_none_is_one_line(tmp_path):
     done = CliRunner().invoke(main, ["up", "--root", str(tmp_path), "--prefect-port", "70000"])
-    assert done.exit_code == 2 and "prefect_port" in done.output and "Traceback" not in done.output
+    assert (
+        done.exit_code == 2 and "--prefect-port" in done.output and "Traceback" not in done.output
+    )
 
 
 def test_the_stack_of_another_user_is_left_alone(tmp_path, monkeypatch):
@@ -112,7 +114,6 @@ def test_everything_is_on_loopback_and_the_page_of_prefect_asks_its_own_port(tmp
     mlflow = made["mlflow"]
     assert mlflow.environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
     assert {"--workers", "127.0.0.1"} <= set(mlflow.words)
-    assert set(programs(Layout(tmp_path), StackSettings(without=("prefect",)))) == {"mlflow", "ray"}
 
 
 def test_supervisord_reads_what_was_written_whatever_the_root_is_called(tmp_path):
@@ -146,9 +147,12 @@ time.sleep(600)
 def only_mlflow(tmp_path, monkeypatch):
     """Starts a stack whose only part, MLflow, is a module of the test's."""
     layout = Layout(tmp_path / "root")
-    settings = StackSettings(without=("prefect", "ray"), mlflow_port=free_port())
+    settings = StackSettings(
+        mlflow_port=free_port(), prefect_port=free_port(), ray_port=two_ports()
+    )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{commands.ROOT}")
     monkeypatch.setattr(control, "fault", lambda *_: "")
+    monkeypatch.setattr(control, "PARTS", ("mlflow",))
     fake = {"mlflow": Program(("fake",))}
     monkeypatch.setattr("flows.stack.programs.programs", lambda *_: fake)
 
@@ -250,23 +254,24 @@ def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(
 ):
     monkeypatch.setattr("flows.stack.health.ANSWER_S", 60.0)
     root, layout = str(tmp_path), Layout(tmp_path)
-    settings = StackSettings(prefect_port=prefect_like, without=("mlflow", "ray", "worker"))
+    settings = StackSettings(prefect_port=prefect_like)
+    others = {"MLFLOW_TRACKING_URI": "http://mine", "RAY_ADDRESS": "mine:6379"}
     assert use_stack(root, {}) == [] and use_stack("s3://bucket", {}) == []
     assert "no stack is running" in refused(lambda: export_lines(root))
     layout.make()
     layout.write_settings(settings)
-    environment = {}
+    environment = dict(others)
     url = f"http://127.0.0.1:{prefect_like}"
     assert use_stack(root, environment) == [f"prefect {url}"]
     assert environment["PREFECT_API_URL"] == f"{url}/api"
-    assert environment["PREFECT_HOME"] == str(tmp_path / "stack" / "prefect")
+    assert environment["PREFECT_HOME"] == str(tmp_path / "prefect")
     for own in ({"PREFECT_API_URL": "http://mine/api"}, {"PREFECT_HOME": "/mine"}):
-        told = dict(own)
+        told = own | others
         assert use_stack(root, told) == []
         assert {name for name in told if name.startswith("PREFECT_")} == set(own)
     assert f"export PREFECT_API_URL={url}/api" in export_lines(root)
     layout.write_settings(settings.model_copy(update={"prefect_port": free_port()}))
-    assert "no healthy prefect" in refused(lambda: use_stack(root, {}))
+    assert "no healthy prefect" in refused(lambda: use_stack(root, dict(others)))
     layout.clean()
 
 
@@ -275,8 +280,9 @@ def test_ray_is_told_where_it_listens_before_it_is_asked(tmp_path, monkeypatch, 
     looked for it at the machine's own address."""
     layout = Layout(tmp_path)
     layout.make()
-    layout.write_settings(StackSettings(without=("prefect", "mlflow")))
-    environment, seen = {}, []
+    layout.write_settings(StackSettings())
+    environment = {"PREFECT_API_URL": "http://mine/api", "MLFLOW_TRACKING_URI": "http://mine"}
+    seen = []
     monkeypatch.setattr(control, "fault", lambda *_: seen.append(dict(environment)) or "")
     assert use_stack(str(tmp_path), environment)
     assert seen[0]["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0" and "RAY_AUTH_MODE" in seen[0]
@@ -347,7 +353,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(t
         assert not [one for one in whole if alive(one)] and not stack.processes()
         assert not stack.layout.sockets.exists()
         left = {path.name for path in stack.layout.stack.iterdir()}
-        assert left == {"logs", "prefect"}
+        assert left == {"logs"}
         for port in (*stack.ports.values(), stack.ports["ray"] + 1):
             socket.create_server(("127.0.0.1", port)).close()
         assert "no stack is running" in stack.command("down").stdout

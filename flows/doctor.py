@@ -5,7 +5,6 @@ Imports nothing heavy: it asks processes and package metadata, and changes nothi
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -27,7 +26,6 @@ from kernels_eval.installation import install_command
 from kernels_eval.records import Language, Record
 from kernels_eval.sandbox.layers import missing
 from kernels_eval.toolchain import default_cache
-from tasks.synthesis import sizing
 from tasks.synthesis.config import SynthesisConfig
 
 Need = Literal["required", "optional"]
@@ -73,7 +71,6 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         Probe("trl", True, lambda: package("trl")),
         Probe("mlflow", config.tracking.enabled, lambda: package("mlflow")),
         Probe("vLLM", synthesis.sampler == "vllm", lambda: vllm(synthesis)),
-        Probe("answers at once", False, lambda: answers_at_once(synthesis)),
     ]
     probes += [Probe(name, True, look) for name, look in ready.checks(config)]
     probes += [
@@ -162,29 +159,6 @@ def vllm(synthesis: SynthesisConfig) -> str:
             f"{words} does not tell its version", "pip install vllm in its environment"
         )
     return found
-
-
-def answers_at_once(synthesis: SynthesisConfig) -> str:
-    """Answers that a server on these GPUs writes at once, and how fast; below 16, the GPUs that a
-    replica needs."""
-    served = synthesis.sampler == "vllm"
-    if not served and not re.search(r"//(127\.|localhost)", str(synthesis.base_url)):
-        return "no server on this machine generates answers"
-    server, limit = synthesis.server, synthesis.sampling.max_tokens
-    if not served and not server.tensor_parallel:
-        server = server.model_copy(update={"tensor_parallel": 1})  # vllm serve's default
-    found, basis = sizing.expected(synthesis.model, server, limit)
-    if found.sequences >= sizing.LEAST_SEQS:
-        return basis
-    key = (
-        "--set synthesis.server.tensor_parallel" if served else "vllm serve --tensor-parallel-size"
-    )
-    for gpus in (2, 4, 8):
-        wider = server.model_copy(update={"tensor_parallel": gpus})
-        held = sizing.expected(synthesis.model, wider, limit)[0].sequences
-        if held >= sizing.LEAST_SEQS:
-            raise UsageError(basis, f"{key}={gpus} holds {held} at once")
-    raise UsageError(basis, "use GPUs with more memory, or vllm serve --kv-cache-dtype fp8")
 
 
 def disk(location: str) -> str:

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Json, Row, stable_hash
+from kernels_eval.records import Json, stable_hash
 from tasks.benchmark.shown import HEADLINE_METRICS, label, scored
 from tasks.curation.source import Files, Source
 from tasks.curation.tables import places_of, with_flags, with_profiles
 from tasks.files import atomic_write
-from tasks.reporting.charts import FIRST, MUTED, SECOND, labelled, legend, new_figure, style, svg_of
-from tasks.reporting.text import clean, cut
-from tasks.scores import affordable_resamples, metric_name, scores
+from tasks.scores import affordable_resamples, scores
 from tasks.sources.tables import load
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
@@ -35,9 +32,6 @@ from tasks.versions import (
 from tasks.viewer.site import COLUMNS, PAGE, write_site
 
 MADE_OF = "made_of.txt"
-PS = (0.25, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
-LOOKS = tuple(product(("-", "--", ":"), (FIRST, SECOND, MUTED)))
-"""Line and colour of a curve."""
 NEEDED = ("candidate_id", "task_id", "status")
 NAMES = pl.List(pl.String)
 READ = {
@@ -245,14 +239,14 @@ def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[Json]:
 
 
 def _scores(parts: Sequence[Part]) -> Json:
-    models, curves, notes = [], {}, []
+    models, notes = [], []
     for name in dict.fromkeys(part.frame["set"][0] for part in parts):
         frame = pl.concat(
             [part.frame for part in parts if part.frame["set"][0] == name], how="diagonal_relaxed"
         )
         resamples = affordable_resamples(frame["task_id"].n_unique())
         try:
-            rows = scores(frame, ps=PS, resamples=resamples)
+            rows = scores(frame, resamples=resamples)
         except UsageError as error:
             notes.append(f"No scores: {error}")
             continue
@@ -263,38 +257,4 @@ def _scores(parts: Sequence[Part]) -> Json:
             facts = {name: of["exec"][name] for name in ("tasks", "samples")}
             numbers = {label(each, of[each]["k"]): scored(of[each]) for each in HEADLINE_METRICS}
             models.append({"set": name, "model": model, **facts, **numbers})
-            curves[" ".join(filter(None, (model, name and f"({name})")))] = [
-                (p, of[metric_name(p or None)]) for p in (0.0, *PS)
-            ]
-    if len(curves) > len(LOOKS):
-        notes.append(f"The figure shows the first {len(LOOKS)} of {len(curves)} models.")
-    shown = dict(list(curves.items())[: len(LOOKS)])
-    return {"models": models, "notes": notes, "figure": _drawn(shown) if shown else ""}
-
-
-@style()
-def _drawn(curves: Mapping[str, Sequence[tuple[float, Row]]]) -> str:
-    figure, (axes,) = new_figure(7.4, 3.8)
-    for number, (name, rows) in enumerate(curves.items()):
-        line, colour = LOOKS[number]
-        known = [
-            (p, row["value"], row["lower"], row["upper"])
-            for p, row in rows
-            if row["value"] is not None
-        ]
-        title = cut(clean(name, one_line=True), 40)
-        axes.plot(
-            [p for p, *_ in known],
-            [value for _, value, *_ in known],
-            label=title,
-            linestyle=line,
-            color=colour,
-        )
-        for p, _, lower, upper in known:
-            if lower is not None and upper is not None:
-                axes.vlines(p + 0.015 * number, lower, upper, color=colour, alpha=0.5, linewidth=1)
-    axes.set_ylim(0, 1)
-    axes.set_xlim(left=0)
-    labelled(axes, "p (speedup above)", "fast_p, share of tasks", grid="both")
-    legend(axes)
-    return svg_of(figure)
+    return {"models": models, "notes": notes}

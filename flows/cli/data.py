@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Literal
@@ -29,6 +28,7 @@ File = str | None
 @command(Group.DATA)
 def run(
     *,
+    root: str | None = Option(None, help="Folder of the snapshots.", show_default="the profile's"),
     profile: Profile = "local",
     overrides: list[str] = setting("the profile", "verification.workers=2"),
     only: Literal["refresh"] | None = Option(
@@ -41,39 +41,18 @@ def run(
     from flows.launch import launch, require_ready
     from flows.stack.control import join_stack
 
-    config = load_profile(profile, overrides)
+    config = load_profile(profile, overrides, {"root": root} if root else None)
     join_stack(config.root)
     require_ready(config, "refresh", *(() if only else ("training", "benchmark")))
     summary = launch(config, refresh_only=only == "refresh")
-    if only:
-        return summary
-    return summary | {"prefect_ui": prefect_ui()} | mlflow_ui(config.tracking_uri, config.root)
+    return summary | {"pages": f"{program()} up --root {config.root}"}
 
 
-def prefect_ui() -> str:
-    """Return the address of Prefect's pages, or the command that serves them."""
-    if address := os.environ.get("PREFECT_API_URL"):
-        return address.removesuffix("/api")
-    home = os.environ.get("PREFECT_HOME", "")
-    return f"PREFECT_HOME={home} {tool('prefect')} server start   (http://127.0.0.1:4200)"
-
-
-def mlflow_ui(uri: str, root: str) -> Json:
-    """Return the command that serves MLflow's pages, where no server does."""
-    if uri.startswith("http"):
-        return {}
-    place = Path(root).absolute()
-    return {
-        "mlflow_ui": f"{tool('mlflow')} server --backend-store-uri {uri}"
-        f" --artifacts-destination {place}/mlartifacts"
-    }
-
-
-def tool(name: str) -> str:
-    """Return a program as this user can type it: beside the running interpreter if it is there."""
-    beside = Path(sys.executable).with_name(name)
+def program() -> str:
+    """Return `concur` as this user can type it: beside the running interpreter if it is there."""
+    beside = Path(sys.executable).with_name("concur")
     if not beside.exists():
-        return name
+        return "concur"
     here = Path.cwd()
     return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
@@ -102,14 +81,15 @@ def curate(
     ),
 ) -> Json:
     """Choose training sets from existing verdicts, by one strategy or many."""
-    from flows.curate import curate_table, explain_candidate, parsed_sizes
+    from flows.curate import curate_table, explain_candidate
+    from flows.lists import parsed_numbers
 
     options = {
         "verdicts": verdicts,
         "candidates": candidates,
         "root": root,
         "strategies": strategies,
-        "sizes": parsed_sizes(sizes),
+        "sizes": parsed_numbers(sizes, "--size", int, 1, "500,1000") if sizes else (),
         "overrides": overrides,
     }
     if explain is None:
@@ -210,7 +190,7 @@ def search(
     from flows.stack.control import join_stack
 
     join_stack(root)
-    embed(config := load_profile(profile, [f"root={root}", *overrides]))  # before prefect
+    embed(config := load_profile(profile, overrides, {"root": root}))  # before prefect
     from flows.search import begun_with, search_and_track, summary_of
 
     begun = begun_with(config, verdicts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import webbrowser
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -13,28 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument, Option
 
 from flows.cli.common import (
-    AsJson,
     Candidates,
     Group,
     Json,
     Profile,
     Root,
-    StackRoot,
     command,
     setting,
 )
-from flows.extras import require_extras
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
     from flows.morning.history import Refresh
     from tasks.store import Snapshot
-
-SERVERS = {"prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
-PAGES = {
-    "report": ("report.html", "`concur run` writes it when it ends"),
-    "view": ("view/index.html", "`concur view` writes it"),
-}
 
 
 @command(Group.FIND)
@@ -103,48 +93,6 @@ def first_rows(snapshot: Snapshot, most: int) -> list[Json]:
             break
         found += json.loads(frame.head(most - len(found)).write_json())
     return found
-
-
-@command(Group.FIND)
-def open(
-    what: Literal["report", "view", "prefect", "mlflow"] = Argument(
-        ..., metavar="WHAT", help="What to open."
-    ),
-    *,
-    root: StackRoot = ".concur",
-    as_json: AsJson = False,
-) -> Json:
-    """Print the address of the newest report, the candidates, Prefect or MLflow, and open it if
-    there is a browser."""
-    address = server_address(what, root) if what in SERVERS else page_address(what, root)
-    shown = {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & os.environ.keys()
-    opened = bool(shown) and not as_json and webbrowser.open(address)
-    return {"what": what, "address": address, "opened": opened}
-
-
-def page_address(what: str, root: str) -> str:
-    """Return the address of a page in a root. Raises UsageError where it was not written."""
-    name, fix = PAGES[what]
-    page = Path(root).absolute() / name
-    if not page.is_file():
-        raise UsageError(f"there is no {page}", f"{fix}; or name another root with --root")
-    return page.as_uri()
-
-
-def server_address(what: str, root: str) -> str:
-    """Return the address of a server's pages. Raises UsageError where none runs."""
-    require_extras(["line"], "open")
-    from flows.stack.control import use_stack
-    from flows.stack.health import mlflow_page
-
-    environment = dict(os.environ)
-    use_stack(root, environment)
-    address = environment.get(SERVERS[what], "")
-    if not address.startswith("http"):
-        raise UsageError(
-            f"no {what} server is running for {root}", f"start one with `concur up --root {root}`"
-        )
-    return mlflow_page(address) if what == "mlflow" else address.removesuffix("/api")
 
 
 @command(Group.FIND, needs=["line"])

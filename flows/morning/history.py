@@ -38,8 +38,6 @@ class Refresh(Record):
     language: str
     strategy: str
     began_at: str
-    flow_run: str | None = None
-    """Prefect's id of the run, if there is one."""
     ending: Ending = "unknown"
     ended_at: str | None = None
     error: str = ""
@@ -70,7 +68,7 @@ class Entry:
 
 
 @contextmanager
-def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Entry]:
+def entered(config: PipelineConfig) -> Iterator[Entry]:
     """Record one refresh in the history.
 
     An exception is recorded as failed, an interrupt as stopped; a block that ends without `ends`
@@ -82,7 +80,6 @@ def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Ent
         language=config.language.value,
         strategy=config.curation.strategy,
         began_at=began.isoformat(timespec="milliseconds"),
-        flow_run=flow_run,
     )
     _write(config.root, begun, BEGAN)
     entry = Entry(config.root, begun)

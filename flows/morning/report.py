@@ -19,15 +19,13 @@ from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
 if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
 
-NAMED = 10
-"""Tasks and samples that are named; others are counted."""
 KEYS = {
-    "tasks": ("task_id", "name"),
-    "candidates": ("candidate_id", "candidate_id"),
-    "verdicts": ("verdict_key", "verdict_key"),
-    "curated": ("candidate_id", "task_name"),
+    "tasks": "task_id",
+    "candidates": "candidate_id",
+    "verdicts": "verdict_key",
+    "curated": "candidate_id",
 }
-"""Compared snapshots: key of a row, and the column that names it."""
+"""Compared snapshots: key of a row."""
 VERDICT_COLUMNS = (
     *("verdict_key", "candidate_id", "task_id", "status", "reason", "detail", "log_tail"),
 )
@@ -41,9 +39,6 @@ class Change(Record):
     rows: int
     new: int = 0
     gone: int = 0
-    examples: tuple[str, ...] = ()
-    reasons: dict[str, int] = {}
-    """Of the training set: why samples came in (`+`) or went out (`-`), with how many."""
 
 
 class Morning(Record):
@@ -138,44 +133,9 @@ def _change(name: str, ref: SnapshotRef, old: SnapshotRef | None, cautions: list
             " count as new."
         )
         old = None
-    names, known = _names(ref, name), _names(old, name)
-    new, gone = names.keys() - known.keys(), known.keys() - names.keys()
-    named = new if name in ("tasks", "curated") and old else ()
-    return Change(
-        what=name,
-        rows=rows,
-        new=len(new),
-        gone=len(gone),
-        examples=tuple(sorted({names[key] for key in named})[:NAMED]),
-        reasons=_why(old, ref, cautions) if name == "curated" and old and (new or gone) else {},
-    )
-
-
-def _names(ref: SnapshotRef | None, name: str) -> dict[str, str]:
-    key, shown = KEYS[name]
-    columns = list(dict.fromkeys((key, shown)))
-    frame = ref.open().read(columns=columns, unique=key) if ref else None
-    if frame is None or frame.is_empty():
-        return {}
-    names = frame[shown if shown in frame.columns else key]
-    return dict(zip(frame[key], map(str, names), strict=True))
-
-
-def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, int]:
-    from tasks.curation.diff import changes, reason_counts
-    from tasks.curation.stage import decisions_of
-
-    try:
-        rows = changes(decisions_of(old.open()), decisions_of(new.open()))
-    except UsageError as error:
-        cautions.append(f"Why the training set changed is unknown: {error}")
-        return {}
-    counts = reason_counts(rows)
-    return {
-        f"{sign} {reason.replace('_', ' ')}": count
-        for sign, change in (("+", "gained"), ("-", "lost"))
-        for reason, count in counts[change].items()
-    }
+    keys = ref.open().keys(KEYS[name])
+    known = old.open().keys(KEYS[name]) if old else set()
+    return Change(what=name, rows=rows, new=len(keys - known), gone=len(known - keys))
 
 
 # -- what failed -----------------------------------------------------------------------------------

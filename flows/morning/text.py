@@ -68,7 +68,7 @@ def _sections(morning: Morning) -> list[Section]:
         Section("What to do", _bullets(morning.next_steps)),
         Section(
             "What came",
-            (fields_table(morning.changes, "what", "rows", "new", "gone", "examples", "reasons"),),
+            (fields_table(morning.changes, "what", "rows", "new", "gone"),),
         ),
         Section(
             "What failed",

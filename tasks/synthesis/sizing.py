@@ -17,10 +17,8 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import DeviceError
 from kernels_eval.records import Json, Record
-from tasks.progress import hours
 from tasks.synthesis.config import ServerConfig
 
 MOST_SEQS = 256
@@ -186,28 +184,6 @@ def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus:
         return server.tensor_parallel
     shape, answer = read_shape(model) if model else None, ANSWER_SHARE * max_tokens
     return gpus_a_replica(shape, read_gpu(), server, [gpus], PROMPT_TOKENS, answer)
-
-
-def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[Decoding, str]:
-    """How a replica for this model will write, and in words what is assumed where model or GPU are
-    absent: QwQ-32B's shape, an H200."""
-    shape, gpu = read_shape(model) if model else None, read_gpu()
-    assumed = ""
-    if shape is None or not shape.weight_bytes:
-        shape = QWQ_32B
-        assumed += ", QwQ-32B's shape assumed"
-    if gpu is None:
-        gpu = H200
-        assumed += ", an H200 assumed"
-    answer, nodes = ANSWER_SHARE * max_tokens, [len(visible_gpus())]
-    gpus = gpus_a_replica(shape, gpu, server, nodes, PROMPT_TOKENS, answer)
-    found = _decoding_of(shape, gpu, gpus, server, PROMPT_TOKENS, answer)
-    return found, (
-        f"{found.sequences} answers of {answer:,.0f} tokens at once on {found.gpus} x {gpu.name},"
-        f" about {found.tokens_per_s:,.0f} tokens/s, 1,000 answers in"
-        f" {hours(found.gpu_s(1000 * answer) / 3600)}: computed from the memory for keys and values"
-        f" and its bandwidth{assumed}"
-    )
 
 
 class ServerSize(Record):

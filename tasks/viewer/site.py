@@ -44,7 +44,7 @@ def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: 
 
     `index` has COLUMNS and a unique `key`, the identity of a candidate's page. Existing chunks stay
     if all their keys are wanted. `details` gets the other keys, in order, and yields their pages'
-    content. `about` has the title, models (rows of a table) and figure (SVG). Raises UsageError
+    content. `about` has the title and models (rows of a table). Raises UsageError
     where the directory holds something else or cannot be written."""
     made = any((directory / name).exists() for name in (INDEX, KEPT))
     if directory.exists() and any(directory.iterdir()) and not made:

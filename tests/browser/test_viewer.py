@@ -124,7 +124,6 @@ def test_the_leaderboards_of_tasks_and_models(browser, site):
     assert (
         "100.0 % (" in page.locator("#models-table .tabulator-row", has_text="tuned").inner_text()
     )
-    assert page.locator("#figure").evaluate("each => each.naturalWidth") > 100
     page.locator("#models-table a", has_text="tuned").click()
     page.get_by_text("4 of 21 candidates").wait_for()
 

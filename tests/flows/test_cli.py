@@ -10,7 +10,6 @@ import yaml
 from click.testing import CliRunner
 
 from flows.cli.common import exit_statuses
-from flows.cli.data import mlflow_ui, prefect_ui
 from flows.cli.main import main
 from flows.config import profile_names
 from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, ToolchainError, UsageError
@@ -181,23 +180,3 @@ def test_input_that_only_a_stage_can_refuse_is_2_as_well(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert last.startswith("error: ") and "gone.parquet" in last
-
-
-@pytest.mark.parametrize(
-    "environment, address",
-    [
-        ({}, "PREFECT_HOME= prefect server start   (http://127.0.0.1:4200)"),
-        ({"PREFECT_HOME": "/p"}, "PREFECT_HOME=/p prefect server start   (http://127.0.0.1:4200)"),
-        ({"PREFECT_API_URL": "http://h:4200/api"}, "http://h:4200"),
-    ],
-)
-def test_a_run_says_where_its_pages_are(here, monkeypatch, environment, address):
-    monkeypatch.setattr("sys.executable", "/nowhere/python")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert prefect_ui() == address
-    assert mlflow_ui("http://h:5000", ".concur") == {}
-    assert mlflow_ui("sqlite:///m.db", ".concur") == {
-        "mlflow_ui": "mlflow server --backend-store-uri sqlite:///m.db"
-        f" --artifacts-destination {here}/.concur/mlartifacts"
-    }

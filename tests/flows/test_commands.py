@@ -43,7 +43,7 @@ ARGUMENTS = {
     "verify-batch": "responses.jsonl --tasks tasks --out batch",
     "benchmark": "--root made",
     "export": "--root made --as kernelbench --out {out}",
-    "run": "--set root=other",
+    "run": "--root other",
     "curate": "--root made --strategy concur --strategy speedup",
     "publish": "--root made --out {out}",
     "diff": "{curated} {curated} --root made",
@@ -53,7 +53,6 @@ ARGUMENTS = {
     "reinforce": "--root made",
     "ls": "--root made",
     "show": "{curated} --root made",
-    "open": "report --root made",
     "view": "made --out {out}",
     "morning": "--root made",
     "config": "show",
@@ -97,7 +96,7 @@ def typed(workspace, monkeypatch, tmp_path):
     """Run a command in the workspace, its long work replaced by `DONE`."""
     place, fingerprint = workspace
     monkeypatch.chdir(place)
-    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "CONCUR_ROOT", "BROWSER", "DISPLAY"):
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "CONCUR_ROOT"):
         monkeypatch.delenv(name, raising=False)
 
     @contextmanager
@@ -123,7 +122,7 @@ def typed(workspace, monkeypatch, tmp_path):
         "flows.reinforce.of_training": returns((None, None, None)),
         "flows.reinforce.reinforce_and_track": returns((None, None)),
         "flows.reinforce.summary_of": returns(DONE["reinforce"]),
-        "flows.ablation.run.run_ablation": returns(DONE["ablate"]),
+        "flows.launch.launch_ablation": returns(DONE["ablate"]),
         "flows.stack.control.up": returns({"healthy": True, "parts": []}),
         "flows.stack.control.export_lines": returns(["export A=b"]),
         "kernels_eval.service.app.run": returns(None),

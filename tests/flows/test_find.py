@@ -1,8 +1,7 @@
-"""`concur ls`, `show`, `open`, `profiles` and `config`: what they find, and what they say where
+"""`concur ls`, `show`, `profiles` and `config`: what they find, and what they say where
 there is nothing."""
 
 import json
-import os
 
 import jsonschema
 import pytest
@@ -29,8 +28,6 @@ def root(tmp_path, monkeypatch):
     """A root `made` with two finished snapshots, one that is unfinished, and one refresh that wrote
     them from inside its directory."""
     monkeypatch.chdir(tmp_path)
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
     rows = [{"task_id": f"t{n}", "name": f"{HOSTILE} {n}", "code": "x = 1"} for n in range(5)]
     made = {}
     for count in (2, 5):
@@ -86,29 +83,6 @@ def test_a_refresh_is_read_from_another_directory(root, tmp_path, monkeypatch):
     typed("ls --root ../made")
 
 
-def test_open_prints_the_address_and_starts_a_browser_where_there_is_one(root, monkeypatch):
-    missing = typed("open report --root made", 2)
-    assert "report.html" in missing and "concur run" in missing
-    page = os.path.abspath("made/report.html")
-    with open(page, "w") as file:
-        file.write("<p>")
-    assert f"file://{page}\n" in typed("open report --root made")
-    asked = []
-    monkeypatch.setattr("webbrowser.open", lambda address: asked.append(address) or True)
-    monkeypatch.setenv("BROWSER", "some")
-    typed("open report --root made")
-    assert asked == [f"file://{page}"]
-    assert json.loads(typed("open report --root made --json"))["opened"] is False
-
-
-def test_open_names_the_servers_of_this_shell_or_says_how_to_start_them(root, monkeypatch):
-    assert "concur up --root made" in typed("open prefect --root made", 2)
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///x.db")
-    assert "http://127.0.0.1:4200\n" in typed("open prefect --root made")
-    assert "no mlflow server" in typed("open mlflow --root made", 2)
-
-
 def test_profiles_are_those_that_ship():
     found = json.loads(typed("profiles --json"))["profiles"]
     assert [each["name"] for each in found] == profile_names()
@@ -124,7 +98,7 @@ def test_config_says_where_each_value_comes_from():
     assert keys["verification.workers"] == (3, "--set")
     assert keys["tasks.limit"] == (2, "--set")
     assert keys["verification.chunk_size"][1] == keys["root"][1] == "profile"
-    assert keys["guard.reserve_gib"][1] == "default"
+    assert keys["search.method"][1] == "default"
     values = {key: value for key, (value, _) in keys.items()}
     overrides = ["verification.workers=3", "tasks={limit: 2}"]
     assert load_profile("nightly", overrides, values) == load_profile("nightly", overrides)

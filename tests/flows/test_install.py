@@ -114,7 +114,6 @@ ARGUMENTS = {
     "export": "--as kernelbench --out o",
     "publish": "--out o",
     "show": "abc",
-    "open": "prefect",
 }
 
 
@@ -122,7 +121,7 @@ def test_a_missing_extra_is_one_line_that_says_which(monkeypatch, tmp_path):
     """Every command that needs one, with nothing of any extra installed."""
     monkeypatch.setattr("flows.extras._installed", lambda module: False)
     monkeypatch.chdir(tmp_path)
-    for name, needs in {**NEEDY, "open": ["line"]}.items():
+    for name, needs in NEEDY.items():
         done = CliRunner().invoke(main, [name, *ARGUMENTS.get(name, "").split()])
         said = " and ".join(f"`{extra}`" for extra in needs)
         word = "extras" if needs[1:] else "extra"

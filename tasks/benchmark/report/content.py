@@ -205,7 +205,7 @@ def sections(context: ReportContext) -> list[Section | Columns]:
 
 
 VIEWER = (
-    "Every candidate with its code, verdict and log is in the viewer: `concur open view` shows it."
+    "Every candidate with its code, verdict and log is in the viewer: `concur view --open`."
 )
 
 

@@ -208,7 +208,6 @@ async function showTasks() {
 async function showModels() {
   if (modelTable) return;
   $("notes").replaceChildren(...about.notes.map((note) => el("p", {}, note)));
-  if (about.figure) Object.assign($("figure"), { src: "data:image/svg+xml," + encodeURIComponent(about.figure), hidden: false });
   const names = Object.keys(about.models[0] ?? {}).filter((name) => name !== "model" && about.models.some((model) => model[name]));
   modelTable = await drawn("models-table", about.models.map((model, i) => ({ i, ...model })), [
     wide("model", "model", (cell) => link(listed({ model: cell.getValue(), set: cell.getData().set }), cell.getValue()), 0, { minWidth: 130 }),

@@ -204,9 +204,7 @@ def sections(context: ReportContext) -> list[Section | Columns]:
     ]
 
 
-VIEWER = (
-    "Every candidate with its code, verdict and log is in the viewer: `concur view --open`."
-)
+VIEWER = "Every candidate with its code, verdict and log is in the viewer: `concur view --open`."
 
 
 def _trust(context: ReportContext) -> Section:

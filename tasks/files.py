@@ -1,8 +1,7 @@
 """Atomic replacement of files and directories; tables beside the code.
 
 Guarantees: readers find the old or the new content, never a part; it is on disk (fsync) first. A
-kill leaves at most `.NAME.THREAD.PID.tmp`, which garbage collection knows. Several files do not
-change at one moment.
+kill leaves at most `.NAME.THREAD.PID.tmp`, which garbage collection knows.
 """
 
 from __future__ import annotations
@@ -98,9 +97,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 class AtomicFiles:
     """Context manager for files that take their places when the block ends; none if it raises.
-
-    `hint` is the advice of the UsageError for a file that cannot be written.
-    """
+    `hint` is the advice of the UsageError for a file that cannot be written."""
 
     def __init__(self, hint: str) -> None:
         self._hint = hint

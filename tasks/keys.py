@@ -1,7 +1,5 @@
-"""Settings that identify a stage's result: all but those marked `UNKEYED`.
-
-A setting that cannot change a result is unkeyed: `jobs: Annotated[PositiveInt, UNKEYED] = 8`.
-"""
+"""Settings that identify a stage's result: all but those marked `UNKEYED`, which cannot change it
+(`jobs: Annotated[PositiveInt, UNKEYED] = 8`)."""
 
 from __future__ import annotations
 

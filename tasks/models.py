@@ -1,8 +1,5 @@
-"""Loaders of tokenizers and causal models, and the settings under which they run.
-
-Guarantees: one UsageError names what cannot be loaded; no progress bars are drawn. Heavy packages
-are imported where they are used.
-"""
+"""Loaders of tokenizers and causal models, and the settings under which they run. One UsageError
+names what cannot be loaded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Whether a task is one operator or several, for criterion (c) of the curation.
-
-Guarantees: operators that verification saw executed decide, not the source. Branches not taken do
-not count.
-"""
+"""Whether a task is one operator or several, for criterion (c) of the curation: operators that
+verification saw executed decide."""
 
 from __future__ import annotations
 
@@ -16,15 +13,12 @@ OperatorKind = Literal["single_operator", "fusion"]
 
 
 def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
-    """The kind of a task from a verdict's `reference_operators`.
+    """The kind of a task from a verdict's `reference_operators`: names of the outermost torch
+    calls, without views, copies and creation.
 
-    The names are of the outermost torch calls, one per call ("torch.nn.functional.linear",
-    "torch.Tensor.add"), without views, copies and creation. One call is a single operator, whatever
-    it decomposes into. The same call twice is a fusion, as one kernel can do both; so is no call,
-    as it is no evidence of a simple operator.
-
-    In training mode a batch norm counts batches with an `add_` before it; the pair is one operator.
-    (So, wrongly, is an in-place addition before an eval-mode batch norm.)
+    One call is a single operator, whatever it decomposes into. The same call twice is a fusion; so
+    is no call, as it is no evidence of a simple operator. In training mode a batch norm counts
+    batches with an `add_` before it; the pair is one operator.
     """
     calls = [name.rsplit(".", 1)[-1] for name in reference_operators]
     return "single_operator" if len(calls) == 1 or calls == ["add_", "batch_norm"] else "fusion"

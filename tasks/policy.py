@@ -121,11 +121,8 @@ def secret(block: str) -> str:
 
 class ProgressArtifact:
     """An observer (tasks.progress) that updates a Prefect progress artifact, at most every two
-    seconds.
-
-    Shows the stage's share, count, rate and remaining time by the last ten minutes. Failures of
-    Prefect do not fail the run.
-    """
+    seconds: the stage's share, count, rate and remaining time. Failures of Prefect do not fail the
+    run."""
 
     def __init__(self, key: str, description: str) -> None:
         from prefect.artifacts import create_progress_artifact

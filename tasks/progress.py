@@ -39,10 +39,8 @@ log = logging.getLogger(__name__)
 
 
 def caution(text: str) -> None:
-    """Log what a person must know of a run that continues, and add it to `gathering`.
-
-    Give no text of a candidate or task: reports and notices show it.
-    """
+    """Log what a person must know of a run that continues, and add it to `gathering`. Give no text
+    of a candidate or task: reports show it."""
     log.warning("%s", text)
     for gathered in _cautions:
         if text not in gathered:

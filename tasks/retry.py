@@ -1,8 +1,5 @@
-"""Repeat requests to a service until it is back.
-
-Guarantees: only errors that `is_absent` accepts are retried; the absence is logged once; after the
-deadline the last error is raised. `ask` may run several times.
-"""
+"""Repeat requests to a service until it is back. Only errors that `is_absent` accepts are retried;
+after the deadline the last error is raised."""
 
 from __future__ import annotations
 
@@ -25,17 +22,12 @@ def retry_until_back(
     log: Callable[[str], None] = lambda line: None,
     deadline_s: float = DEADLINE_S,
 ) -> T:
-    """Return what `ask` returns, calling it every second while the service is absent.
+    """Return what `ask` returns, calling it every second while the service is absent, `deadline_s`
+    seconds at most.
 
-    Args:
-        ask: makes one request; must be idempotent
-        service: name and address to log: "MLflow at http://localhost:5000"
-        is_absent: whether an error means no answer rather than a refusal
-        log: receives one line when the wait begins
-        deadline_s: seconds from the first absence to the last attempt
-
-    Raises:
-        Exception: the last error of `ask`.
+    `ask` must be idempotent. `service` is its name and address to log, once: "MLflow at
+    http://localhost:5000". `is_absent` says whether an error means no answer rather than a refusal.
+    Raises the last error of `ask`.
     """
     deadline: float | None = None
     while True:

@@ -1,8 +1,9 @@
-"""Scores of verdicts: Exec and fast_p at pass@k, and the geometric-mean speedup.
+"""Scores of verdicts: Exec and fast_p at pass@k, and the geometric-mean speedup
+(docs/explanation/statistics.md).
 
 Guarantees: duplicate candidates and mixed devices are refused; tasks with failing references are
 left out; unsupported values are null with a reason. Rejected kernels are never timed, so fast_p
-with p > 0 on the track "any" is a lower bound. Formulas: docs/explanation/statistics.md.
+with p > 0 on the track "any" is a lower bound.
 """
 
 from __future__ import annotations
@@ -125,11 +126,9 @@ def task_rates(
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples is right, where c of n were.
-
-    1 - C(n - c, k) / C(n, k): Chen et al. 2021 (arXiv 2107.03374), equation 1. Raises ValueError
-    unless 0 <= c <= n and 1 <= k <= n.
-    """
+    """Unbiased estimate of the chance that one of k samples is right, where c of n were: 1 - C(n -
+    c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, equation 1). Raises ValueError unless 0 <=
+    c <= n and 1 <= k <= n."""
     if not 0 <= c <= n:
         raise ValueError(f"c = {c} right of n = {n} samples")
     if not 1 <= k <= n:
@@ -171,10 +170,7 @@ def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager
 
 def excluded_tasks(frame: pl.DataFrame) -> list[str]:
     """Sorted tasks whose reference fails or is degenerate for most candidates that reached it, over
-    all models.
-
-    Where it fails for fewer, those samples count as not right and the task stays.
-    """
+    all models."""
     reached = frame.filter(pl.col("status").is_in(_REACHED)).group_by("task_id")
     counts = reached.agg(TASK_ERROR.sum().alias("broken"), pl.len())
     return sorted(counts.filter(2 * pl.col("broken") > pl.col("len"))["task_id"].to_list())
@@ -393,7 +389,7 @@ def wilson_intervals(
 
 def _share_interval(tasks: NDArray[np.int64], total: Floats, squares: Floats) -> Floats:
     """Bounds (2, groups) of mean rates: Student's t with two tasks added at 0 and two at 1, cut to
-    [0, 1] (after Agresti and Coull 1998), so as not to collapse where tasks agree."""
+    [0, 1] (after Agresti and Coull 1998)."""
     from scipy.special import stdtrit
 
     count = tasks + 4
@@ -410,8 +406,8 @@ def resampled_means(
     """Means of `resamples` draws of whole tasks with replacement (cluster bootstrap; Efron and
     Tibshirani 1993, chapter 13).
 
-    `totals` and `counts`, shape (tasks,), are sums and numbers of a task's values. Draws without a
-    value are left out. Raises ValueError without tasks.
+    `totals` and `counts`, shape (tasks,), are sums and numbers of a task's values. Raises
+    ValueError without tasks.
     """
     tasks = len(totals)
     if not tasks:
@@ -434,11 +430,9 @@ def affordable_resamples(tasks: int) -> int:
 
 
 def percentile_interval(results: Floats, tasks: int) -> Interval | None:
-    """Expanded percentile interval of resampled results (Hesterberg 2015, arXiv 1411.5279).
-
-    Percentiles move outwards to Phi(-sqrt(n / (n - 1)) t), t of n - 1 degrees of freedom: about 94
-    % at ten tasks. None where resamples do not differ: a point would claim certainty.
-    """
+    """Expanded percentile interval of resampled results (Hesterberg 2015, arXiv 1411.5279):
+    percentiles move outwards to Phi(-sqrt(n / (n - 1)) t), t of n - 1 degrees of freedom. None
+    where resamples do not differ."""
     from scipy.special import stdtrit
 
     if not len(results) or results.min() == results.max():

@@ -1,8 +1,8 @@
-"""Remove training tasks that the benchmark contains.
+"""Remove training tasks that the benchmark contains (docs/explanation/decontamination.md). Code is
+never run.
 
 Guarantees: row order does not matter; a removed task has the first level that finds it
-(`config.LEVELS`) and its smallest equal benchmark task_id; code is never run.
-docs/explanation/decontamination.md says what levels miss.
+(`config.LEVELS`) and its smallest equal benchmark task_id.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Decontaminated(Compared):
-    """Kept and removed tasks.
-
-    `kept` and `untraced` are task_ids; untraced ones have no graph and were compared as text.
-    `removed` has task_id, level, benchmark_task_id, similarity (1.0 except for "near") and detail.
-    """
+    """Kept and removed tasks. `untraced` task_ids have no graph and were compared as text.
+    `removed` has task_id, level, benchmark_task_id, similarity (1.0 except for "near") and
+    detail."""
 
     untraced: tuple[str, ...] = ()
 
@@ -77,8 +75,8 @@ def decontaminate(
     """Compare `tasks` with `benchmark`: frames with `task_id`, `code` and workload `graph` (null
     without one).
 
-    `kept` ids are ordered; all are kept unless `config.enabled`. Raises UsageError for a missing
-    column, or an enabled comparison without benchmark tasks.
+    All are kept unless `config.enabled`. Raises UsageError for a missing column, or an enabled
+    comparison without benchmark tasks.
     """
     if not config.enabled:
         ids = tasks["task_id"].unique().sort().to_list()

@@ -1,8 +1,5 @@
-"""Repeated tasks and samples of a set.
-
-Guarantees: results do not depend on row order; the smallest id of equals stays, and removed rows
-name it. Code is never run. Samples are compared within their task only.
-"""
+"""Repeated tasks and samples of a set. The smallest id of equals stays, and removed rows name
+it."""
 
 from __future__ import annotations
 
@@ -36,11 +33,8 @@ def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compa
 
 def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> Compared:
     """Keep the smallest candidate_id of a task's equal kernels (columns candidate_id, task_id,
-    code).
-
-    Equal are the same text or program (`kernels.program_key`); rows without code are kept. Only
-    tasks with several texts are parsed. Raises UsageError for a missing column.
-    """
+    code): the same text or program (`kernels.program_key`). Raises UsageError for a missing
+    column."""
     columns = ("candidate_id", "task_id", "code")
     require_columns(samples, columns, "samples")
     rows = samples.select(columns).unique("candidate_id", keep="first", maintain_order=True)

@@ -1,8 +1,5 @@
-"""Kernels that are the same program apart from comments, layout and own names.
-
-Guarantees: kernels are never run; sources in strings and annotations, which are part of Triton
-kernels, count verbatim. Reordered definitions count as different.
-"""
+"""Kernels that are the same program apart from comments, layout and own names. Sources in strings
+and annotations, which are part of Triton kernels, count verbatim."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Comparable forms of tasks (text and traced graph), and an index of equal ones.
 
-Guarantees: no task is run; equal keys are exact; MinHash (https://ekzhu.com/datasketch/lsh.html)
-proposes near copies, whose Jaccard similarity is computed. It misses few pairs: 128 permutations,
-recall weighed nine to one.
+MinHash (https://ekzhu.com/datasketch/lsh.html) proposes near copies, whose Jaccard similarity is
+computed: 128 permutations, recall weighed nine to one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Tasks in, training tasks out, without those the benchmark contains or another task repeats.
-
-Guarantees: kept tasks stay unchanged, in order; the manifest has the level and match of removed
-ones; code is never run.
-"""
+"""Tasks in, training tasks out, without those the benchmark contains or another task repeats. The
+manifest has the level and match of removed ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Contents of training sets, as records and as one table.
-
-Guarantees: pure; every sample counts once, in one family of its task; unusable speedups count as
-not timed. Does not guarantee that a family dominates a task's time: operators' names decide."""
+"""Contents of training sets, as records and as one table. Every sample counts once, in one family
+of its task."""
 
 from __future__ import annotations
 

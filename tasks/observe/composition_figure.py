@@ -1,7 +1,4 @@
-"""The figure of training sets, one row a set.
-
-Guarantees: those of `charts`; no text over what is drawn. Does not guarantee that every number is
-in it: the table and the alternative text have them all."""
+"""The figure of training sets, one row a set."""
 
 from __future__ import annotations
 

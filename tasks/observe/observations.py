@@ -1,8 +1,9 @@
 """ConCuR's observations (arXiv 2510.07356): reasoning length against correctness and speedup, and
 task difficulty.
 
-Guarantees: pure; every estimate has an interval over tasks or says why not. Does not guarantee a
-cause. Intervals of bins treat samples as independent."""
+Every estimate has an interval over tasks or says why not. Intervals of bins treat samples as
+independent.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ class Observations(Record):
     `left_out` counts the others by reason; `truncated` those cut off by the token limit (None:
     unknown). `bins` have the paper's fixed width: from_tokens, to_tokens (None: open), samples,
     correct, accuracy, lower, upper. `thirds` of the tasks by ARL: third, from_arl, to_arl (tokens),
-    tasks, samples, and exec (a share) and speedup (a geometric mean), each with bounds. `findings`
-    are numbers for comparing runs, `finding` one sentence per observation, `cautions` their
-    limits."""
+    tasks, samples, and exec (a share) and speedup (a geometric mean), each with bounds. `finding`
+    is one sentence per observation, `cautions` their limits.
+    """
 
     rows: int
     samples: int
@@ -54,10 +55,9 @@ class Observations(Record):
 
 
 def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Observations:
-    """Return all observations of verdicts joined with their candidates.
-
-    Columns are those of `samples.samples_of`. Raises UsageError for a missing column, and where no
-    sample has a length and an outcome; what else is missing is said in the record."""
+    """Return all observations of verdicts joined with their candidates (columns as
+    `samples.samples_of`). Raises UsageError for a missing column, and where no sample has a length
+    and an outcome."""
     judged = samples_of(frame)
     data = judged.data
     thirds = thirds_of(data)
@@ -103,10 +103,8 @@ def accuracy_by_length(data: pl.DataFrame, config: ObservationConfig) -> tuple[J
 
 def odds_within_tasks(data: pl.DataFrame) -> Estimate:
     """Return the odds ratio of being correct per standard deviation of the length's rank within its
-    task (and token limit), which cancels effects of the task.
-
-    Ranks (ties: the mean rank) are shares of the task's samples: curation selects by them, and they
-    are robust to very long samples."""
+    task (and token limit), which cancels effects of the task. Ranks are shares of the task's
+    samples; ties have the mean rank."""
     some_correct = CORRECT.any().over("group")
     some_wrong = (~CORRECT).any().over("group")
     mixed = data.filter(some_correct & some_wrong)

@@ -1,7 +1,5 @@
-"""The observations as a directory: report.md, analysis.json and the figure.
-
-Guarantees: the JSON has everything in the page; the same record gives the same bytes; names from
-the data are escaped."""
+"""The observations as a directory: report.md, analysis.json and the figure. Names from the data are
+escaped."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Judged samples, one row each, with the others counted by reason.
 
-Guarantees: each candidate once, with a length above 0 and a known outcome; unusable speedups are
-null. Does not guarantee that lengths of two generators compare.
-
 `task_error` is left out; all statuses but `correct` are incorrect, also `no_code` and `rejected`,
-whose reasoning cost as much."""
+whose reasoning cost as much. Lengths of two generators do not compare.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +25,10 @@ class JudgedSamples(NamedTuple):
     """Samples with a length and an outcome.
 
     `data` has the columns task_id, group, reasoning_tokens, correct, truncated, speedup, generator
-    and stratum, sorted by group and length. The stratum is level and token limit from `level`,
-    `max_tokens` or the task's id, "" where unknown; `group` numbers each task and stratum, in which
-    samples are compared. `left_out` counts other rows by reason. `knows_truncation`: a column says
-    which samples the token limit cut off."""
+    and stratum, sorted by group and length. The stratum is level and token limit, "" where unknown;
+    `group` numbers each task and stratum, in which samples are compared. `knows_truncation`: a
+    column says which samples the token limit cut off.
+    """
 
     data: pl.DataFrame
     rows: int
@@ -41,8 +39,9 @@ class JudgedSamples(NamedTuple):
 def samples_of(frame: pl.DataFrame) -> JudgedSamples:
     """Return the judged samples of verdicts joined with their candidates.
 
-    Needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); `OPTIONAL` ones are used if
-    there. Raises UsageError for unusable columns, and where no row is left."""
+    Needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); `OPTIONAL` ones are used.
+    Raises UsageError for unusable columns, and where no row is left.
+    """
     data, left_out = _typed(frame), dict[str, int]()
     tokens, candidate = pl.col("reasoning_tokens"), pl.col("candidate_id")
     unusable = {

@@ -1,7 +1,6 @@
-"""The analysis stage: verdicts and candidates in; numbers, findings, page and figure out.
-
-Guarantees: deterministic; samples that cannot be analysed give a finished snapshot with a caution;
-no text is read. A remote root has only the manifest's numbers."""
+"""The analysis stage: verdicts and candidates in; numbers, findings, page and figure out. Samples
+that cannot be analysed give a finished snapshot with a caution. A remote root has only the
+manifest's numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Statistics with intervals for clustered data: tasks, not samples, are independent.
-
-Guarantees: what the data cannot support has no value and a reason. Does not guarantee an interval's
-coverage for a handful of tasks (rank correlation: none below `MIN_GROUPS`)."""
+"""Statistics with intervals for clustered data: tasks, not samples, are independent. What the data
+cannot support has no value and a reason."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ def odds_ratio(exposure: Floats, correct: Mask, task: Codes) -> Estimate:
     """Return the odds ratio of being correct per unit of exposure, among samples of one task.
 
     Conditional logistic regression (Breslow and Day 1980, chapter 7): the exact likelihood given
-    each task's number of correct samples. Samples are sorted by task. Tasks with one outcome are
-    ignored. The interval is Wald's."""
+    each task's number of correct samples. Samples are sorted by task. The interval is Wald's.
+    """
     codes = np.unique(task, return_inverse=True)[1]
     sizes = np.bincount(codes)
     right = np.bincount(codes, weights=correct).astype(np.int64)

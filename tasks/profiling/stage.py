@@ -1,7 +1,8 @@
 """The profiling stage: verdicts in, a profile and a finding for each correct one out.
 
-Guarantees: only correct candidates are rerun, one at a time for undisturbed timing; a failed one
-gets a row with the reason; a killed run resumes, later runs pay for new verdicts alone."""
+Candidates are rerun one at a time for undisturbed timing; a failed one gets a row with the reason;
+a killed run resumes.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""A published set's README.md card, with front matter for the hub and `datasets`.
-
-Guarantees: numbers are of the rows or a manifest; front matter is valid YAML; data is escaped. The
-text is in `card.md.jinja`.
-"""
+"""A published set's README.md card, with front matter for the hub and `datasets` (`card.md.jinja`).
+Data is escaped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Push published folders to the Hugging Face hub, with the revision as a tag.
 
 Guarantees: nothing is sent without a token, from changed folders, twice, or to public repositories
-unless asked; stale files go in the same commit; the token is in no message, log or record. An
-interrupted push may leave a commit: push again.
+unless asked; the token is in no message, log or record.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ def push_to_hub(
     """Upload a published folder as data set `repo_id` ("owner/name") and tag the commit with its
     revision.
 
-    Makes missing repositories. Raises UsageError for a foreign or changed folder, without a token
-    in `token_env`, where the hub refuses, or for a public repository with `private`; EvalError
-    where the hub does not answer.
+    Raises UsageError for a foreign or changed folder, without a token in `token_env`, where the hub
+    refuses, or for a public repository with `private`; EvalError where the hub does not answer.
     """
     published = read_publication(folder)
     if not is_whole(folder, published):

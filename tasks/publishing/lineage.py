@@ -1,8 +1,5 @@
-"""A curated snapshot's upstreams and publishable settings.
-
-Guarantees: `facts` returns no local path, server address or key location. Generator names are
-published in every row: a model configured by path shows its path.
-"""
+"""A curated snapshot's upstreams and publishable settings. `facts` returns no local path, server
+address or key location; a model configured by path shows its path."""
 
 from __future__ import annotations
 

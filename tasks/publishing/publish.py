@@ -5,7 +5,7 @@ Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/.
 (the card), and `publication.json`: origin, revision, and files' SHA-256.
 
 Guarantees: folders are atomic; only an earlier publication is replaced; equal snapshots, options
-and code give equal bytes and revision. Concurrent publications to one place may fail.
+and code give equal bytes and revision.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ WRITE_FIX = (
 
 
 class Published(Record):
-    """A published folder. `tag` is its revision, also the hub's git tag; `fingerprint` identifies
-    its content; `rows` by configuration and split; `files` maps paths to SHA-256."""
+    """A published folder. `tag` is its revision; `fingerprint` identifies its content; `rows` by
+    configuration and split; `files` maps paths to SHA-256."""
 
     tag: str
     fingerprint: str
@@ -56,11 +56,9 @@ def publish(
     *,
     strategies: Sequence[SnapshotRef] = (),
 ) -> Published:
-    """Publish a curated snapshot to `out`, with `strategies` as further configurations.
-
-    The card has the observations of the set's analysis, if any. Raises UsageError for a snapshot
-    that cannot be published, and where `out` has other content or cannot be written.
-    """
+    """Publish a curated snapshot to `out`, with `strategies` as further configurations. Raises
+    UsageError for a snapshot that cannot be published, and where `out` has other content or cannot
+    be written."""
     options, out = options or PublishOptions(), out.expanduser().absolute()
     lines = _named([lineage(ref) for ref in (curated, *strategies)])
     known = {name: facts(line) for name, line in lines.items()}

@@ -1,8 +1,5 @@
-"""A curated set's published rows, with their origin.
-
-Guarantees: rows ascend by task_id, sample_index, candidate_id; task_id alone decides the split,
-across refreshes. Holds one set in memory. A program may be in both splits under two task_ids.
-"""
+"""A curated set's published rows, with their origin. task_id alone decides the split, so a program
+may be in both under two task_ids."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def publish_set(
 ) -> dict[str, Any]:
     """Publish, and push to hub repository `push` if given. Returns a summary.
 
-    `curated` and `also` are fingerprints under `root` or directories, `options` fields of
-    PublishOptions. Raises UsageError as `publish` and `push_to_hub` do.
+    `curated` and `also` are fingerprints under `root` or directories. Raises UsageError as
+    `publish` and `push_to_hub` do.
     """
     given = {name: value for name, value in options.items() if value is not None}
     try:

@@ -1,7 +1,5 @@
-"""The shared look of figures: palette, axes, caption, and output as SVG or files.
-
-Guarantees: no pyplot state; the same bytes on one matplotlib; readable on light and dark pages;
-inert labels; colours and hatches for colour-blind readers (`tests/tasks/test_composition.py`)."""
+"""The shared look of figures: palette, axes, caption, and output as SVG or files. Readable on light
+and dark pages, and for colour-blind readers; labels are inert."""
 
 from __future__ import annotations
 
@@ -99,9 +97,8 @@ def point_rows(
     *,
     size: float = 4,
 ) -> None:
-    """Name the rows of the axes, first on top, and draw a point with its interval in each.
-
-    A row is (value, lower, upper, colour); None is not drawn."""
+    """Name the rows of the axes, first on top, and draw a point with its interval in each: (value,
+    lower, upper, colour); None is not drawn."""
     for place, (value, lower, upper, colour) in enumerate(rows):
         if lower is not None and upper is not None:
             axes.hlines(place, lower, upper, color=colour, linewidth=1.8)

@@ -12,10 +12,9 @@ from tasks.reporting.text import interval
 
 
 class Estimate(Record):
-    """One number: `lower` and `upper` bound `value` with 95 % confidence by `method`.
-
-    From `n` samples of `tasks` tasks. `why_not` says why `value` is None; bounds alone are None
-    where tasks are too few or the method gives none."""
+    """One number: `lower` and `upper` bound `value` with 95 % confidence by `method`, from `n`
+    samples of `tasks` tasks. `why_not` says why `value` is None; bounds alone are None where tasks
+    are too few."""
 
     value: float | None = None
     lower: float | None = None

@@ -1,7 +1,8 @@
 """A page from a template, as one self-contained HTML file or as Markdown.
 
-Parts in `html.j2` and `md.j2` share names and arguments. Guarantees: HTML loads nothing and runs no
-script; values are escaped; only http(s) addresses become links; empty sections are omitted."""
+Guarantees: HTML loads nothing and runs no script; values are escaped; only http(s) addresses become
+links.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +49,8 @@ Cell = str | Link | None
 
 @dataclass(frozen=True)
 class Table:
-    """A table; every row has as many cells as the header.
-
-    The first `keys` cells name a row; HTML folds rows whose other cells hold no finding. 0: every
-    row is shown."""
+    """A table. The first `keys` cells name a row; HTML folds rows whose other cells hold no
+    finding. 0: every row is shown."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -72,10 +71,7 @@ def page_of(
     **content: object,
 ) -> str:
     """Return the page: title, a line of facts, the headline, and the template filled with
-    `content`.
-
-    Strings are raw. `drawn` maps figures' names to SVG. Raises jinja2.UndefinedError for what is
-    missing."""
+    `content`. Strings are raw. `drawn` maps figures' names to SVG."""
     head = {"title": title, "facts": facts, "sentence": sentence, "drawn": drawn or {}}
     page = _environment(form, template.parent).get_template(template.name)
     text = page.render(content, form=form, **head)

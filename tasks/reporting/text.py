@@ -1,7 +1,8 @@
 """Text for people, and escaping of text from outside.
 
 Guarantees: `clean` leaves no character that acts on a terminal or page, `masked` no password in a
-URL; `as_text`, `cell`, `cells` and `fenced` return inert text. HTML is escaped in `page`."""
+URL; `as_text`, `cell`, `cells` and `fenced` return inert text. HTML is escaped in `page`.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +47,8 @@ def cell(value: object, length: int = 120) -> str:
 
 
 def cells(rows: Iterable[Row]) -> list[Json]:
-    """Return rows of a Prefect table artifact, numbers unchanged and texts without markup.
-
-    Only some Prefect pages render Markdown, so a few characters are replaced by lookalikes."""
+    """Return rows of a Prefect table artifact, texts without markup: only some Prefect pages render
+    Markdown, so a few characters are replaced by lookalikes."""
     return [
         {
             _alike(str(name)): _alike(value) if isinstance(value, str) else value
@@ -63,9 +63,8 @@ def _alike(text: str) -> str:
 
 
 def fenced(text: str, language: str = "", length: int = 1500) -> str:
-    """Return a Markdown code block with at most `length` characters of a text.
-
-    Its fence has more backticks than the text has in a row."""
+    """Return a Markdown code block with at most `length` characters of a text, whose fence is
+    longer than any in it."""
     text = clean(text)
     text = text if len(text) <= length else f"{text[:length]}\n[...]"
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
@@ -100,7 +99,6 @@ def interval(
     form: str = ".2f",
 ) -> str:
     """Return a number with its interval: `25.0 % (0.0 to 75.0)`, `1.83x (1.70 to 1.95)`, `n/a`.
-
     `form` is a float format, or ends in "%" (a share in percent), "p" (the same, no sign) or "x" (a
     ratio)."""
     if value is None:

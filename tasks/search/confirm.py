@@ -69,10 +69,8 @@ def improved(
     search: Search, candidates: SnapshotRef, fresh: SnapshotRef, summary: Row
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CANDIDATES: those searched among, and each confirmed
-    winner as a later turn of its start.
-
-    `fresh` holds the confirming verdicts; `summary` becomes the manifest's `search`.
-    """
+    winner as a later turn of its start. `fresh` holds the confirming verdicts; `summary` becomes
+    the manifest's `search`."""
     every = candidates.open().rows_by("candidate_id")
     rows = chain(every, _winners(search, summary["results"]))
     above = [candidates, search.snapshot.ref, fresh]

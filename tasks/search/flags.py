@@ -1,8 +1,5 @@
-"""Changes of a candidate's compiler flags, among those the verifier allows (`flags.toml`).
-
-Guarantees: only `extra_cuda_cflags` and `extra_cflags` of `load_inline` change. The verifier must
-check tolerances, which `--use_fast_math` may break.
-"""
+"""Changes of a candidate's compiler flags (`extra_cuda_cflags`, `extra_cflags` of `load_inline`),
+among those the verifier allows (`flags.toml`)."""
 
 from __future__ import annotations
 

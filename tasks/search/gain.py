@@ -1,4 +1,4 @@
-"""A winner's gain over its start, from fresh measurements of both. Pure.
+"""A winner's gain over its start, from fresh measurements of both.
 
 The search's own number is too high: the best of noisy measurements is partly luck. Both are
 therefore verified `rounds` more times, in turn, each in its own process, in pairs with the
@@ -8,8 +8,7 @@ width h on the log scale,
     log gain = mean(log w_i) - mean(log s_i),   se^2 = sum of (h_i / 1.96)^2 / rounds^2,
 
 or, if larger, the variance of log w_i - log s_i over the rounds / rounds; the interval is gain *
-exp(+-1.96 se) (Altman and Bland, BMJ 326, 2003, p. 219). Verdict intervals hold the spread between
-processes (kernels_eval.judge.timing.widened).
+exp(+-1.96 se) (Altman and Bland, BMJ 326, 2003, p. 219).
 """
 
 from __future__ import annotations
@@ -120,11 +119,9 @@ def result_of(population: Population, found: Mapping[str, Interval]) -> Json:
 
 
 def summary_of(results: Sequence[Row], populations: Collection[Population]) -> Json:
-    """A search's confirmed gain over tasks, its costs and its curve.
-
-    `used_gain` counts unconfirmed winners as 1; `gain` takes the confirmed numbers as they are. The
-    curve is the geometric mean over tasks after each evaluation, by the search's verdicts.
-    """
+    """A search's confirmed gain over tasks, its costs and its curve (geometric mean over tasks
+    after each evaluation). `used_gain` counts unconfirmed winners as 1; `gain` takes the confirmed
+    numbers as they are."""
     known = [result["gain"] for result in results if result["gain"] is not None]
     used = [result["gain"] if result["improved"] else 1.0 for result in results if result["start"]]
     curves = [each.curve() for each in populations if each.start]

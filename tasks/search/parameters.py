@@ -1,11 +1,9 @@
-"""Tunable numbers in a kernel's native source (string literals of its module), found by syntax.
+"""Tunable numbers in a kernel's native source (string literals of its module), found by syntax:
+block sizes at launches, constants and template arguments with a tuning name, unroll pragmas,
+`__launch_bounds__`, and `for` loops without a pragma.
 
-These are block sizes at launches, constants and template arguments with a tuning name, unroll
-pragmas, `__launch_bounds__`, and `for` loops without a pragma.
-
-Guarantees: other text stays; equal numbers of one meaning change together, across kernels too
-(block size, its grid, a shared array of that extent, `__launch_bounds__`). Only the verifier shows
-whether a changed kernel is right.
+Guarantees: equal numbers of one meaning change together, across kernels too (block size, its grid,
+a shared array of that extent).
 """
 
 from __future__ import annotations
@@ -176,11 +174,8 @@ ON_GPU = re.compile(r"__(?:global|device)__[^;{}]*\{")
 
 
 def _native(code: str) -> str:
-    """Blank everything except native source, keeping places.
-
-    Blanked are f-strings, which Python 3.12 tokenises otherwise than 3.11, and `for` in one-line
-    strings, where no pragma can be added.
-    """
+    """Blank everything except native source, keeping places. Blanked are f-strings, and `for` in
+    one-line strings, where no pragma can be added."""
     text = _blank(code)
     before = tokenize.NEWLINE
     for token, place, _ in placed_tokens(code):

@@ -1,9 +1,9 @@
-"""One task's population: members, breeding, operators and budget. Pure: verdicts in, plans out.
+"""One task's population: members, breeding, operators and budget.
 
 Islands breed apart, except for migrants. Each keeps the fastest member per cell (MAP-Elites,
 arXiv:1504.04909). Parents win tournaments of two. UCB1 chooses operators (Auer, Cesa-Bianchi and
-Fischer 2002, theorem 1): highest mean reward + EXPLORATION sqrt(2 ln n / n_j) (the paper's weight
-is 1); a reward is log2(child's speed / fastest parent's) within [0, 1], 0 for an incorrect child.
+Fischer 2002, theorem 1): highest mean reward + EXPLORATION sqrt(2 ln n / n_j); a reward is
+log2(child's speed / fastest parent's) within [0, 1], 0 for an incorrect child.
 
 Guarantees: plans depend on configuration, task, generation and earlier members alone.
 """
@@ -123,8 +123,8 @@ class Population:
     # -- what comes next ---------------------------------------------------------------------------
 
     def plans(self, generation: int) -> Iterable[Plan]:
-        """A generation's proposals (1 or later), once earlier ones are settled. Existing steps are
-        planned identically again. Fewer or none where budget, patience or novelty ends."""
+        """A generation's proposals (1 or later), once earlier ones are settled; the same when
+        planned again. Fewer or none where budget, patience or novelty ends."""
         first = self.config.first_step(generation)
         last = min(first + self.config.batch - 1, self.config.evaluations)
         if self._is_spent(first):

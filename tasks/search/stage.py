@@ -1,8 +1,7 @@
 """Verdicts in, faster candidates out, in generations.
 
-Guarantees: proposals are on disk before verification, verdicts as they come; a killed run resumes
-with the same proposals. A generation depends on earlier verdicts, seed, task and step, and on model
-answers. A task's codes differ, unless a model repeats one, which shares the verdict.
+Guarantees: a killed run resumes with the same proposals. A task's codes differ, unless a model
+repeats one, which shares the verdict.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""KernelBench tasks that cannot tell a right kernel from a wrong one, each with its evidence.
-
-Guarantees: every entry was measured, on the named page under benchmarks/results. L1/95, L2/99,
-L2/100 and level 4 were not. For verdicts of other harnesses; the verifier finds such tasks itself
-(`task_error/degenerate_task`).
-"""
+"""KernelBench tasks that cannot tell a right kernel from a wrong one, each with the page under
+benchmarks/results that measured it. For verdicts of other harnesses: the verifier finds such tasks
+itself."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The user's task files, and the checks and reading that task sources share.
+"""The user's task files, and the checks and reading that task sources share. Code is parsed, never
+run.
 
 Guarantees: a task defines at module level its `entry_point` class, `get_inputs` and
-`get_init_inputs`; task_ids are stable, and unique within a load. Code is parsed, never run: it may
-still fail.
+`get_init_inputs`; task_ids are stable, and unique within a load.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
     JSON lines (.jsonl) or CSV.
 
     A file's task_id is `user/{stem}`. A table has programs in `code_column`, and perhaps
-    KernelTask's other columns. Rows without `name` or `task_id` are named by file and number from
-    0. Raises UsageError with the file, the fault and the expected form.
+    KernelTask's other columns. Raises UsageError with the file, the fault and the expected form.
     """
     path = existing(location)
     others = [name for name in OPTIONAL_COLUMNS if name != code_column]
@@ -88,10 +87,8 @@ def read_rows(
     path: Path, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, Json]]:
     """Rows, each with its place in words, of .py files (`name`, and the text in the last of
-    `columns`), JSON lines, CSV or Parquet.
-
-    Raises UsageError for unreadable input and missing files or columns.
-    """
+    `columns`), JSON lines, CSV or Parquet. Raises UsageError for unreadable input and missing files
+    or columns."""
     if path.is_dir() or path.suffix == ".py":
         files = [path] if path.suffix == ".py" else sorted(path.glob("[!_]*.py"))
         if not files:

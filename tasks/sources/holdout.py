@@ -1,7 +1,5 @@
-"""Which tasks are held out, by one rule for publishing and training.
-
-Guarantees: a task's place depends on seed and task_id alone, so adding tasks moves none across.
-"""
+"""Which tasks are held out, for publishing and training: seed and task_id alone decide, so adding
+tasks moves none across."""
 
 from __future__ import annotations
 

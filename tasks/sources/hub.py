@@ -1,8 +1,7 @@
 """Rows of Hugging Face data sets, and local copies of them.
 
-Guarantees: a load is of one commit; `$CONCUR_CACHE/hub` keeps each split's last few. An unreachable
-hub is retried for seconds, then the newest copy is used with a caution, if any. No copy replaces
-what the hub says does not exist.
+A load is of one commit; `$CONCUR_CACHE/hub` keeps each split's last few. An unreachable hub is
+retried for seconds, then the newest copy is used with a caution.
 """
 
 from __future__ import annotations

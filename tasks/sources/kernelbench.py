@@ -1,9 +1,8 @@
 """KernelBench's tasks (https://github.com/ScalingIntelligence/KernelBench), from a Parquet file, a
 checkout or the hub.
 
-Guarantees: `task_id` = `kernelbench/L{level}/{problem_id}`, in order of both; rows that are not
-tasks are left out with a warning. An id's program may change between releases; hub programs that
-differ from the release we measured give a warning.
+`task_id` = `kernelbench/L{level}/{problem_id}`, in order of both; rows that are not tasks are left
+out with a warning. Hub programs that differ from the release we measured give a warning, too.
 """
 
 from __future__ import annotations

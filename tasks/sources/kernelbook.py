@@ -1,8 +1,7 @@
 """KernelBook's tasks (https://huggingface.co/datasets/GPUMODE/KernelBook), from Parquet or the hub.
 
-Guarantees: `task_id` = `kernelbook/{uuid}`; `entry_point` is the class's own name; `init_form` is
-"args_kwargs", because `get_init_inputs()` returns `[args, kwargs]`. Rows that are not tasks are
-left out with a warning.
+`task_id` = `kernelbook/{uuid}`; `init_form` is "args_kwargs", because `get_init_inputs()` returns
+`[args, kwargs]`. Rows that are not tasks are left out with a warning.
 """
 
 from __future__ import annotations

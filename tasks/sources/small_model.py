@@ -1,9 +1,5 @@
-"""The demo's small model, built on this machine.
-
-Guarantees: equal texts and configuration give the same tokenizer, also in `AutoTokenizer`, and on
-one torch build the same weights; the directory is atomic, reused for the same model and refused for
-other content. Weights are random.
-"""
+"""The demo's small model with random weights, built on this machine: equal texts and configuration
+give the same tokenizer and, on one torch build, the same weights."""
 
 from __future__ import annotations
 
@@ -70,11 +66,8 @@ class SmallModelConfig(Record):
 
 
 def resolve_model(name: str, root: str) -> str:
-    """A directory or hub id for a configured model name. `small` is built under `root/models`, once
-    per bundled content.
-
-    Raises UsageError for a missing path or where the model cannot be written.
-    """
+    """A directory or hub id for a configured model name. `small` is built under `root/models`.
+    Raises UsageError for a missing path or where the model cannot be written."""
     if name == SMALL:
         texts, config = bundled.texts(), SmallModelConfig()
         folder = f"small-{small_model_key(texts, config)[:12]}"
@@ -95,11 +88,8 @@ def small_model_key(texts: Sequence[str], config: SmallModelConfig) -> str:
 def build_small_model(
     directory: Path, texts: Sequence[str], config: SmallModelConfig | None = None
 ) -> Path:
-    """Build or reuse the model in `directory`; return it.
-
-    `texts` train the tokenizer, so give what the model will read. Raises UsageError for no texts,
-    other content in the directory, or one that cannot be written.
-    """
+    """Build or reuse the model in `directory`; return it. `texts` train the tokenizer. Raises
+    UsageError for no texts, other content in the directory, or one that cannot be written."""
     config = config or SmallModelConfig()
     directory = Path(directory)
     if not any(texts):

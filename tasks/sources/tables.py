@@ -1,8 +1,5 @@
-"""The user's tables (Parquet, JSON lines, CSV): their files and tasks.
-
-Guarantees: one UsageError names an unusable table's file, its columns and the wanted ones; only
-requested tasks are checked, as in `tasks.sources.files`. Folders are in order of file names.
-"""
+"""The user's tables (Parquet, JSON lines, CSV): their files and tasks. One UsageError names an
+unusable table's file, its columns and the wanted ones."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ SUFFIXES = (".parquet", *files.LINES)
 
 def part_files(location: str | Path) -> list[Path]:
     """The tables of a file, a folder (its Parquet, else JSON lines, else CSV files; not deeper) or
-    a glob; by name.
-
-    Raises UsageError where there is none.
-    """
+    a glob; by name. Raises UsageError where there is none."""
     path = Path(location).expanduser()
     if path.is_file():
         return [path]

@@ -1,7 +1,7 @@
 """Bundled tasks and recorded responses, for demo and tests without network or model.
 
 Guarantees: fixed content and order, `task_id` = `bundled/{name}`; held-out tasks never enter
-training data (`load("train")`). Responses are deliberately mixed: correct, slow, wrong and broken.
+training data. Responses are deliberately mixed: correct, slow, wrong and broken.
 """
 
 from __future__ import annotations

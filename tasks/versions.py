@@ -1,9 +1,8 @@
 """Versions of the stages' logic, part of a snapshot's identity.
 
-Raise a constant when the same inputs may give other rows; a refresh then repeats the stage.
-`versions.toml` names each constant's code (LOGIC) and each stage's constants (STAGES);
-`tests/support/protocol_lock.py` keeps hashes. The verifier's is
-`kernels_eval.versions.PROTOCOL_VERSION`.
+Raise a constant when the same inputs may give other rows. `versions.toml` names each constant's
+code (LOGIC) and each stage's constants (STAGES); `tests/support/protocol_lock.py` keeps hashes. The
+verifier's is `kernels_eval.versions.PROTOCOL_VERSION`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Identity of snapshots, and the advisory hash of the code recorded beside it.
-
-Guarantees: the same stage, configuration, upstreams and version give the same fingerprint in any
-process. Code is in no fingerprint: `tasks.versions` says when to raise the version.
-"""
+"""Identity of snapshots, and the advisory hash of the code recorded beside it. Code is in no
+fingerprint: `tasks.versions` says when to raise the version."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def fingerprint(
     """hash(stage name, resolved stage config, upstream fingerprints, version of the stage's logic).
 
     `version` is one constant of `tasks.versions` or several; empty where the configuration is the
-    content itself, as for tasks.
+    content itself.
     """
     if isinstance(config, BaseModel):
         config = config.model_dump(mode="json")

@@ -1,7 +1,7 @@
-"""Journals: rows on disk at once, until they fill a part of a snapshot.
+"""Journals: rows on disk at once, until they fill a part of a snapshot. Local file systems only.
 
 Guarantees: added rows survive the process; a journal becomes a part exactly once, even after kills
-(its name gives the part's); a living writer's journal is never taken. Local file systems only.
+(its name gives the part's); a living writer's journal is never taken.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ from kernels_eval.records import Json, Row, stable_hash
 
 
 class Journal:
-    """Collects rows of the next part, on disk too where there is a `folder`.
-
-    `write_part` gets a full part's rows and the end of its name ("" for any). Methods raise
-    OSError.
-    """
+    """Collects rows of the next part, on disk too where there is a `folder`. `write_part` gets a
+    full part's rows and the end of its name ("" for any). Methods raise OSError."""
 
     def __init__(
         self,
@@ -86,11 +83,8 @@ def part_suffix(journal: Path) -> str:
 
 
 def abandoned(folder: Path) -> Iterator[Path]:
-    """Journals whose writers have died, each locked while the caller has it.
-
-    Process ids count only on file systems without locks, since they are reused, in containers very
-    soon.
-    """
+    """Journals whose writers have died, each locked while the caller has it. Process ids, which are
+    reused, count only on file systems without locks."""
     for path in sorted(folder.glob(".journal-*.jsonl")):
         with path.open("a") as handle:
             try:

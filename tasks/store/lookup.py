@@ -1,7 +1,5 @@
-"""Snapshots under a root: all of a stage, the newest, one by name, and rows of any.
-
-Guarantees: nothing is written here, except that `known_rows` saves journals of killed runs.
-"""
+"""Snapshots under a root: all of a stage, the newest, one by name, and rows of any. Nothing is
+written, except that `known_rows` saves journals of killed runs."""
 
 from __future__ import annotations
 
@@ -63,12 +61,8 @@ def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
 def known_rows(
     root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
 ) -> Iterator[Json]:
-    """Rows of the stage's other snapshots with one of these keys, each once, so that a refresh pays
-    only for what is new.
-
-    Includes journals of killed runs (with the stage's `schema`): an updated run fills another
-    snapshot. Reads every key column, and a few hundred rows at a time.
-    """
+    """Rows of the stage's other snapshots with one of these keys, each once, those in journals of
+    killed runs included. Reads every key column, and a few hundred rows at a time."""
     import polars as pl
 
     missing = pl.DataFrame({column: pl.Series(list(keys), dtype=pl.String)}).unique()

@@ -15,10 +15,8 @@ ANOTHER_ROOT = "its parts were not written by one program: run its stage again u
 
 
 def present_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
-    """Those of the columns that a file has, including struct fields ("timing.speedup").
-
-    Raises UsageError for a field of a non-empty column that is no struct.
-    """
+    """Those of the columns that a file has, including struct fields ("timing.speedup"). Raises
+    UsageError for a field of a non-empty column that is no struct."""
     import pyarrow as pa
 
     for column in {name.partition(".")[0] for name in columns if "." in name} & set(schema.names):
@@ -39,10 +37,7 @@ def present_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
 
 def combine_parts(tables: Sequence[pl.DataFrame], where: str) -> pl.DataFrame:
     """The rows of all parts. Missing columns and struct fields are null; numeric types may differ.
-
-    Raises UsageError for a column of two kinds, such as text and numbers: polars would make both
-    text.
-    """
+    Raises UsageError for a column of two kinds, such as text and numbers."""
     import polars as pl
 
     seen: dict[str, pl.DataType] = {}

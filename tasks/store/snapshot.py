@@ -3,9 +3,8 @@
 Layout: `<root>/<stage>/<fingerprint>/part-*.parquet`, a stage's own files, and `manifest.json`,
 written last.
 
-Guarantees: parts and manifests are atomic; with a manifest a snapshot never changes; without, it is
-resumed, each row there once after any kill. Two processes that fill one may both write a row;
-readers keep the first per key.
+Guarantees: with a manifest a snapshot never changes; without, it is resumed, each row there once
+after any kill. Two processes that fill one may both write a row; readers keep the first per key.
 """
 
 from __future__ import annotations
@@ -196,11 +195,8 @@ class Snapshot:
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
         """Batches of some thousand rows with their part, in the order of writing, without missing
-        columns.
-
-        "column.field" reads a struct's field as a column of its name. Raises UsageError for a field
-        of no struct.
-        """
+        columns. "column.field" reads a struct's field as a column of its name. Raises UsageError
+        for a field of no struct."""
         import polars as pl
 
         for part in self.parts():
@@ -229,8 +225,7 @@ class Snapshot:
         """All rows in the order of writing, with the columns of `frames`, null where missing.
 
         `unique` keeps the first row per value of that column, `among` only its values of that
-        column. Memory holds the result and one batch. Raises UsageError where a column differs in
-        kind between parts or cannot be a key.
+        column. Raises UsageError where a column differs in kind between parts or cannot be a key.
         """
         import polars as pl
 
@@ -258,11 +253,7 @@ class Snapshot:
 
     def index(self, columns: Sequence[str]) -> pl.DataFrame:
         """Some columns of every row with its place (`part`, and its number `row` there), in the
-        order of writing.
-
-        Only these columns are held in memory. Raises polars' ColumnNotFoundError where no part has
-        one.
-        """
+        order of writing. Raises polars' ColumnNotFoundError where no part has one."""
         import polars as pl
 
         kinds = {**dict.fromkeys(columns, pl.String), "part": pl.Categorical}
@@ -298,11 +289,8 @@ class Snapshot:
     def rows_in_order(
         self, places: pl.DataFrame, columns: Sequence[str] | None = None
     ) -> Iterator[Json]:
-        """Rows at these places, in the order of `places`.
-
-        Holds `STRETCH_ROWS` rows and reads a part once per stretch that has rows of it: once or
-        twice where the order is nearly that of writing.
-        """
+        """Rows at these places, in the order of `places`. Holds `STRETCH_ROWS` rows, and reads a
+        part once per stretch that has rows of it."""
         numbered = places.select("part", "row").with_row_index("position")
         for stretch in numbered.iter_slices(STRETCH_ROWS):
             as_written = stretch.sort("part", "row")
@@ -351,10 +339,8 @@ class Snapshot:
 
     def append(self, rows: Iterable[Row], schema: pa.Schema, *, key: str | None = None) -> None:
         """Write rows as new atomic parts of at most 1,000, each before more rows are taken. With
-        `key`, skip rows whose value a killed run wrote.
-
-        Raises UsageError where the snapshot is finished or the root cannot be written.
-        """
+        `key`, skip rows whose value a killed run wrote. Raises UsageError where the snapshot is
+        finished or the root cannot be written."""
         there = self.keys(key) if key else ()
         taken = (row for row in rows if key is None or row[key] not in there)
         while part := list(islice(taken, PART_ROWS)):
@@ -379,10 +365,7 @@ class Snapshot:
         self, schema: pa.Schema, *, rows_per_part: int = PART_ROWS
     ) -> Iterator[Callable[[Row], None]]:
         """Add rows one by one, each on disk before the call returns (on remote roots, with its
-        part).
-
-        Parts are written as they fill and at the end; `recover` saves the rows of a killed process.
-        """
+        part). `recover` saves the rows of a killed process."""
         self._require_unfinished()
 
         def add(row: Row) -> None:
@@ -410,7 +393,7 @@ class Snapshot:
 
     def save_journals(self, schema: pa.Schema) -> int:
         """Turn journals whose writers are gone into parts, each once. Returns the number of rows
-        saved. Touches nothing else, so it is safe on another run's snapshot."""
+        saved. Safe on another run's snapshot."""
         local, saved = self._local_path, 0
         if local is None or self.finished:
             return 0
@@ -435,7 +418,7 @@ class Snapshot:
         """Write the manifest: the snapshot is then finished and immutable.
 
         `code` is the advisory hash of the stage's logic, `seconds` those since the finishing
-        process opened the snapshot. `upstream` defaults to the planned ones.
+        process opened the snapshot.
         """
         manifest = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,

@@ -1,8 +1,8 @@
 """A generator behind OpenAI-compatible endpoints (vLLM, SGLang, a hosted service).
 
-Guarantees: at most `concurrency` requests in flight, cancelled on leaving the loop; retries and
-failover; the API key is in no message, log line or repr. Refused requests (400, 413, 422) are
-logged, unless all are refused."""
+Guarantees: at most `concurrency` requests in flight; retries and failover; the API key is in no
+message, log line or repr. Refused requests (400, 413, 422) are logged, unless all are refused.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ class OpenAISampler(Sampler):
     """Chat completions of one model (`generator`) at one or several equivalent endpoints.
 
     `api_key` replaces KEY_VARIABLE's value (`key_place` says where to correct it); `direct` ignores
-    the environment's proxies. `timeout_s` bounds the wait for an answer. `retries` after a fault
-    pause 0.5 s, doubling up to 8 s, or as `Retry-After` says, at each address in turn."""
+    the environment's proxies. `retries` after a fault pause 0.5 s, doubling up to 8 s, or as
+    `Retry-After` says, at each address in turn.
+    """
 
     base_url: str | Sequence[str]
     model: str
@@ -130,8 +131,8 @@ class OpenAISampler(Sampler):
 
     def require_model(self) -> str:
         """Ask every address for its models, and report them in words. Raises EvalError where one
-        does not answer, UsageError where it refuses the key or lacks the model. One without a list,
-        such as some gateways, is trusted."""
+        does not answer, UsageError where it refuses the key or lacks the model. One without a list
+        is trusted."""
         with start_blocking_portal() as portal:
             found = {url: portal.call(self._models_at, url) for url in self.urls}
         for url, names in found.items():

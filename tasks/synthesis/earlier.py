@@ -1,8 +1,5 @@
 """A prompt with a task's earlier kernels and their speedups (form: Li et al., "CUDA-L1",
-arXiv:2507.14111, section 2.4).
-
-Guarantees: the task's own prompt comes first; kernels stand in fences that nothing inside can
-close, without control characters or chat template marks."""
+arXiv:2507.14111, section 2.4). Kernels stand in fences that nothing inside can close."""
 
 from __future__ import annotations
 

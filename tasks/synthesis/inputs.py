@@ -1,7 +1,5 @@
-"""Sources of candidates: tables, folders of .py files, KernelBench runs, hub data sets.
-
-Guarantees: columns are renamed by `ALIASES`; the same place gives the same rows in order, and a
-digest that changes with them. Does not judge a row."""
+"""Sources of candidates: tables, folders of .py files, KernelBench runs, hub data sets. The same
+place gives the same rows in order, and a digest that changes with them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Sampling settings of known generators by hub id; `known_models.toml` has the sources.
-
-Guarantees: explicit settings are kept; unknown models get `SamplingParams`' defaults; resolved on
-reading a configuration, so that what is hashed is sent. Looks at the name alone."""
+"""Sampling settings of known generators by hub id; `known_models.toml` has the sources. Explicit
+settings are kept; unknown models get `SamplingParams`' defaults."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Sampling in this process with transformers' `generate`, for small models and adapter checks.
-
-Guarantees: one response per request; the same batches on one machine give the same text. Does not
-refill a running batch: for throughput use a vLLM server."""
+"""Sampling in this process with transformers' `generate`, for small models and adapter checks. The
+same batches on one machine give the same text."""
 
 from __future__ import annotations
 
@@ -36,11 +34,11 @@ class TransformersSampler(Sampler):
     once).
 
     A response is the text after the generation prompt; where the template opens the think block it
-    starts inside and keeps `</think>`. `name` identifies the generator. `batch_size` is the number
-    of responses at once; None: 16 on a CPU; on a GPU as many as have keys and values in half of its
-    free memory, at most 1,024, halved where memory runs out. The model is loaded at the first
-    request. Raises UsageError where model or adapter cannot be loaded, a prompt leaves no room in
-    the window, or the device cannot hold one response."""
+    starts inside. `name` identifies the generator. `batch_size` is the number of responses at once;
+    None: 16 on a CPU; on a GPU as many as have keys and values in half of its free memory, at most
+    1,024, halved where memory runs out. Raises UsageError where model or adapter cannot be loaded,
+    a prompt leaves no room in the window, or the device cannot hold one response.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Parsing of a response into reasoning and code.
 
-Guarantees: never raises; linear time; either `code` that defines ModelNew or one `parse_reason`; no
-draft from the reasoning while there is an answer; UTF-8 strings; the same parts whoever separated
-the reasoning."""
+Guarantees: never raises; linear time; either `code` that defines ModelNew or one `parse_reason`;
+the same parts whoever separated the reasoning.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def parse_response(
     own, "length" if cut off.
 
     The reasoning is the server's, or the text before the last `</think>`. With neither, it ends
-    where the last module begins (a template may have opened a block that was never closed); without
-    a module, a text is all reasoning if cut off, else all answer. The code is the last complete
-    fenced block that defines ModelNew. A block in the reasoning counts only where the model stopped
-    by itself without an answer, or where the answer has no block and the module ends the reasoning
-    (a late tag); the answer then begins with the module."""
+    where the last module begins; without a module, a text is all reasoning if cut off, else all
+    answer. The code is the last complete fenced block that defines ModelNew. A block in the
+    reasoning counts only where the model stopped by itself without an answer, or where the answer
+    has no block and the module ends the reasoning (a late tag).
+    """
     text = clean_text(text)
     thought, answer = _split(text)
     if reasoning and reasoning.strip():

@@ -1,7 +1,5 @@
-"""Prompts that ask a generator for a kernel, from one template and `kernels_eval.languages`.
-
-Guarantees: the same task, language and hardware line give the same prompt for one `PROMPT_VERSION`;
-the task's code is unchanged. Holds no benchmark task."""
+"""Prompts that ask a generator for a kernel, from one template and `kernels_eval.languages`: the
+same for one `PROMPT_VERSION`, with the task's code unchanged."""
 
 from __future__ import annotations
 

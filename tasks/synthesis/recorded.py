@@ -1,7 +1,5 @@
-"""Samplers that replay recorded responses: the bundled ones, or a Parquet file.
-
-Guarantees: the same request gives the same response; requests without a recording, follow-ups
-included, are skipped. Sampling parameters are ignored: the recording used its own."""
+"""Samplers that replay recorded responses: the bundled ones, or a Parquet file. Requests without a
+recording, follow-ups included, are skipped; sampling parameters are ignored."""
 
 from __future__ import annotations
 
@@ -62,10 +60,8 @@ class RecordedSampler(Sampler):
 
 class ResponsesFile(RecordedSampler):
     """Recorded responses to KernelBench: columns level, problem_id, sample_id, model, response, and
-    language where it is not CUDA.
-
-    `generator` is the file's `model`. Raises UsageError for a missing column, several models, or
-    two responses for one level, problem_id and sample_id."""
+    language where it is not CUDA. `generator` is the file's `model`. Raises UsageError for a
+    missing column, several models, or two responses for one sample."""
 
     def __init__(self, path: str | Path, tokenizer: str | Path | None = None) -> None:
         super().__init__(tokenizer)

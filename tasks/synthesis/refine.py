@@ -1,12 +1,10 @@
-"""Refinement turns: which attempts are followed up, and the prompt. Pure.
+"""Refinement turns: which attempts are followed up, and the prompt.
 
-Guarantees: deterministic, bounded prompts per `PROMPT_VERSION` and `FOLLOW_UP_VERSION`, beginning
-with the task's own (shared prefix). Text by candidates is fenced, labelled as data, and free of
-control characters, chat template marks and absolute paths.
-
-A rejected attempt is told which rule it broke, never how that was detected: models must not train
-against the verifier. Does not guarantee that a model ignores instructions in quoted text; its next
-answer is verified too."""
+Guarantees: bounded prompts that begin with the task's own (shared prefix). Text by candidates is
+fenced, labelled as data, and free of control characters, chat template marks and absolute paths. A
+rejected attempt is told which rule it broke, never how that was detected: models must not train
+against the verifier.
+"""
 
 from __future__ import annotations
 
@@ -147,10 +145,7 @@ MARKS = re.compile(
 
 def bounded(text: str, most: int, *, paths: bool = False) -> str:
     """At most `most` characters from both ends of a text, `inert` and printable, and a line on what
-    is left out; unless `paths`, without directories of absolute paths.
-
-    Control characters, terminal escapes and zero-width characters, which can hide text, are
-    removed."""
+    is left out; unless `paths`, without directories of absolute paths."""
     reach, half = READ_TIMES * most, most // 2
     if len(text) <= 2 * reach:
         plain = _plain(text, paths)

@@ -1,7 +1,5 @@
 """Requests to a generator: one per sample of each task, later one per attempt to follow up.
-
-Guarantees: a key names everything asked; requests are made when read; follow-ups take about 2 KB
-each. Both snapshots must be finished."""
+Requests are made when read."""
 
 from __future__ import annotations
 
@@ -133,11 +131,9 @@ def follow_up_requests(
     turn: int,
     profiles: Snapshot | None = None,
 ) -> RequestSet:
-    """All requests of turn `turn` (2 or later), by task, to share a prefix. With `profiles`, those
-    of correct kernels say what limits them.
-
-    Followed up are candidates of the turn before, in the same language, by their verdict
-    (tasks.synthesis.refine.followed_up). Raises UsageError where one's task is missing."""
+    """All requests of turn `turn` (2 or later), by task, to share a prefix: those that
+    `refine.followed_up` says of the turn before. With `profiles`, those of correct kernels say what
+    limits them. Raises UsageError where one's task is missing."""
     attempts = _attempts(candidates, turn - 1)
     limits = _limits(profiles) if profiles else {}
     feedback = _feedback(asked, verdicts, set(attempts["candidate_id"]), limits)

@@ -18,11 +18,7 @@ from tasks.synthesis.config import USAGE, SynthesisConfig
 
 class Request(Record):
     """One response wanted. `request_key` identifies everything that was asked: task, prompt,
-    generator, sampling, sample index.
-
-    `turn` is 1 where the prompt is the task's own. A later one is a follow-up on the candidate
-    `parent`.
-    """
+    generator, sampling, sample index. A `turn` above 1 is a follow-up on the candidate `parent`."""
 
     request_key: str
     task: KernelTask
@@ -44,9 +40,8 @@ class Requests(Protocol):
 
 class Response(Record):
     """What came back, as the generator said it. `reasoning` only where the server separates it;
-    token counts None where unknown (`reasoning_tokens` is the server's own count, for samplers
-    without a tokenizer). `finish_guessed`: the text says it, nobody recorded it. `tokens`: the ids
-    that were drawn, where they were asked for."""
+    token counts None where unknown. `finish_guessed`: the text says it, nobody recorded it.
+    `tokens`: the ids that were drawn, where they were asked for."""
 
     request_key: str
     text: str
@@ -59,10 +54,8 @@ class Response(Record):
 
 
 class Sampler:
-    """A generator of responses.
-
-    `generator` is its identity in candidates; `tokenizer` a directory, a hub id, or None where
-    tokens are not counted; `served` describes its servers."""
+    """A generator of responses. `generator` is its identity in candidates; `tokenizer` a directory,
+    a hub id, or None where tokens are not counted; `served` describes its servers."""
 
     generator: str
     served: str | None = None

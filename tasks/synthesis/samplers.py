@@ -40,7 +40,7 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
 
 def require_endpoint(config: SynthesisConfig) -> str:
     """Ask the endpoint of `sampler: openai` for its models, in words. Raises UsageError or
-    EvalError for a missing answer, a refused key or an unknown model."""
+    EvalError as `OpenAISampler.require_model`."""
     from tasks.synthesis.client import OpenAISampler
 
     return OpenAISampler.from_config(config, "").require_model()

@@ -1,8 +1,8 @@
 """The sampler `vllm`: its own `vllm serve` command and a client.
 
 Guarantees: starts at the first request, restarts when it ends and repeats unanswered requests; no
-server is left after `close` or an exception; its random key is on no command line. Does not
-guarantee equal draws for other batches."""
+server is left after `close` or an exception; its random key is on no command line.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +108,9 @@ class VllmSampler(Sampler):
     """Chat completions of a server that starts at the first request and ends with `close`.
 
     `model` is a directory or hub id, served as `name`; with a LoRA `adapter` directory, that is
-    sampled. Logs go to `logs`. Raises UsageError where vLLM or the adapter is missing, DeviceError
-    for too few GPUs, EvalError where the server does not start."""
+    sampled. Raises UsageError where vLLM or the adapter is missing, DeviceError for too few GPUs,
+    EvalError where the server does not start.
+    """
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ A token of context takes `2 * layers * kv_heads * head_dim * value_bytes` bytes
 (https://docs.vllm.ai/en/stable/design/paged_attention.html). Memory for keys and values is the GPU
 share less weights and 2 GiB a GPU for activations. A running response holds on average its prompt
 and half of its length; reasoning models write about half of their limit (7,000 of 16,384 tokens in
-the paper's set), and vLLM preempts where they write more. Does not know sliding windows or latent
-attention, which need less."""
+the paper's set). Does not know sliding windows or latent attention, which need less.
+"""
 
 from __future__ import annotations
 
@@ -156,8 +156,9 @@ def gpus_a_replica(
     """GPUs of a replica on nodes of so many GPUs: `tensor_parallel`, where given.
 
     Else the fewest of 1, 2, 4 or 8 that divide the key and value heads and with which a GPU, idle
-    ones counted, writes at least ENOUGH of the most by `decoding`. 1 where shape or GPU is unknown,
-    or nothing fits."""
+    ones counted, writes at least ENOUGH of the most by `decoding`. 1 where nothing is known, or
+    nothing fits.
+    """
     if server.tensor_parallel or not (shape and shape.weight_bytes and gpu):
         return server.tensor_parallel or 1
     rates = dict[int, float]()
@@ -301,9 +302,10 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
     """Value of --max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens (the
     mean) fit into the memory for keys and values; 256 where unknown.
 
-    The longest prompt would leave slots empty: 14 % of the speed for 4,808 tokens, 44 % for 13,419
-    (computed, KernelBench on an H200). Half too many slots cost 2 % by preemption
-    (benchmarks/results/2026-11-25-night.md)."""
+    The longest prompt would leave slots empty: 14 % of the speed for 4,808 tokens (computed,
+    KernelBench on an H200). Half too many slots cost 2 % by preemption
+    (benchmarks/results/2026-11-25-night.md).
+    """
     if shape is None or memory_bytes is None:
         return MOST_SEQS
     fit = _fitting(shape, memory_bytes, prompt + ANSWER_SHARE * max_tokens / 2)

@@ -1,12 +1,10 @@
 """The synthesis stage: tasks in, candidates out; every response is parsed, counted and stored as it
 arrives.
 
-Guarantees: n candidates per task unless the generator has fewer; no request is repeated that any
-snapshot answers; a killed run loses only what is in flight. A later turn's snapshot includes the
-turns before.
-
-Rows keep the raw answer; derived columns come from today's parser, also for reused rows. A
-candidate's id depends on the raw answer alone."""
+Guarantees: no request is repeated that any snapshot answers; a killed run loses only what is in
+flight. A later turn's snapshot includes the turns before. Derived columns come from today's parser,
+also for reused rows; a candidate's id depends on the raw answer alone.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +42,9 @@ OF_LATER_TURNS = ("refine_below_speedup", "profiles")
 class Synthesis:
     """One turn of one generator over a snapshot of tasks; `run` fills `snapshot`.
 
-    The first turn asks for every task. A later `turn` holds all rows of `candidates`, and one more
-    answer where the last turn's verdict asks for it. Raises UsageError for a later turn of recorded
-    responses."""
+    A later `turn` holds all rows of `candidates`, and one more answer where the last turn's verdict
+    asks for it. Raises UsageError for a later turn of recorded responses.
+    """
 
     def __init__(
         self,

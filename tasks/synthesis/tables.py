@@ -1,7 +1,5 @@
-"""Candidates sampled elsewhere: tasks.synthesis.inputs in, tasks.tables.CANDIDATES out.
-
-Guarantees: one candidate per row of the language, in order, identified by content, so that changed
-code reuses no verdict; bounded memory; resumable. Does not look at what the code does."""
+"""Candidates sampled elsewhere: tasks.synthesis.inputs in, tasks.tables.CANDIDATES out. Identified
+by content, so that changed code reuses no verdict."""
 
 from __future__ import annotations
 
@@ -68,10 +66,8 @@ class CandidateTable:
                 raise unusable(part.name, part.given, "candidates", FORMS)
 
     def language(self, asked: Language | None) -> Language:
-        """The language to verify: the requested one, else the table's only one, else C++.
-
-        A row has the language that it names or its source shows; C++ alone, or nothing, may be any.
-        Raises UsageError where the table holds several, not the requested one, or nothing."""
+        """The language to verify: the requested one, else the table's only one, else C++. Raises
+        UsageError where the table holds several, not the requested one, or nothing."""
         if not self._languages:
             raise UsageError(f"{self.location} has no rows", "give a table of candidates")
         shown_by = Counter(language for language, _ in self._languages if language)

@@ -2,7 +2,7 @@
 
 Guarantees: `with VllmServer(...) as server` starts when /health answers, or raises one EvalError
 with the log's end; nothing is left afterwards; the server gets SIGTERM if this process is killed.
-Its children may survive if both are killed."""
+"""
 
 from __future__ import annotations
 

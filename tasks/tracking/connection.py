@@ -1,8 +1,5 @@
-"""Bounded, quiet connections to MLflow.
-
-Guarantees: a server or database that does not answer is an error within about a minute; environment
-and loggers are restored. Later calls may still fail: use `retry_mlflow` for idempotent writes.
-"""
+"""Bounded, quiet connections to MLflow: a server that does not answer is an error within about a
+minute; environment and loggers are restored."""
 
 from __future__ import annotations
 
@@ -103,12 +100,8 @@ def _is_database(uri: str) -> bool:
 
 
 class Destination(NamedTuple):
-    """Where runs are written.
-
-    `tracking_uri` is `sqlite:///...`, another database or an http(s) server. `artifact_root`
-    (directory or URL) is for new experiments; None: the server's, or `mlartifacts` beside a SQLite
-    file.
-    """
+    """Where runs are written. `artifact_root` (directory or URL) is for new experiments; None: the
+    server's, or `mlartifacts` beside a SQLite file."""
 
     tracking_uri: str
     artifact_root: str | None

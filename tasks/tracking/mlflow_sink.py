@@ -2,8 +2,8 @@
 they end.
 
 Guarantees: tags identify runs, so replays change nothing; killed attempts never look finished, and
-are deleted once the run is whole; MLflow's globals are restored. Two processes that write one run
-at once delete each other's. MLflow's errors pass through: see `try_mlflow`.
+are deleted once the run is whole. Two processes that write one run at once delete each other's.
+MLflow's errors pass through: see `try_mlflow`.
 """
 
 from __future__ import annotations
@@ -87,10 +87,7 @@ class AblationSink:
 
     def child(self, branch: str, record: RunRecord) -> str:
         """Write a branch once; return the child's id. A branch with an error ends FAILED, and is
-        replaced when it runs again.
-
-        Raises UsageError for missing files, and what MLflow raises.
-        """
+        replaced when it runs again. Raises UsageError for missing files, and what MLflow raises."""
         tags = record.tags | {writing.KIND_TAG: "branch"}
         if record.error:
             tags["concur.error"] = record.error

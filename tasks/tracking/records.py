@@ -1,8 +1,4 @@
-"""An MLflow run as plain data, independent of MLflow.
-
-Guarantees: distinct file names, one meaning per metric, equal columns in a table's rows. Paths are
-not checked: see `writing.require_paths`.
-"""
+"""An MLflow run as plain data, independent of MLflow."""
 
 from __future__ import annotations
 
@@ -20,10 +16,7 @@ from kernels_eval.records import Record
 
 def flatten(config: object) -> dict[str, str]:
     """Nested configuration as flat params: keys joined by dots, strings as they are, the rest as
-    JSON.
-
-    Raises UsageError where two paths give the same key.
-    """
+    JSON. Raises UsageError where two paths give the same key."""
     from pydantic_core import to_jsonable_python
 
     pairs = list(_walk(to_jsonable_python(config, fallback=str), ""))

@@ -1,8 +1,5 @@
 """Write the parts of MLflow runs: values in batches, files, tables, datasets and adapters.
-
-Guarantees: MLflow and every database accept the names, which stay distinct; an adapter is
-registered once. `mlflow_sink` decides which runs to write.
-"""
+`mlflow_sink` decides which runs to write."""
 
 from __future__ import annotations
 
@@ -75,8 +72,8 @@ class Runs(NamedTuple):
 
     def write(self, record: StageRecord, own: Mapping[str, str], status: str = "FINISHED") -> str:
         """Write a record as a new run, after its stages' runs; return its id. `own` are tags that
-        the record may not set. Errors mark the run FAILED; interrupts and kills leave it RUNNING.
-        """
+        the record may not set. Errors mark the run FAILED; interrupts and kills leave it
+        RUNNING."""
         stages = record.stages if isinstance(record, RunRecord) else ()
         times = [record.times] if record.times else [stage.times for stage in stages]
         known = [each for each in times if each]
@@ -146,10 +143,8 @@ class Runs(NamedTuple):
             self.client.log_artifact(run_id, str(path), folder)
 
     def register(self, run_id: str, record: RunRecord) -> None:
-        """Make the run's adapter, if any, a version of its registered model, once.
-
-        A deleted version does not come back: the run notes its version.
-        """
+        """Make the run's adapter, if any, a version of its registered model, once: a deleted
+        version does not come back."""
         from mlflow.exceptions import MlflowException
 
         if record.adapter is None:

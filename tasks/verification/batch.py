@@ -1,8 +1,8 @@
 """`concur verify-batch` without Prefect: candidates in, verdicts and a summary out.
 
-Guarantees: the same command resumes from `OUT/snapshots`; `verdicts.parquet` and `summary.json` are
-atomic; bad columns, tasks, languages and addresses are refused before writing, rows before
-verifying; workers started here are stopped. Two commands on one OUT do not divide the work.
+Guarantees: the same command resumes from `OUT/snapshots`; bad columns, tasks, languages and
+addresses are refused before writing, rows before verifying. Two commands on one OUT do not divide
+the work.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def verify_batch(
     workers reached and that needed none.
 
     `tasks` is what tasks.sources.tables reads. Raises UsageError for unusable input, DeviceError
-    without the language's device, other EvalErrors where the machine fails, KeyboardInterrupt;
-    after the last two the same call resumes.
+    without the language's device, other EvalErrors where the machine fails; the same call then
+    resumes.
     """
     began_s = time.monotonic()
     if (address := address_of(config.ray_address)) != "local":
@@ -155,11 +155,8 @@ def _ray_runs() -> bool:
 
 
 def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory: Path) -> Json:
-    """The numbers of a finished verdicts snapshot, as plain data.
-
-    Counts, shares in [0, 1], speedups of correct candidates (reference time / candidate time),
-    seconds. `telemetry` is of the finishing run.
-    """
+    """The numbers of a finished verdicts snapshot, as plain data: counts, shares in [0, 1],
+    speedups of correct candidates, seconds. `telemetry` is of the finishing run."""
     snapshot = verdicts.open()
     manifest = snapshot.manifest
     frame = snapshot.read(columns=SUMMARISED, unique="candidate_id")

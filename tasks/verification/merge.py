@@ -1,9 +1,5 @@
-"""Verdicts of several machines as one table.
-
-Guarantees: one row per candidate and GPU; conflicting verdicts and ids of two candidates are
-refused. Verdicts that reached no device are of their set's GPU. Protocols may differ: see
-`verdict_key` and the manifests.
-"""
+"""Verdicts of several machines as one table: one row per candidate and GPU; conflicting verdicts
+and ids of two candidates are refused. Verdicts that reached no device are of their set's GPU."""
 
 from __future__ import annotations
 

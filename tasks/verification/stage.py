@@ -2,7 +2,7 @@
 
 Guarantees: one verdict per candidate, reused under the same protocol, parsed code and conditions
 (device, driver, CUDA, torch); a kill loses only candidates in flight; memory holds ids and keys. A
-chunk is the stream's next `chunk_size` verdicts: none waits for a slow candidate.
+chunk is the stream's next `chunk_size` verdicts.
 """
 
 from __future__ import annotations
@@ -364,10 +364,7 @@ def run(
     verification: type[Verification] = Verification,
     verify_chunk: Callable[[Any, int], Any] = Verification.verify_chunk,
 ) -> SnapshotRef:
-    """The whole stage: returns a finished snapshot of tasks.tables.VERDICTS.
-
-    `verify_chunk` calls a chunk (Prefect makes it a task run); `verification` may replace the
-    workers or measure.
-    """
+    """The whole stage: returns a finished snapshot of tasks.tables.VERDICTS. `verify_chunk` calls a
+    chunk (Prefect makes it a task run); `verification` may replace the workers or measure."""
     with verification(candidates, tasks, config, language) as work:
         return work.run(verify_chunk)

@@ -1,7 +1,8 @@
 """A static site of candidates: a small index, and texts in chunks loaded on demand.
 
 Guarantees: opens from `file://` and any web server, asks nothing of other machines; candidate text
-is inert; the index is written last; rewriting reads only changed chunks."""
+is inert; the index is written last.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +43,11 @@ Details = Callable[[pl.Series], Iterable[Row]]
 def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: object) -> Path:
     """Write the site of the candidates in `index`; returns its first page.
 
-    `index` has COLUMNS and a unique `key`, the identity of a candidate's page. Existing chunks stay
-    if all their keys are wanted. `details` gets the other keys, in order, and yields their pages'
-    content. `about` has the title and models (rows of a table). Raises UsageError
-    where the directory holds something else or cannot be written."""
+    `index` has COLUMNS and a unique `key`. Existing chunks stay if all their keys are wanted;
+    `details` gets the other keys, in order, and yields their pages' content. `about` has the title
+    and models (rows of a table). Raises UsageError where the directory holds something else or
+    cannot be written.
+    """
     made = any((directory / name).exists() for name in (INDEX, KEPT))
     if directory.exists() and any(directory.iterdir()) and not made:
         raise UsageError(f"{directory} holds other files", "name a new folder with --out")

@@ -1,9 +1,6 @@
-"""Operator families, by the name of the torch function.
-
-Guarantees: in-place, reflected and overloaded spellings (`add_`, `__radd__`, `torch.Tensor.add`)
-share a family; unlisted names are "other". `families.toml` covers KernelBench's levels 1 to 3 and
-the bundled tasks.
-"""
+"""Operator families, by the name of the torch function; spellings (`add_`, `__radd__`,
+`torch.Tensor.add`) share one, unlisted names are "other". `families.toml` covers KernelBench's
+levels 1 to 3 and the bundled tasks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Workloads of tasks, counted in confined processes.
-
-Guarantees: task code runs only in a sandboxed child with limits of time and memory, without storage
-where possible; a task's failure is its own `problem`. A task can lie: it runs in the process that
-counts.
-"""
+"""Workloads of tasks, counted in confined processes, without storage where possible. A task can
+lie: it runs in the process that counts."""
 
 from __future__ import annotations
 

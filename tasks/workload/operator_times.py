@@ -1,9 +1,5 @@
-"""Operator times of task references, each program profiled once per device.
-
-Guarantees: code runs in a confined child with limits of time and memory, one at a time for a quiet
-clock; failures are rows with a reason; runs resume and profile only new programs. Other load on the
-machine blurs small operators.
-"""
+"""Operator times of task references, each program profiled once per device, in a confined child,
+one at a time for a quiet clock. Failures are rows with a reason."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ class Workload(Record):
     """What a forward call of a task's reference computes and moves at the declared shapes.
 
     `operators` are the first 256 outermost torch calls. `flops` are those of matrix products,
-    convolutions and attention by torch's formulas, 2 per multiply-add, and 0 of others. `bytes_min`
-    counts once each input, parameter, buffer and constant that is read, and what is output or
-    changed in place. A reference that did not run has a `problem` and no numbers; one that was not
-    traced has no `graph`.
+    convolutions and attention by torch's formulas, 2 per multiply-add. `bytes_min` counts once each
+    input, parameter, buffer and constant that is read, and what is output or changed in place. A
+    reference that did not run has a `problem` and no numbers; one that was not traced has no
+    `graph`.
     """
 
     task_id: str
@@ -64,14 +64,12 @@ class Workload(Record):
 
 def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> float:
     """Least milliseconds of a forward call on a machine with `peak_bytes_per_s` and `peak_flops`
-    per second.
+    per second: the roofline model (Williams, Waterman and Patterson, Communications of the ACM
+    52(4), 2009).
 
-    The roofline model (Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009):
-    the slower of memory and arithmetic bounds. Take the fastest usable unit's `peak_flops`, and
-    `peak_bytes_per_s` of the nearest memory that holds the data between calls. Other algorithms may
-    need fewer operations (Winograd's), so a lower time is a reason to look, no proof.
-
-    Raises ValueError for an uncounted workload and non-positive peaks.
+    Take the fastest usable unit's `peak_flops`, and `peak_bytes_per_s` of the nearest memory that
+    holds the data between calls. Other algorithms may need fewer operations (Winograd's). Raises
+    ValueError for an uncounted workload and non-positive peaks.
     """
     if workload.flops is None or workload.bytes_min is None:
         raise ValueError(f"{workload.task_id} has no counted workload: {workload.problem}")
@@ -84,7 +82,7 @@ class Profile(Record):
     """Operator times of a forward call at the declared shapes, slowest first.
 
     `total_us` are microseconds of all operators, also beyond the first 64. `clock` is "device" for
-    timed GPU kernels, "cpu" for processor self time. `problem` says why there is no profile.
+    timed GPU kernels, "cpu" for processor self time.
     """
 
     task_id: str

@@ -1,8 +1,5 @@
-"""Tasks in, their workloads out, once per tasks snapshot.
-
-Guarantees: one row per task; equal programs are counted once; runs resume and count only new
-programs. Failures are rows with a reason.
-"""
+"""Tasks in, their workloads out, one row per task. Equal programs are counted once; failures are
+rows with a reason."""
 
 from __future__ import annotations
 
@@ -56,11 +53,8 @@ def run(tasks: SnapshotRef) -> SnapshotRef:
 
 
 def annotate(tasks: pl.DataFrame | SnapshotRef, root: str | None = None) -> pl.DataFrame:
-    """The tasks (tasks.tables.TASKS rows) with COLUMNS beside them.
-
-    A snapshot's are kept as by `run`; a table's too, in the stage "workloads", with `root`. Raises
-    as `run` does.
-    """
+    """The tasks (tasks.tables.TASKS rows) with COLUMNS beside them. A snapshot's are kept as by
+    `run`; a table's too, with `root`. Raises as `run` does."""
     if isinstance(tasks, SnapshotRef):
         key, named = TASK, tasks.open().read(unique=TASK)
         counted = run(tasks).open().read(unique=TASK)
@@ -94,11 +88,8 @@ def fill(
     wanted: Sequence[tuple[str, KernelTask]],
     measure: Callable[[Programs], Iterator[Json]],
 ) -> None:
-    """Add rows of tasks, paired with program keys, that have none yet.
-
-    The key is `schema`'s first column. `measure` gives rows of the programs no snapshot of the root
-    knows.
-    """
+    """Add rows of tasks, paired with program keys, that have none yet. The key is `schema`'s first
+    column. `measure` gives rows of the programs no snapshot of the root knows."""
     key = schema.names[0]
     snapshot.recover(schema)
     done = snapshot.keys(TASK)

@@ -1,7 +1,4 @@
-"""Checks of a trained adapter's directory.
-
-Guarantees: an adapter that passes is complete, finite and changes its base model. Does not
-guarantee that it is any good: the benchmark says that."""
+"""Checks of a trained adapter's directory: complete, finite, and changing its base model."""
 
 from __future__ import annotations
 

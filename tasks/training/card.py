@@ -1,7 +1,5 @@
-"""The model card of an adapter: README.md with the hub's front matter.
-
-Guarantees: numbers are the run's, unknown ones omitted; valid YAML for any names; no local path.
-Does not guarantee that publishing is allowed: the publisher must check licences."""
+"""The model card of an adapter: README.md with the hub's front matter. Numbers are the run's,
+unknown ones omitted; no local path."""
 
 from __future__ import annotations
 
@@ -52,10 +50,8 @@ def card(
     strategy: str | None = None,
     tools: Mapping[str, str] = {},
 ) -> str:
-    """Text of README.md.
-
-    `name` is the adapter's name, also in the vLLM command; `base_model` a hub id or a directory;
-    `curated` the fingerprint of the training set; `tools` are versions by name."""
+    """Text of README.md. `base_model` is a hub id or a directory; `curated` the fingerprint of the
+    training set; `tools` are versions by name."""
     on_hub = is_hub_id(base_model) and not Path(base_model).exists()
     losses = [
         EvalResult(

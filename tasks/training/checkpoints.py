@@ -1,8 +1,5 @@
-"""Checkpoints of a training run, and the adapter that it leaves.
-
-Guarantees: a checkpoint counts once every process has written its part (marker file last); two are
-kept; the adapter is complete or absent and reproducible. Does not guard against power loss or two
-runs in one directory."""
+"""Checkpoints of a training run, and the adapter that it leaves. A checkpoint counts once every
+process has written its part (marker file last); two are kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The choice of held-out tasks.
-
-Guarantees: a task's rows are on one side; a share is chosen by task id, so new tasks move none;
-an equal share with seed 0 is the published split `test`. Does not guarantee that held-out programs
-are new."""
+"""The choice of held-out tasks: a share is chosen by task id, so new tasks move none; an equal
+share with seed 0 is the published split `test`."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ LEAST_TASKS = 20
 
 
 def held_out_tasks(task_ids: Iterable[str], held_out: float) -> set[str]:
-    """The held-out tasks: a share of the tasks or, from 1 on, a number of them, whatever the ids'
-    order or repeats. Raises UsageError where nothing would be left to train on."""
+    """The held-out tasks: a share of the tasks or, from 1 on, a number of them. Raises UsageError
+    where nothing would be left to train on."""
     places = {name: place_of(name, SEED) for name in sorted(set(task_ids))}
     if held_out >= 1:
         by_place = sorted(places, key=lambda name: (places[name], name))

@@ -1,7 +1,5 @@
-"""Errors of training with their numbers and fixes.
-
-Guarantees: running out of memory, on host or GPU, is one UsageError with device, memory, batch and
-longest row; a base model without a projection is refused, which PEFT ignores silently."""
+"""Errors of training with their numbers and fixes: running out of memory is one UsageError; a base
+model without a projection is refused, which PEFT ignores silently."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Curated rows as tokens, and which of them carry loss.
-
-Guarantees: the prompt ends where generation starts; the completion is exactly what the model would
-emit. An unusable row is listed with its reason, never truncated or repaired."""
+"""Curated rows as tokens, and which of them carry loss. An unusable row is listed with its reason,
+never truncated or repaired."""
 
 from __future__ import annotations
 
@@ -57,9 +55,9 @@ def examples_of(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Example]
     """One example per row of `tasks.tables.CURATED` with its `prompt`, the user's turn, in order.
 
     The prompt is the chat up to the generation prompt; the completion the reasoning, `</think>`,
-    the answer and, unless cut off (`finish_reason` "length"), the tokenizer's end token. Outer
-    white space becomes QwQ's newlines around `</think>`. Raises UsageError for a tokenizer without
-    chat template or end token."""
+    the answer and, unless cut off (`finish_reason` "length"), the tokenizer's end token. Raises
+    UsageError for a tokenizer without chat template or end token.
+    """
     _require_template(tokenizer)
     examples = [_as_text(row, tokenizer) for row in rows]
     prompts = _token_ids([each.prompt for each in examples], tokenizer)
@@ -110,10 +108,8 @@ def _token_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[lis
 def select_examples(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[Example], list[Dropped]]:
-    """Examples to train on and those that cannot be, in order.
-
-    `control_token`: the text itself holds a think tag or a special token, which would end the turn
-    or the reasoning early. Raises UsageError where nothing is left."""
+    """Examples to train on and those that cannot be, in order. `control_token`: the text itself
+    holds a think tag or a special token. Raises UsageError where nothing is left."""
     kept, dropped = [], []
     for example in examples:
         if reason := _reason_to_drop(example, tokenizer, max_length):

@@ -1,10 +1,9 @@
 """Reinforcement of a LoRA adapter with TRL's GRPOTrainer (Shao et al. 2024, arXiv:2402.03300,
 section 4.1).
 
-Guarantees: KL divergence is against the given adapter; answers without a reward (machine or task
-fault) leave their group; a second call resumes. With vLLM, TRL corrects for its
-probabilities (truncated importance sampling). Does not guarantee the same adapter twice. Slow to
-import."""
+KL divergence is against the given adapter; answers without a reward (machine or task fault) leave
+their group; a second call resumes. Slow to import.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +71,9 @@ def reinforce(
     """Train the adapter on tasks (task_id -> user's prompt). Returns the new adapter's directory
     (`out_dir/adapter`) and the log: TRL's numbers and `measures` of each optimiser step.
 
-    Raises UsageError for unusable models and settings; what `judge` raises ends the run, which
-    resumes when called again."""
+    Raises UsageError for unusable models and settings, and what `judge` raises: calling again
+    resumes.
+    """
     tokenizer = load_tokenizer(base_model_dir)
     gpu = torch.cuda.is_available()
     base = load_causal_model(base_model_dir, dtype=torch.bfloat16 if gpu else torch.float32)

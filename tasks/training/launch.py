@@ -1,9 +1,9 @@
 """Where training runs: one Ray task, or Ray Train workers on one or many nodes.
 
 Guarantees: live logs in the caller's thread; no process survives an interrupted caller; a lost
-worker restarts its group from the newest checkpoint; UsageErrors end the run. Does not
-guarantee single log entries: steps since that checkpoint are logged again. Paths must mean the same
-on every node."""
+worker restarts its group from the newest checkpoint, whose later steps are logged again. Paths must
+mean the same on every node.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +53,12 @@ def train_on_ray(
     on_log: OnLog | None = None,
 ) -> TrainingResult:
     """Run `train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU
-    core, or alone on all that are free. Logs reach `on_log` in the caller's thread as they happen.
+    core. Logs reach `on_log` in the caller's thread as they happen.
 
-    One worker is a plain Ray task, which starts in 2 s; a TorchTrainer takes 17 to 22 s (measured).
-    Several are a TorchTrainer (NCCL or gloo), driven by such a task. Without a connection, joins
-    $RAY_ADDRESS or starts Ray. `base_model_dir` and `out_dir` must mean the same on every node.
-    Raises what `train` and `start_ray` raise, UsageError for too few devices, EvalError where
-    workers die."""
+    One worker is a plain Ray task, which starts in 2 s; several are a TorchTrainer (17 to 22 s),
+    driven by such a task. Without a connection, joins $RAY_ADDRESS or starts Ray. Raises what
+    `train` and `start_ray` raise, UsageError for too few devices, EvalError where workers die.
+    """
     import ray
     from ray.exceptions import RayError
 

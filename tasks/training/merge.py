@@ -1,8 +1,5 @@
-"""An adapter merged into its base model, for servers without LoRA.
-
-Guarantees: weights are published only where the files' logits agree with base plus adapter
-(`merge.json`). Does not guarantee equal text (bfloat16 rounding), or that short probes see every
-difference."""
+"""An adapter merged into its base model, for servers without LoRA: published only where the files'
+logits agree with base plus adapter (`merge.json`)."""
 
 from __future__ import annotations
 
@@ -67,8 +64,8 @@ def merge_adapter(
 
     `probes` are prompts with completions, cut to 512 tokens. Computed in float32 on the CPU, one
     model at a time: 4 bytes a parameter (131 GB for QwQ-32B), twice that while saving another type.
-    Compares the saved files. Raises UsageError for unusable input, EvalError, without publishing,
-    above `TOLERANCES`."""
+    Raises UsageError for unusable input, EvalError, without publishing, above `TOLERANCES`.
+    """
     import torch
 
     if out_dir.exists():

@@ -1,7 +1,5 @@
-"""The training recipe: every number that decides the adapter, with its source.
-
-Guarantees: frozen, validated, the paper's defaults where given; every key is in a run's
-fingerprint. Does not guarantee that a machine can hold the base model."""
+"""The training recipe: every number that decides the adapter, with its source. Every key is in a
+run's fingerprint."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The reinforcement stage: an adapter in, a better one out. The snapshot's rows are the log, one
-per optimiser step; its `adapter` folder is the result, as for training."""
+"""The reinforcement stage: an adapter in, a better one out. Rows are the log, one per optimiser
+step; `adapter/` is the result."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def run(
     prompts: dict[str, str],
     judge: Judge,
 ) -> SnapshotRef:
-    """Reinforce the adapter of a finished training on tasks (`prompts`: task_id -> prompt).
-
-    Returns a finished snapshot. A stopped run resumes from its newest checkpoint. Raises what
-    `grpo.reinforce` raises, and UsageError for an adapter that vLLM cannot serve."""
+    """Reinforce the adapter of a finished training on tasks (`prompts`: task_id -> prompt). Returns
+    a finished snapshot; a stopped run resumes. Raises what `grpo.reinforce` raises, and UsageError
+    for an adapter that vLLM cannot serve."""
     snapshot = planned(trained, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref

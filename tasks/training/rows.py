@@ -1,7 +1,5 @@
-"""The rows that a training learns from, and their hash.
-
-Guarantees: equal rows give equal trainings, whichever curated sets hold them and in whatever
-order."""
+"""The rows that a training learns from, and their hash: equal rows give equal trainings, in
+whatever order."""
 
 from __future__ import annotations
 

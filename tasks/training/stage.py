@@ -32,9 +32,9 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
     """Train on the rows of a curated snapshot. `prompts` maps task_id to the candidates' prompt.
 
     Returns a finished snapshot: rows are the log (one per optimiser step), `adapter/` the LoRA
-    adapter; the manifest names the first curated set used. A killed run resumes from its newest
-    checkpoint. Raises what `trainer.train` raises, and UsageError for an adapter that learned
-    nothing or diverged."""
+    adapter. A killed run resumes from its newest checkpoint. Raises what `trainer.train` raises,
+    and UsageError for an adapter that learned nothing or diverged.
+    """
     snapshot = planned(curated, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref

@@ -1,7 +1,5 @@
-"""Speed and memory of a training step: columns of the training log.
-
-Guarantees: time excludes evaluation and checkpoints; what this machine cannot say (the peak of an
-unknown device) is None, never 0."""
+"""Speed and memory of a training step: columns of the training log. Time excludes evaluation and
+checkpoints."""
 
 from __future__ import annotations
 

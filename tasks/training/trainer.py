@@ -1,8 +1,8 @@
 """LoRA training on curated rows with TRL's SFTTrainer and PEFT, in one or several processes.
 
 Guarantees: held-out tasks are never trained on; loss on the completion only; a second call with the
-same `out_dir`, rows and recipe resumes, bit-equal on a CPU. Does not guarantee bit-equal adapters
-elsewhere. Slow to import."""
+same `out_dir`, rows and recipe resumes, bit-equal on a CPU. Slow to import.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def train(
 
     Each worker calls this, started by `launch.train_on_ray` (or torchrun). In the first, `on_log`
     gets a dict per optimiser step. Raises UsageError for unusable rows or models and too small a
-    device (with the numbers), EvalError for other failures: calling again resumes."""
+    device, EvalError for other failures: calling again resumes.
+    """
     started, out_dir = time.monotonic(), Path(out_dir)
     device = training_device(recipe)
     recipe = recipe.resolve(gpu=device == "cuda")
@@ -99,11 +100,9 @@ def train(
 
 
 class LoraTrainer(SFTTrainer):
-    """TRL's trainer with the recipe's settings and rows.
-
-    Logged time is the steps' alone. Held-out rows are evaluated singly, so that they fit, before
-    the first step and after each epoch, each completion token counting once, without effect on the
-    random state."""
+    """TRL's trainer with the recipe's settings and rows. Held-out rows are evaluated singly, so
+    that they fit, before the first step and after each epoch, without effect on the random
+    state."""
 
     def __init__(
         self,

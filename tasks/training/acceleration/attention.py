@@ -1,8 +1,6 @@
-"""Causal attention kernels for training rows, registered with transformers.
-
-Guarantees: causal, right padding only (else refused), no mask in memory; packed rows
-(`cu_documents`, see `packing`) attend within themselves. Does not guarantee equal bits between
-kernels."""
+"""Causal attention kernels for training rows, registered with transformers: right padding only
+(else refused), no mask in memory; packed rows (`cu_documents`, see `packing`) attend within
+themselves."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ def register() -> None:
 
 def beyond_causal(base: Any, layers: int) -> list[str]:
     """What a causal model's attention uses beyond causal attention over the whole row (a window, a
-    softcap, sinks, a mask, dropout), by name, as observed in a pass over two tokens. An argument
-    counts unless it is known to have no effect."""
+    softcap, sinks, a mask, dropout), by name, as observed in a pass over two tokens."""
     from transformers.masking_utils import causal_mask_function
 
     def mask(mask_function: object, local_size: int = 0, **_: Any) -> Tensor | None:
@@ -127,9 +124,8 @@ def fastest_attention(
     tokens: int,
     device: torch.device,
 ) -> dict[str, float]:
-    """Median milliseconds of a forward and backward pass by kernel, fastest first. CUDA only. Left
-    out are kernels that fail or differ much from `concur_sdpa`: cuDNN versions have had wrong
-    strides."""
+    """Median milliseconds of a forward and backward pass by kernel, fastest first. CUDA only.
+    Kernels that fail or differ much from `concur_sdpa` are left out."""
     from triton.testing import do_bench
 
     generator = torch.Generator(device).manual_seed(0)

@@ -1,7 +1,8 @@
 """Plans of which rows share a micro batch or an optimiser step.
 
 Guarantees: every row once an epoch, uncut; no micro batch above the token budget; the same plan on
-every machine, equally many micro batches per epoch. Does not guarantee equal rows per step."""
+every machine, equally many micro batches per epoch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def effective_batch(
     plan: Plan, lengths: Sequence[int], accumulation: int, *, budget: int, multiple: int
 ) -> dict[str, float]:
     """Rows and real tokens per optimiser step of `accumulation` micro batches (mean, least, most),
-    and the padded share of the computed tokens. The last step may be short."""
+    and the padded share of the computed tokens."""
     tokens = [sum(lengths[row] for row in line) for line in plan]
     computed = sum(padded_length(count, budget, multiple) for count in tokens)
     starts = range(0, len(plan), accumulation)
@@ -50,9 +51,10 @@ def plan_epochs(
 ) -> list[Plan]:
     """One plan per epoch, all with as many micro batches as the longest needs.
 
-    `lengths` are tokens. Lines of up to `token_budget` are filled best fit, longest first, within
-    windows of `window_rows` shuffled rows. Raises UsageError for no rows, an empty row or one above
-    the budget."""
+    Lines of up to `token_budget` are filled best fit, longest first, within windows of
+    `window_rows` shuffled rows. Raises UsageError for no rows, an empty row or one above the
+    budget.
+    """
     _check(lengths, token_budget)
     plans = [_lines(lengths, token_budget, seed, epoch, window_rows) for epoch in range(epochs)]
     most = max(map(len, plans))
@@ -74,10 +76,9 @@ def balanced_epochs(
     seed: int,
     window_steps: int = 32,
 ) -> list[Plan]:
-    """One order of all rows per epoch, as lines of one row; rows of a step are of similar length.
-
-    Shuffled rows are sorted within windows of `window_steps` steps, whose steps are then shuffled;
-    an incomplete one comes last. Raises UsageError for no rows or an empty row."""
+    """One order of all rows per epoch, as lines of one row; rows of a step are of similar length:
+    sorted within windows of `window_steps` steps, which are then shuffled. Raises UsageError for no
+    rows or an empty row."""
     _check(lengths, max(lengths, default=0))
     plans: list[Plan] = []
     for epoch in range(epochs):

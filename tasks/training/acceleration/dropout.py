@@ -1,7 +1,5 @@
-"""Dropout whose mask depends on (seed, module, element index) alone.
-
-Guarantees: recomputed passes and resumed runs see the same masks; no mask is stored; a new seed
-recompiles nothing. Does not guarantee cryptographic quality or nn.Dropout's masks."""
+"""Dropout whose mask depends on (seed, module, element index) alone, so that recomputed passes and
+resumed runs see the same masks; none is stored."""
 
 from __future__ import annotations
 
@@ -38,8 +36,9 @@ def keep_mask(shape: Sequence[int], key: Tensor, rate: float) -> Tensor:
     """True where an element is kept, with probability 1 - `rate`; `key` holds two int32 on the
     mask's device.
 
-    fmix32 of the element's index, with half of the key added before and half in between: distinct
-    keys are not permutations of one another. Indices wrap at 2^32."""
+    fmix32 of the element's index, with half of the key added before and half in between. Indices
+    wrap at 2^32.
+    """
     index = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device).view(shape)
     mixed = index ^ key[0]
     mixed = (mixed ^ _shift_right(mixed, 16)) * _M1
@@ -73,8 +72,8 @@ class CounterDropout(nn.Module):
 
 
 class DropoutKeys:
-    """Sets the keys of CounterDropout modules, on their device. Module i (in the order given) gets
-    the same key for the same micro step, seed and rank."""
+    """Sets the keys of CounterDropout modules, on their device: one per module, micro step, seed
+    and rank."""
 
     def __init__(self, modules: Sequence[CounterDropout], seed: int, rank: int = 0) -> None:
         self._keys = [module.key for module in modules]

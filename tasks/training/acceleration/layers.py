@@ -1,7 +1,8 @@
 """Faster training of a LoRA model with the same result.
 
 Guarantees: the same function and gradients up to rounding and dropout masks; PEFT's parameter names
-and float32 weights; masks survive a resume. Decoder layers must be alike."""
+and float32 weights. Decoder layers must be alike.
+"""
 
 from __future__ import annotations
 
@@ -128,9 +129,9 @@ def accelerate(
 
     Call it after attaching the adapter and moving the model, before the first step, with the
     trainer's gradient checkpointing off; for FSDP2 after `require_causal` and sharding by layer.
-    Each process gives its `rank`, for its own masks. Evaluation and generation run uncompiled.
-    Raises UsageError for a model without decoder layers, with attention that is not causal over the
-    whole row, or too large even with full recomputation."""
+    Each process gives its `rank`. Raises UsageError for a model without decoder layers, with
+    attention that is not causal over the whole row, or too large even with full recomputation.
+    """
     options = options or AccelerationOptions()
     base = _base_of(model)
     layers = decoder_layers(base)

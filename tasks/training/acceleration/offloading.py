@@ -1,7 +1,5 @@
-"""MLP activations kept in main memory between the passes of a layer, instead of recomputed.
-
-Guarantees: unchanged gradients; gate and up of at most `resident` layers on the device; overlapping
-copies. Does not guarantee a gain: see `worth_moving`."""
+"""MLP activations kept in main memory between the passes of a layer, instead of recomputed, with
+overlapping copies. `worth_moving` says whether that is faster."""
 
 from __future__ import annotations
 

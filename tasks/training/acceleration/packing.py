@@ -1,8 +1,8 @@
 """Rows packed into one line, each computed as if alone.
 
 Guarantees: positions restart with every row, attention does not cross rows, padding and first
-tokens have no loss, and tokens weigh the same however packed: TRL divides a line's summed loss by
-the whole step's completion tokens."""
+tokens have no loss, and tokens weigh the same however packed.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ IGNORED = torch.nn.CrossEntropyLoss().ignore_index
 
 
 def use_lines(trainer: Trainer, plans: Sequence[Plan], *, token_budget: int, multiple: int) -> None:
-    """Let an unstarted trainer of batch size 1 pack each line of `plans` into a micro batch.
+    """Let an unstarted trainer of batch size 1 pack each line of `plans` into a micro batch, padded
+    to a multiple of `multiple` tokens, at most `token_budget`.
 
-    Lines are padded to a multiple of `multiple` tokens, at most `token_budget`. Raises UsageError
-    for a model that would attend across rows, ValueError for another batch size and as `use_plans`
-    does."""
+    Raises UsageError for a model that would attend across rows, ValueError for another batch size
+    and as `use_plans` does.
+    """
     require_rows_apart(cast(torch.nn.Module, trainer.model))
     if trainer.args.per_device_train_batch_size != 1:
         raise ValueError(
@@ -52,8 +53,9 @@ def use_plans(
     """Let an unstarted trainer take its prepared rows in the order of `plans`, a line at a time;
     `collate` makes a micro batch, by default the trainer's own.
 
-    Plans index `trainer.train_dataset`; further epochs start again with the first plan. Evaluation
-    keeps its collator. Raises ValueError where the plans are of other rows."""
+    Plans index `trainer.train_dataset`; further epochs start again with the first. Raises
+    ValueError where the plans are of other rows.
+    """
     examples = cast("Rows", trainer.train_dataset)
     planned = sorted(row for line in plans[0] for row in line)
     if planned != list(range(len(examples))):
@@ -78,8 +80,9 @@ def pack(
     `cu_documents`.
 
     `cu_documents`, int32: row starts, then the line's end, repeated to a multiple of eight entries
-    so that short lists share compiled code; padding counts as a row. Omitted for one row: plain
-    causal attention is faster. Raises ValueError where the examples do not fit."""
+    so that short lists share compiled code; padding counts as a row. Omitted for one row. Raises
+    ValueError where the examples do not fit.
+    """
     lengths = [len(example["input_ids"]) for example in examples]
     total = sum(lengths)
     width = total if padded_tokens is None else padded_tokens

@@ -46,10 +46,11 @@ def choose_parallelism(
 ) -> tuple[Parallelism, str]:
     """Choose how several accelerated workers hold a model, and say why.
 
-    `ddp` gathers nothing but leaves less memory for activations. On two H100
-    (benchmarks/results/2026-11-25-fsdp2-acceleration.md) it was 5 % faster than `fsdp2` with 26 of
-    32 layers keeping their activations. It is chosen where half of them do, in device or main
-    memory, and a worker's `host_bytes` hold the model once: each worker reads all of it."""
+    `ddp` gathers nothing but leaves less memory for activations
+    (benchmarks/results/2026-11-25-fsdp2-acceleration.md). It is chosen where half of the layers
+    keep them, in device or main memory, and a worker's `host_bytes` hold the model once: each
+    worker reads all of it.
+    """
     if weight_bytes > host_bytes:
         return "fsdp2", "with ddp each worker reads the model into its share of main memory"
     try:

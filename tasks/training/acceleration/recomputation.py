@@ -1,7 +1,5 @@
-"""How many layers keep their activations, by the memory that a training step leaves free.
-
-Guarantees: pure arithmetic; the estimated peak fits; more memory never recomputes more. Does not
-guarantee the measured peak."""
+"""How many layers keep their activations, by the memory that a training step leaves free:
+arithmetic alone."""
 
 from __future__ import annotations
 
@@ -162,10 +160,10 @@ def plan_recomputation(
     """The plan with the fewest recomputed FLOPs that fits `device_bytes` less `margin_bytes`
     (default 5 %), for `tokens` per micro batch.
 
-    Kept first is attention (fewest bytes per FLOP saved where rows are long), then MLPs, by layer.
-    Gate and up of other MLPs go to `host_bytes` of main memory; remaining memory keeps layers
-    gathered, at `gathered_bytes` each (0: not sharded). Raises UsageError where full recomputation
-    does not fit."""
+    Kept first is attention, then MLPs, by layer. Gate and up of other MLPs go to `host_bytes` of
+    main memory; remaining memory keeps layers gathered, at `gathered_bytes` each (0: not sharded).
+    Raises UsageError where full recomputation does not fit.
+    """
     margin = device_bytes // 20 if margin_bytes is None else margin_bytes
     allowed = device_bytes - margin
 

@@ -1,7 +1,5 @@
-"""What a trainer calls before it starts, to train faster.
-
-Guarantees: every row once an epoch, the plain weight of each completion token (with `balanced`,
-over the epoch), the same learned function. Does not guarantee TRL's choice of rows per step."""
+"""What a trainer calls before it starts, to train faster. Every row comes once an epoch; rows per
+step are not TRL's."""
 
 from __future__ import annotations
 
@@ -66,9 +64,10 @@ def accelerate_training(
     """Accelerate a trainer that has not started. `lengths` are its rows' tokens, at most
     `max_length`.
 
-    `layers`: accelerate the model's layers; with FSDP2 once training begins. `packing`: lines of
-    several rows, up to `max_length` tokens; needs `layers`. `balanced`: rows or lines of similar
-    cost share an optimiser step. Raises UsageError for an unsupported or too large model."""
+    `layers`: accelerate the model's layers. `packing`: lines of several rows, up to `max_length`
+    tokens; needs `layers`. `balanced`: rows or lines of similar cost share an optimiser step.
+    Raises UsageError for an unsupported or too large model.
+    """
     args = trainer.args
     sharded = bool(trainer.is_fsdp_enabled)
     rows = args.per_device_train_batch_size

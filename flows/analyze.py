@@ -1,8 +1,4 @@
-"""`concur analyze`: verdicts and candidates on disk in, the observations out.
-
-Guarantees: reads only needed columns (`tasks.curation.source`), so millions of candidates take
-little memory; changes only --out. Does not guarantee anything about directories still being
-written."""
+"""`concur analyze`: verdicts and candidates on disk in, the observations out."""
 
 from __future__ import annotations
 
@@ -29,8 +25,8 @@ def analyze_table(
     """Write the observations' report to `out`; return them and the report's path.
 
     A path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without any,
-    the newest verdicts under `root` are read. Raises UsageError for unusable paths, tables and
-    columns, and where no sample can be analysed."""
+    the newest verdicts under `root` are read. Raises UsageError where no sample can be analysed.
+    """
     from tasks.curation.source import Source
     from tasks.observe.observations import observe
     from tasks.observe.page import write

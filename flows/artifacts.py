@@ -1,7 +1,5 @@
-"""Prefect artifacts of a flow: links, tables and the snapshots it made.
-
-Guarantees: a failure is one warning in the run's log; a restarting server is waited for; table
-cells hold no markup. Does not sanitise Markdown. Call inside a flow."""
+"""Prefect artifacts of a flow: links, tables and the snapshots it made. A failure is one warning in
+the run's log. Does not sanitise Markdown."""
 
 from __future__ import annotations
 
@@ -92,7 +90,7 @@ def run_url(
     config: PipelineConfig, run_id: str, place: str, view: str, served: str | None = None
 ) -> str | None:
     """Browser address of a run's MLflow experiment: at the tracking server, or, for a database, at
-    $CONCUR_MLFLOW_URL, else `served`. None where unknown or MLflow does not answer."""
+    $CONCUR_MLFLOW_URL, else `served`. None where unknown."""
     from tasks.tracking.connection import bounded_and_quiet, connect
 
     uri = config.tracking_uri

@@ -1,7 +1,5 @@
-"""Training sets by strategies from existing verdicts, and why a candidate is in one.
-
-Guarantees: nothing is verified or sampled; rules are a refresh's (`tasks.curation.strategies`);
-files in `--out` are complete or absent. Does not write snapshots."""
+"""Training sets by strategies from existing verdicts, and why a candidate is in one. Does not write
+snapshots."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ SUMMARY_FILE = "curation.json"
 
 class Choice:
     """Verdicts (places for `tasks.curation.source.Source`) and strategies (`all`: every one) at
-    sizes (none: the file's own): `source`, `configs`, and the deciding `frame`. Raises UsageError
-    as `load_strategy` and `Source` do."""
+    sizes (none: the file's own). Raises UsageError as `load_strategy` and `Source` do."""
 
     def __init__(
         self,
@@ -63,12 +60,12 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     """Make training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`
     with their counts and composition.
 
-    Lengths are tokens, speedups ratios (medians). With `out`, writes `DIR/NAME.parquet`
-    (`NAME-SIZE.parquet` with sizes), all decisions to `DIR/NAME.decisions.parquet`, the result to
-    `DIR/curation.json`, and a table and a figure (`flows.set_figures`). Raises UsageError, leaving
-    DIR as it was, for unusable input, where no strategy takes anything, and where two sets would be
-    one file. Of several strategies, one that cannot move reasoning between tasks has a `problem`
-    and no samples."""
+    With `out`, writes `DIR/NAME.parquet` (`NAME-SIZE.parquet` with sizes), all decisions to
+    `DIR/NAME.decisions.parquet`, the result to `DIR/curation.json`, and a table and a figure.
+    Raises UsageError, leaving DIR as it was, for unusable input, where no strategy takes anything,
+    and where two sets would be one file. Of several strategies, one that cannot move reasoning has
+    a `problem` and no samples.
+    """
     from flows.set_figures import task_families, write_figures
     from tasks.curation.stage import nothing_taken, operators_from
     from tasks.observe.composition import composition

@@ -1,7 +1,5 @@
-"""The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, artifacts out.
-
-Guarantees: an unusable form ends the run first, with one sentence; progress and reports belong to
-the started run; flows that need devices queue (`devices`)."""
+"""The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, artifacts out. Flows
+that need devices queue (`devices`)."""
 
 from __future__ import annotations
 
@@ -222,8 +220,8 @@ def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
 
 def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
     """The finished training or reinforcement whose fingerprint begins with `name`; without a name
-    the newest training, or None. Raises UsageError where not exactly one snapshot matches, or it is
-    unfinished or has no adapter."""
+    the newest training, or None. Raises UsageError where not exactly one matches, or it has no
+    adapter."""
     if name:
         found = find_snapshot(config.root, name)
         _ = found.open().manifest  # it is finished
@@ -244,7 +242,8 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
 
     On a named Ray cluster, which assigns GPUs itself, `workers` slots are held (None: all);
     elsewhere all, because two Rays of one machine both begin with its first GPU. A missing limit
-    gets a slot per GPU; a user's own is kept. A killed run's slots are freed after five minutes."""
+    gets a slot per GPU; a user's own is kept.
+    """
     log = get_run_logger()
     slots = _slots()
     if slots == 0:

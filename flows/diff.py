@@ -33,8 +33,8 @@ def diff_sets(root: str, old: str, new: str) -> Json:
     under `root`.
 
     Returns `sets` (label, date, rows and tasks), differing `settings`, `reasons` (counts by change
-    and reason), `tasks` gained and lost, and `samples` (`tasks.curation.diff.changes`). Raises
-    UsageError for anything else."""
+    and reason), `tasks` gained and lost, and `samples` (`tasks.curation.diff.changes`).
+    """
     sides = {"old": _side(root, old), "new": _side(root, new)}
     rows = changes(sides["old"].decisions, sides["new"].decisions)
     tasks = {name: set(_taken(side)["task_id"]) for name, side in sides.items()}

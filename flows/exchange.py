@@ -1,8 +1,5 @@
 """Verdicts to and from KernelBench runs, traces of FlashInfer-Bench and SOL-ExecBench, and
-single-kernel packages.
-
-Guarantees: what a form cannot hold is counted with its reason; folders with other files are not
-written to; task programs run only in the sandbox."""
+single-kernel packages. What a form cannot hold is counted with its reason."""
 
 from __future__ import annotations
 

@@ -1,12 +1,6 @@
 """The run forms of the deployments: what a person fills in in Prefect's UI, and the PipelineConfig
-that results.
-
-Guarantees: every field has a title, a description, bounds if it is a number and a default, so that
-an empty form runs; profiles and strategies are picked from a list; a field that is left alone keeps
-the profile's value; a configuration that cannot be used is one UsageError, raised before any work.
-Importing this module loads nothing heavy. Does not hold the whole configuration:
-`advanced.overrides` reaches every key.
-"""
+that results. A field that is left alone keeps the profile's value; `advanced.overrides` reaches
+every key. Light to import."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Garbage collection of snapshots by their manifests.
+"""Garbage collection of snapshots by their manifests: keeps each stage's newest, young ones, and
+what kept ones name.
 
-Keeps each stage's newest, young ones, and what kept ones name. Guarantees: removes nothing without
-`delete` or while a run works; follows no link; products go before sources, each snapshot whole or
-gone."""
+Guarantees: removes nothing without `delete` or while a run works; follows no link; products go
+before sources, each snapshot whole or gone.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
 
 def make_headers(config: PipelineConfig) -> None:
     """Make here what every build needs, a minute's work the first time, while the first stages run.
-    Build workers wait for it, and say what is wrong where it fails."""
+    Build workers wait for it."""
     from kernels_eval.judge.prepare import confined_builder
     from kernels_eval.pool.ray import address_of
 
@@ -129,8 +129,7 @@ def _whole_line(config: PipelineConfig) -> Json:
 
 def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
     """Run an ablation in this process, with progress on stderr. Returns its result as plain data.
-    Raises what the flow raises; an interrupt ends the local Ray first, so that no training
-    continues."""
+    An interrupt ends the local Ray first, so that no training continues."""
     embed(pipeline)
     try:
         with served_and_shown() as progress:
@@ -155,7 +154,7 @@ def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
 
 def start_server_apart() -> None:
     """Start the embedded server with Ctrl-C blocked, which a child inherits: without it, a run
-    spends over a minute on reporting its end. The server ends with this process."""
+    spends over a minute on reporting its end."""
     import psutil
     from prefect.client.orchestration import get_client
 

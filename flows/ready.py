@@ -1,8 +1,5 @@
 """Checks before a run of what would fail at its end: tasks, endpoint, tokenizers, models and their
-GPU memory.
-
-Guarantees: each check is a sentence or an EvalError with its fix; writes nothing under the root.
-Compares only weights with a GPU's memory."""
+GPU memory. Each is a sentence or an EvalError with its fix."""
 
 from __future__ import annotations
 

@@ -114,9 +114,7 @@ def of_training(
     config: PipelineConfig, name: str | None
 ) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef]:
     """(configuration, tasks, training) of a finished training: its fingerprint under the root, its
-    directory, or the newest. Language and prompts are its training set's.
-
-    Raises UsageError where it or what it was made from is missing."""
+    directory, or the newest. Raises UsageError where one is missing."""
     there = newest_first(config.root, TRAINING)
     if not (name or there):
         raise UsageError(f"{config.root} holds no finished training", "run `concur train` first")

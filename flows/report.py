@@ -31,10 +31,8 @@ OF_VERDICTS = ("candidate_id", "status", "reason", "timing")
 def write_report(
     config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked
 ) -> Report:
-    """Write the report into the score snapshot's directory; deterministic.
-
-    Scores do not depend on the analysis: where it differs (it had failed, say), the report is
-    rewritten."""
+    """Write the report into the score snapshot's directory, again where the analysis, on which
+    scores do not depend, differs."""
     upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
     upstream["suite workloads"] = benchmarked.workloads.fingerprint if benchmarked.workloads else ""
     # its own version too: scores stay when only their report changes

@@ -1,8 +1,5 @@
 """`concur benchmark`: Exec and fast_p at pass@k of existing verdicts, with intervals, by level.
-
-Guarantees: nothing is sampled or verified; verdicts of two devices are refused, as their speedups
-do not compare. Does not guarantee that tables share a protocol: `--label` should name another
-harness's."""
+Verdicts of two devices are refused."""
 
 from __future__ import annotations
 
@@ -50,11 +47,11 @@ def score_table(
 ) -> Json:
     """Return `tasks.benchmark.score_table.tabulate` of verdicts on disk.
 
-    A model is the candidates' `generator` (or column `model`), else `label`; verdicts of `concur
-    verify-batch` name it themselves. Levels come from `tasks` (as in tasks.sources.tables.load),
-    the tasks' snapshot, or KernelBench's ids. Raises UsageError for unreadable input, duplicate
-    candidates, tasks missing from `tasks`, and verdicts of several devices without a choice by
-    `device`."""
+    A model is the candidates' `generator` (or column `model`), else `label`. Levels come from
+    `tasks` (as in tasks.sources.tables.load), the tasks' snapshot, or KernelBench's ids. Raises
+    UsageError for unreadable input, duplicate candidates, tasks missing from `tasks`, and verdicts
+    of several devices without `device`.
+    """
     known_ks = parsed_numbers(ks, "--k", int, 1, "1,5,10")
     known_ps = parsed_numbers(ps, "--p", float, 0, "0,0.5,1,1.5,2")
     if candidates and not verdicts:

@@ -44,7 +44,7 @@ SOURCES = ("synthesis", "candidates")
 
 class Searched(Record):
     """The snapshots of a search: what was proposed, and the candidates with the confirmed winners
-    and their verdicts, from which a training set can be curated."""
+    and their verdicts."""
 
     proposals: SnapshotRef
     improved: SnapshotRef
@@ -55,8 +55,8 @@ def begun_with(
     config: PipelineConfig, name: str | None
 ) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef, SnapshotRef]:
     """(configuration, verdicts, candidates, tasks) of a search: the named verdicts (a fingerprint
-    under the root, or a directory), else the newest finished ones of sampled candidates. The
-    language is theirs. Raises UsageError where one is missing."""
+    under the root, or a directory), else the newest finished ones of sampled candidates. Raises
+    UsageError where one is missing."""
     if name:
         found = [find_snapshot(config.root, name, VERIFICATION).open()]
     else:

@@ -1,7 +1,4 @@
-"""Table and figure of training sets.
-
-Guarantees: the same frames give the same files; texts are not read. A task whose verdicts name no
-operator (no candidate reached its reference) counts as unknown."""
+"""Table and figure of training sets. A task whose verdicts name no operator counts as unknown."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ TABLE_FILE = "composition.md"
 
 def task_families(verdicts: pl.DataFrame) -> pl.DataFrame:
     """task_id and family of each task of a frame with task_id and reference_operators, by its first
-    row that names any; tasks without are left out. Raises UsageError for missing columns."""
+    row that names any. Raises UsageError for missing columns."""
     needed = ("task_id", "reference_operators")
     if missing := [column for column in needed if column not in verdicts.columns]:
         raise UsageError(
@@ -46,8 +43,8 @@ def task_families(verdicts: pl.DataFrame) -> pl.DataFrame:
 
 
 def write_figures(sets: Sequence[SetComposition], directory: Path) -> tuple[Path, ...]:
-    """Write the sets' figure (SVG and PNG) and table (`composition.md`) into a directory, made if
-    absent. Returns the files. Raises UsageError where they cannot be written."""
+    """Write the sets' figure (SVG and PNG) and table (`composition.md`) into a directory. Returns
+    the files. Raises UsageError where they cannot be written."""
     from tasks.observe.composition_figure import composition_figure
     from tasks.reporting.charts import save
 

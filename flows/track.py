@@ -1,7 +1,5 @@
-"""Writes a run of the line, or a part of it, to MLflow, from finished snapshots.
-
-Guarantees: one parent run per set of snapshots, however often made. A failing server is logged,
-None is returned, and the run continues."""
+"""Writes a run of the line, or a part of it, to MLflow, from finished snapshots: one parent run per
+set of snapshots. Failures are logged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Training on a curated snapshot, in the line or alone (`concur train`).
-
-Guarantees: prompts are those of the set's own line (tasks, language, hardware line), whatever the
-profile says; a set is trained on once per recipe."""
+"""Training on a curated snapshot, in the line or alone (`concur train`). Prompts are those of the
+set's own line, whatever the profile says."""
 
 from __future__ import annotations
 
@@ -56,10 +54,8 @@ def of_line(
     root: str, name: str | None, config: PipelineConfig
 ) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef]:
     """(configuration, tasks, curated set) of a training on an existing set: a fingerprint under
-    `root`, a directory, or the newest. Its line's prompt settings replace the profile's.
-
-    Raises UsageError where the set is missing, empty or in several languages, or its tasks are
-    missing."""
+    `root`, a directory, or the newest. Its line's prompt settings replace the profile's. Raises
+    UsageError where one is missing, empty or in several languages."""
     ref = find_curated(root, name)
     line = lineage(ref)
     what = f"the curated set {line.curated.path}"

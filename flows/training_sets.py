@@ -1,8 +1,5 @@
-"""Training sets by several strategies, for the deployment `curate`.
-
-Guarantees: nothing is sampled or verified; a strategy that these verdicts cannot serve is a
-caution. Unlike `concur curate` (`flows.curate`), which writes files, each set is a snapshot to
-train on."""
+"""Training sets by several strategies, for the deployment `curate`: each a snapshot to train on. A
+strategy that these verdicts cannot serve is a caution."""
 
 from __future__ import annotations
 

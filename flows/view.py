@@ -1,7 +1,5 @@
-"""Candidates of a root, a snapshot or a table of verdicts, as a static site.
-
-Guarantees: changes only the site's folder; skips an unchanged site; reads few texts at once. Shows
-a root's newest training set and benchmark. Scores of different sets do not compare."""
+"""Candidates of a root, a snapshot or a table of verdicts, as a static site. Of a root it shows the
+newest training set and benchmark."""
 
 from __future__ import annotations
 
@@ -66,8 +64,8 @@ def write_view(
 
     `place` is a root, a folder of `concur verify-batch`, or verdicts for
     `tasks.curation.source.Source`; `tasks` is for `tasks.sources.tables.load`. Default `out`:
-    `view` in the root or folder, else in the working directory. Raises UsageError for what cannot
-    be read or written."""
+    `view` in the root or folder, else here. Raises UsageError for what cannot be read or written.
+    """
     root = _root(place)
     if not (root or glob(place)):
         raise UsageError(f"{place} does not exist", "name a root, a snapshot's folder or Parquet")

@@ -1,7 +1,5 @@
-"""One branch of an ablation: curate, train, answer the benchmark, verify, score.
-
-Guarantees: finished or shared work is done once; without a GPU, one branch at a time times its
-kernels. Does not catch errors: the ablation records them."""
+"""One branch of an ablation: curate, train, answer the benchmark, verify, score. Without a GPU, one
+branch at a time times its kernels."""
 
 from __future__ import annotations
 

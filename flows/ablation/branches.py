@@ -1,7 +1,5 @@
-"""The branches of one ablation call: which are left, and how each ended.
-
-Guarantees: finished branches are not rerun; a failing branch is recorded and stops no other; at
-most the requested number run at once."""
+"""The branches of one ablation call. A failing branch is recorded and stops no other; at most the
+requested number run at once."""
 
 from __future__ import annotations
 
@@ -57,8 +55,8 @@ class Branches:
         return [by_name[job.plan.name] for job in self.jobs if job.plan.name in by_name]
 
     def run(self, parallel: int) -> None:
-        """Run all that are left, so many at once. Raises what is no Exception, such as an
-        interrupt, without waiting for running branches."""
+        """Run all that are left, so many at once. Raises interrupts without waiting for running
+        branches."""
         left = [job for job in self.jobs if not self._keep(job)]
         if left:  # here, because Ray takes signals in the main thread only
             start_ray(left[0].config.verification.ray_address)

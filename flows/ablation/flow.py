@@ -1,8 +1,5 @@
 """`concur ablate`: strategies x sizes x seeds on the same samples, curated, trained and benchmarked
-side by side.
-
-Guarantees: shared and finished work is done once; rerunning retries failed branches. A failing
-refresh or shared answer ends the ablation."""
+side by side. Rerunning retries failed branches."""
 
 from __future__ import annotations
 

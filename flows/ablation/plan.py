@@ -1,8 +1,8 @@
 """An ablation's configuration and its branches. Light to import.
 
-Guarantees: unusable values are one UsageError before anything runs; deterministic branches. A seed
-decides curation's draws, training and the tuned model's answers, not held-out tasks or shared
-answers. Branches of equal rows and seed are one training."""
+A seed decides curation's draws, training and the tuned model's answers, not held-out tasks or
+shared answers. Branches of equal rows and seed are one training.
+"""
 
 from __future__ import annotations
 
@@ -118,10 +118,8 @@ def label_of(strategy: str) -> str:
 def branch_pipeline(
     pipeline: PipelineConfig, plan: Plan, *, share: int | None = None
 ) -> PipelineConfig:
-    """Configuration of one branch.
-
-    Sample seeds of branches do not overlap: sample i of seed s adds s x samples_per_task + i to the
-    profile's. `share` is the number of GPUs for the branch and in no fingerprint."""
+    """Configuration of one branch. Sample i of seed s has the profile's seed plus s x
+    samples_per_task + i. `share` is the number of GPUs for the branch."""
     benchmark, synthesis = pipeline.benchmark, pipeline.synthesis
     first = benchmark.sampling.seed + plan.seed * benchmark.samples_per_task
     sampling = benchmark.sampling.model_copy(update={"seed": first})
@@ -158,9 +156,8 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
 
 def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int) -> int:
     """At most one branch per GPU, or per group of GPUs where training or serving takes several.
-
-    Models sampled in this process use its first GPU, unknown to Ray: then one branch at a time.
-    Without GPUs the requested number, else one."""
+    Models sampled in this process use its first GPU: then one at a time. Without GPUs the requested
+    number, else one."""
     if not gpus:
         return config.max_parallel_branches or 1
     if pipeline.synthesis.sampler != "vllm":

@@ -1,7 +1,5 @@
 """Files of an ablation in `<root>/ablations/<fingerprint>/`: one per branch, the comparison, and
-locks.
-
-Guarantees: files are replaced atomically; a lock ends with its holder."""
+locks."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ configuration."""
 
 def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
     """Samples of a finished verification snapshot, by (the beginning of) its fingerprint, and their
-    language. Raises UsageError where it, its candidates or its tasks do not exist."""
+    language. Raises UsageError where one is missing."""
     found = find_snapshot(root, verdicts, "verification").open()
     source = Source(found.path, None, root)
     if source.tasks is None:

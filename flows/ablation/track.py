@@ -1,7 +1,5 @@
-"""Writes an ablation to MLflow, from its snapshots.
-
-Guarantees: metric names are equal in all branches, so that MLflow can compare runs; `strategy`,
-`size` and `seed` are flat params. MLflow failures are logged; the next call writes the rest."""
+"""Writes an ablation to MLflow, from its snapshots, with equal metric names in all branches.
+Failures are logged; the next call writes the rest."""
 
 from __future__ import annotations
 

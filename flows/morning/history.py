@@ -1,8 +1,5 @@
 """The refreshes of a root in order of start: `<root>/refreshes/<id>.began.json`, and `<id>.json` at
-the end.
-
-Guarantees: files are complete or absent and never change; a killed refresh is listed as begun;
-fsspec URLs work. Old snapshots may be gone. Light to import."""
+the end. A killed refresh is listed as begun. Light to import."""
 
 from __future__ import annotations
 
@@ -69,10 +66,8 @@ class Entry:
 
 @contextmanager
 def entered(config: PipelineConfig) -> Iterator[Entry]:
-    """Record one refresh in the history.
-
-    An exception is recorded as failed, an interrupt as stopped; a block that ends without `ends`
-    looks killed. Raises UsageError if the root cannot be written."""
+    """Record one refresh in the history: an exception as failed, an interrupt as stopped; a block
+    that ends without `ends` looks killed. Raises UsageError if the root cannot be written."""
     began = datetime.now(UTC)
     begun = Refresh(
         id=f"{began:%Y%m%dT%H%M%S%f}Z-{uuid.uuid4().hex[:8]}",

@@ -1,7 +1,4 @@
-"""What a refresh added since the last one, what failed and why, and what to do.
-
-Guarantees: compares snapshots, never log lines; unchanged snapshots are not read. Costs are in
-MLflow, by stage."""
+"""What a refresh added since the last one, what failed and why, and what to do."""
 
 from __future__ import annotations
 

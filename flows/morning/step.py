@@ -1,5 +1,5 @@
-"""The morning report, last step of a refresh: two files under the root, and artifacts of the run
-itself, because Prefect lists its tasks' last."""
+"""The morning report, last step of a refresh: two files under the root, and artifacts of the
+run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The morning report as Markdown and JSON: one table a section, one finding a row.
-
-Pure. Text from candidates, tasks or errors is never markup."""
+"""The morning report as Markdown and JSON. Text from candidates, tasks or errors is never
+markup."""
 
 from __future__ import annotations
 

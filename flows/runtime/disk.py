@@ -1,7 +1,5 @@
-"""Room on the disk, before and during a run.
-
-Guarantees: no run starts, and a running one stops within a second of reports, once a file system it
-writes to has less than `RESERVE_GIB`, which suffices to stay resumable. URLs are not checked."""
+"""Room on the disk, before and during a run: one stops within a second of reports once a file
+system it writes to has less than `RESERVE_GIB`. URLs are not checked."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def optional(
     what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> tuple[T | None, tuple[str, ...]]:
     """Do optional work inside a flow. Returns its result, or None and a caution on what is missing
-    and why; the next run retries."""
+    and why."""
     try:
         return work(*args, **kwargs), ()
     except Exception as error:  # whatever a model, a figure or a sandbox could not do

@@ -1,6 +1,5 @@
-"""The workspace lock: runs share it, garbage collection holds it alone.
-
-Guarantees: a dead process's lock is released. Does nothing for a URL."""
+"""The workspace lock: runs share it, garbage collection holds it alone. A dead process's is
+released. Does nothing for a URL."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How a run's process ends when told to stop, and outlives its worker.
 
-SIGTERM (a worker cancels) and SIGINT become exceptions in the main thread; a thread watches the
-time. Guarantees: `GRACE_S` after SIGTERM, or a SIGINT that the block has not ended, this process
-and all below are gone. Main thread only."""
+SIGTERM (a worker cancels) and SIGINT become exceptions in the main thread. Guarantees: `GRACE_S`
+later, where the block has not ended, this process and all below are gone. Main thread only.
+"""
 
 from __future__ import annotations
 

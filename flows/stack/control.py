@@ -1,8 +1,8 @@
 """Commands of a stack: start it, show it, stop it, and point a run at it.
 
-Guarantees: `up` starts nothing twice, stops nothing, and reports every `SAY_S` seconds; `down` ends
-all that `up` started, even without supervisord: first flow runs, which have `RUNS_GRACE_S` to
-report to the servers."""
+`up` starts nothing twice and stops nothing; `down` ends all that `up` started, even without
+supervisord: first flow runs, which have `RUNS_GRACE_S` to report to the servers.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +61,9 @@ Say = Callable[[str], None]
 
 
 def up(root: str, settings: StackSettings, say: Say, timeout_s: float | None = None) -> Json:
-    """Start a stack, or its missing parts, and wait until all is healthy. Returns `status`.
-
-    Raises UsageError for what must be corrected first, EvalError where a part cannot start or is
-    not healthy within `timeout_s`; other parts go on."""
+    """Start a stack, or its missing parts, and wait until all is healthy. Returns `status`. Raises
+    UsageError for what must be corrected first, EvalError where a part is not healthy within
+    `timeout_s`."""
     layout = Layout(root)
     layout.make()
     supervisor = Supervisor(layout)
@@ -316,10 +315,8 @@ def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def join_stack(root: str) -> None:
-    """Use the stack of `root`, where one runs, and say so.
-
-    Call before importing prefect. Raises UsageError where a part is not healthy: the run would go
-    elsewhere unseen."""
+    """Use the stack of `root`, where one runs, and say so. Call before importing prefect. Raises
+    UsageError where a part is not healthy: the run would go elsewhere unseen."""
     if used := use_stack(root):
         line = f"uses the stack of {Layout(root).root}: {', '.join(used)}"
         print(line, file=sys.stderr, flush=True)

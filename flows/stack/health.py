@@ -1,6 +1,5 @@
-"""Health of a stack's parts, each asked at its own endpoint as users would.
-
-Guarantees: an answer within `ANSWER_S`; proxies of the environment are not used."""
+"""Health of a stack's parts, each asked at its own endpoint as users would, without the
+environment's proxies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Ports of a stack and its files: ROOT/stack, and a folder for sockets.
-
-Guarantees: only the user can read the files; one command at a time changes a stack, and its lock
-ends with its process."""
+"""Ports of a stack and its files: ROOT/stack, which only the user can read, and a folder for
+sockets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`python -m flows.stack.part MODULE WORDS`: supervisord's command, which becomes that module.
-
-Guarantees: leftovers of the same part (a server that holds the port) are killed first, never flow
-runs. If supervisord is killed, servers stop, and the worker is killed, so that flow runs go on."""
+Leftovers of the same part are killed first, never flow runs, which go on where the worker is
+killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Programs of a stack, and supervisord's configuration.
-
-Guarantees: everything listens on loopback; variables that would point a part at another server,
-home or database are not passed on."""
+"""Programs of a stack, and supervisord's configuration. Everything listens on loopback; variables
+that would point a part elsewhere are not passed on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""supervisord (https://supervisord.org) as a stack's process manager.
-
-Guarantees: ended parts restart at once, quickly ended ones after 1, 2, 3 ... s until they are
-FATAL; parts end in reverse order. Does not restart a part that runs without answering: it may be
-busy."""
+"""supervisord (https://supervisord.org) as a stack's process manager. Ended parts restart at once,
+quickly ended ones after 1, 2, 3 ... s until they are FATAL."""
 
 from __future__ import annotations
 

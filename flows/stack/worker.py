@@ -1,8 +1,9 @@
 """The process worker of the pool `concur` (`python -m flows.stack.worker`): makes absent pool,
 queues, limit `gpu` and automations, then becomes `prefect worker start`.
 
-Guarantees: no more runs of queue `gpu` at once than $CONCUR_GPU_LIMIT or, unset, this machine's
-GPUs, but at least one; changes made in Prefect stay."""
+Queue `gpu` has at most $CONCUR_GPU_LIMIT runs at once or, unset, as many as this machine has GPUs,
+but at least one.
+"""
 
 from __future__ import annotations
 

@@ -72,30 +72,25 @@ class CorrectnessConfig(Record):
 
 
 class TimingConfig(Sparing):
-    """Paired, interleaved measurement.
-
-    Attributes:
-        bootstrap: resamples of the interval of a speedup
-    """
+    """Paired, interleaved measurement."""
 
     min_pairs: int = Field(default=50, ge=2)
     """ABBA half-pairs at least"""
     min_side_s: NonNegativeFloat = 0.2
     """seconds of samples on each side at least"""
-    max_s: PositiveFloat = 20.0
-    """budget of one measurement, both sides together"""
+    max_s: PositiveFloat = 2.0
+    """budget of one measurement, both sides together; who publishes a number may give it 20"""
     interval_width: PositiveFloat = 0.02
-    """stop when the 95 % interval of log(ratio) is within +- this"""
+    """stop when the 95 % interval of log(speedup) is within +- this"""
+    decided_share: NonNegativeFloat = 0.1
+    """or within +- this share of |log(speedup)|, up to DECIDED_WIDTH: what is twice as fast, or
+    twenty times slower, needs no 2 %; 0 asks for `interval_width` of every candidate"""
     precise_s: PositiveFloat = 0.2
     """budget of a measurement whose interval is narrow enough by then, though it has fewer pairs
     than min_pairs (20 at least)"""
     sample_us: PositiveFloat = 2000
-    """calls are batched until a sample lasts this long; asking for one and flushing caches costs
-    0.5 ms beside it"""
-    bootstrap: int = Field(default=2000, ge=100)
-    process_spread: NonNegativeFloat = 0.01
-    """standard deviation of log(speedup) between processes, which no sample of one process shows;
-    measured: median 0.007"""
+    """calls are batched until a sample of the faster side lasts this long, or one of the slower
+    side LONGEST_SAMPLE_NS; asking for one and flushing caches costs 0.5 ms beside it"""
     baselines: tuple[Baseline, ...] = ("eager",)
     """what speedups are over; 'compile' adds the reference under torch.compile, which is timed once
     a task"""
@@ -346,11 +341,23 @@ INDIFFERENT_RTOL = 1e-4
 
 # -- timing ----------------------------------------------------------------------------------------
 
+RESAMPLES, RESAMPLES_MEANWHILE = 2000, 200
+"""Of the bootstrap interval of a speedup, and of one that only tells whether to go on: three
+digits, and two. A choice."""
+PROCESS_SPREAD = 0.01
+"""Standard deviation of log(speedup) between processes, which no sample of one process shows.
+Measured: median 0.007."""
+DECIDED_WIDTH = 0.1
+"""The widest interval, +- in log(speedup), that ends a measurement early: about 10 % is what tells
+candidates apart that are far from 1. A choice."""
 PRECISE_PAIRS = 20
 """Fewest pairs that a measurement of `timing.precise_s` rests on. A choice."""
 WARM_ROUNDS, WARM_SHARE = 12, 0.01
 """Rounds of three samples until two medians agree within this share (docs: 1 %)."""
 MOST_CALLS_PER_SAMPLE = 10_000
+SHORTEST_SAMPLE_NS, LONGEST_SAMPLE_NS = 2e5, 2e7
+"""Where one side is many times slower, its samples are kept this short, as long as those of the
+faster one last 0.2 ms, which clocks and events resolve to 1 %. A choice of time."""
 CLOCK_BOUND_SHARE = 0.8
 """Where the reported time is below this share of what the parent's clock saw pass, that is the time
 that counts (docs: implausible_time)."""
@@ -372,9 +379,10 @@ LARGE_TASK_BYTES = 2 << 30
 """Above this, two sets must do."""
 TIMED_INPUT_BYTES = 256 << 20
 """Memory for the sets of inputs that timed calls rotate over, each side."""
-DRAW_SETS_S, DRAW_SETS_SHARE = 0.3, 0.1
-"""Time for drawing the sets of one process, and the largest share of a measurement's budget. A
-choice."""
+DRAW_SETS_S, DRAW_SETS_SHARE = 0.1, 0.1
+"""Time for drawing the sets of one process, and the largest share of a measurement's budget. Both
+processes draw them, and each round as many: at 0.3 s that was half of what timing a call of 0.3 ms
+took on a CPU."""
 BANDWIDTH_SHARE = 0.5
 """Faster than this share of the time that its bytes need at peak bandwidth is implausible."""
 BURNT_SHARE = 0.5

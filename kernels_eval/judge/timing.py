@@ -17,12 +17,18 @@ import numpy as np
 from kernels_eval.config import (
     ACCUSED_SHARE,
     CLOCK_BOUND_SHARE,
+    DECIDED_WIDTH,
     DISTURBED_LEAST_MS,
     DISTURBED_RATIO,
     IMPOSSIBLE_SHARE,
+    LONGEST_SAMPLE_NS,
     MOST_CALLS_PER_SAMPLE,
     MOST_DRIFT,
     PRECISE_PAIRS,
+    PROCESS_SPREAD,
+    RESAMPLES,
+    RESAMPLES_MEANWHILE,
+    SHORTEST_SAMPLE_NS,
     WARM_ROUNDS,
     WARM_SHARE,
     TimingConfig,
@@ -65,8 +71,8 @@ def measure(
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS_PER_SAMPLE,
 ) -> Timing:
-    """Measure both processes until the 95 % interval of log(speedup) is narrow enough or the budget
-    is spent.
+    """Measure both processes until the 95 % interval of log(speedup) is narrow enough
+    (`wanted_width`) or the budget is spent.
 
     The budget is `max_s`, or `precise_s` where PRECISE_PAIRS suffice by then: more samples would
     not reduce the spread between processes. `most_calls` bounds a sample.
@@ -89,9 +95,9 @@ def measure(
     slower = credible_ns * calls / b.median
     if slower > 1:  # what was too fast to be credible is not what counts
         b.reported = [max(1, round(ns * slower)) for ns in b.reported]
-    low, high = log_ratio_interval(a.reported, b.reported, resamples=config.bootstrap)
+    low, high = log_ratio_interval(a.reported, b.reported, resamples=RESAMPLES)
     speedup = a.median / b.median
-    low, high = widened(low, high, math.log(speedup), config.process_spread)
+    low, high = widened(low, high, math.log(speedup), PROCESS_SPREAD)
     return Timing(
         reference_ms=a.median / calls / 1e6,
         candidate_ms=b.median / calls / 1e6,
@@ -142,8 +148,16 @@ def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: Ti
     precise = pairs >= PRECISE_PAIRS and elapsed_s >= config.precise_s
     if not (enough or precise) or pairs % 10:
         return False
-    low, high = log_ratio_interval(reference.reported, candidate.reported, resamples=200)
-    return (high - low) / 2 <= config.interval_width
+    low, high = log_ratio_interval(
+        reference.reported, candidate.reported, resamples=RESAMPLES_MEANWHILE
+    )
+    return (high - low) / 2 <= wanted_width(math.log(reference.median / candidate.median), config)
+
+
+def wanted_width(log_speedup: float, config: TimingConfig) -> float:
+    """Half the width of an interval that is narrow enough for this speedup."""
+    decided = min(DECIDED_WIDTH, config.decided_share * abs(log_speedup))
+    return max(config.interval_width, decided)
 
 
 def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
@@ -177,10 +191,15 @@ def log_ratio_interval(
 
 
 def _calls_per_sample(series: Sequence[_Series], config: TimingConfig, most_calls: int) -> int:
-    """Batch calls until the shorter sample is long enough, also by the parent's clock."""
+    """Batch calls until the shorter sample is long enough, also by the parent's clock, or the
+    longer one too long.
+    """
     for each in series:
         _warm(each, config)
-    faster = min(series, key=lambda each: min(each.reported))
+    faster, slower = sorted(series, key=lambda each: min(each.reported))
+    fewest = SHORTEST_SAMPLE_NS / min(faster.reported)
+    fitting = LONGEST_SAMPLE_NS / min(slower.reported)
+    most_calls = min(most_calls, math.ceil(max(fewest, fitting)))
     calls, wanted = 1, config.sample_us * 1e3
     shortest, wall = float(min(faster.reported)), 0
     while shortest < wanted and wall < 20 * wanted and calls < most_calls:

@@ -1,19 +1,22 @@
 """Statistics of the paired measurement on samplers whose truth is known, by a clock of their own:
 nothing here runs a kernel or depends on the machine's speed."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.config import PRECISE_PAIRS, TimingConfig
+from kernels_eval.config import DECIDED_WIDTH, PRECISE_PAIRS, TimingConfig
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.timing import (
     ImplausibleTime,
     drift,
     log_ratio_interval,
     measure,
+    wanted_width,
     widened,
 )
 from kernels_eval.protocol import MOST_NS
@@ -21,9 +24,7 @@ from tests.support.scripted_time import CLOCK, busy, scripted_time
 
 __all__ = ["scripted_time"]
 
-QUICK = TimingConfig(
-    max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50, bootstrap=200, process_spread=0.0
-)
+QUICK = TimingConfig(max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50)
 
 
 def honest(call_ns):
@@ -159,7 +160,7 @@ def test_the_budget_is_kept():
     def uneven(calls):
         return busy(2e6 * calls * (1 + 0.5 * abs(noise.standard_normal())))
 
-    found = timed(uneven, uneven, max_s=0.3, min_pairs=10_000, bootstrap=100)
+    found = timed(uneven, uneven, max_s=0.3, min_pairs=10_000)
     assert CLOCK.monotonic() - started < 1
     assert 4 <= found.pairs < 10_000
 
@@ -232,7 +233,7 @@ def test_more_pairs_narrow_the_interval():
 
 def test_slow_calls_that_hardly_differ_are_measured_for_the_shorter_budget():
     config, seen = (
-        TimingConfig(max_s=0.5, precise_s=1e-9, bootstrap=100),
+        TimingConfig(max_s=0.5, precise_s=1e-9),
         {"bound": lambda *_: (1.0, 1.0)},
     )
     steady = measure(honest(4_000_000), honest(8_000_000), config, **seen)
@@ -245,8 +246,38 @@ def test_slow_calls_that_hardly_differ_are_measured_for_the_shorter_budget():
 
 
 @pytest.mark.parametrize(
+    ("speedup", "share", "width"),
+    [
+        (1.0, 0.1, 0.02),
+        (1.2, 0.1, 0.02),
+        (2.0, 0.1, 0.0693),
+        (0.5, 0.1, 0.0693),
+        (0.05, 0.1, DECIDED_WIDTH),
+        (0.05, 0.0, 0.02),
+    ],
+)
+def test_the_farther_from_1_the_wider_an_interval_may_be(speedup, share, width):
+    config = TimingConfig(decided_share=share)
+    assert wanted_width(math.log(speedup), config) == pytest.approx(width, abs=1e-4)
+
+
+def test_what_is_many_times_slower_takes_fewer_pairs():
+    def pairs_of(share):
+        noise = np.random.default_rng(5)
+
+        def uneven(calls):
+            return busy(1e6 * calls * noise.uniform(0.8, 1.2))
+
+        config = TimingConfig(max_s=20, decided_share=share)
+        slow = honest(20_000_000)
+        return measure(uneven, slow, config, bound=lambda *_: (1.0, 1.0)).pairs
+
+    assert pairs_of(0.1) < pairs_of(0.0) / 2
+
+
+@pytest.mark.parametrize(
     "bad",
-    [{"min_pairs": 1}, {"max_s": 0}, {"precise_s": 0}, {"bootstrap": 10}, {"unknown": 1}],
+    [{"min_pairs": 1}, {"max_s": 0}, {"precise_s": 0}, {"decided_share": -1}, {"unknown": 1}],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(bad):
     with pytest.raises(ValidationError):

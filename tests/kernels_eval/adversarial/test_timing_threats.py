@@ -19,9 +19,7 @@ from tests.support.kernels import kernel_task, task_source
 from tests.support.scripted_time import Clock
 
 code = writer(AFFINE_CPP, "adversarial_timing")
-CONFIG = TimingConfig(
-    max_s=5.0, min_pairs=60, min_side_s=0.0, interval_width=0.5, bootstrap=400, sample_us=200
-)
+CONFIG = TimingConfig(max_s=5.0, min_pairs=60, min_side_s=0.0, interval_width=0.5, sample_us=200)
 
 
 def has_an_interval(verdict):

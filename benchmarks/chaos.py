@@ -581,7 +581,7 @@ def aftermath(root: Path) -> dict[str, Any]:
     is left then, and whether builds load."""
     from kernels_eval.compile.cache import BuildCache
     from kernels_eval.compile.extensions import Builder
-    from kernels_eval.sandbox.sandbox import ForkServer
+    from kernels_eval.sandbox.server_handle import ForkServer
 
     shared = [
         path

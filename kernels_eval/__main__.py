@@ -26,7 +26,9 @@ from kernels_eval.records import (
     candidate_id,
 )
 
-QUICK = EvalConfig(timing=TimingConfig(max_s=5, min_pairs=10, min_side_s=0.02, interval_width=0.2))
+QUICK = EvalConfig(
+    timing=TimingConfig(max_s=0.5, min_pairs=10, min_side_s=0.02, interval_width=0.2)
+)
 """What `--quick` measures with: fewer samples, so a wider interval, and all checks."""
 STAGES = {
     "reference_s": "run the reference",
@@ -259,12 +261,15 @@ def verify(
     require_device(candidate.language, of=f"{path}: ")
     if candidate.code is None:
         return _no_code(task, candidate, path)
+    from kernels_eval.sandbox.server_handle import ForkServer
+
+    server = ForkServer(threads=(config or EvalConfig()).threads)  # imports torch meanwhile
     from kernels_eval.evaluator import Evaluator
 
     def on_phase(name: str) -> None:
         say(STAGES.get(name, name))
 
-    with Evaluator(candidate.language, config, on_phase=on_phase) as evaluator:
+    with Evaluator(candidate.language, config, server=server, on_phase=on_phase) as evaluator:
         say(f"screen and build the {candidate.language.value} candidate")
         return evaluator(task, candidate)
 

@@ -27,6 +27,7 @@ from kernels_eval.judge.trials import Stage
 from kernels_eval.protocol import NewCandidate
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict
 from kernels_eval.sandbox.deaths import retried
+from kernels_eval.sandbox.server_handle import ForkServer
 
 
 class Evaluator:
@@ -42,21 +43,32 @@ class Evaluator:
         cache: Path | None = None,
         cuda_arch: str | None = None,
         ahead: bool | None = None,
+        server: ForkServer | None = None,
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
         """`target`: a language or torch device; `on_phase` gets each phase's field as it begins;
-        others are Preparer's and Runner's. Raises DeviceError.
+        others are Runner's. Raises DeviceError.
         """
         device = device_for(target) if isinstance(target, Language) else target
         self.config, self.on_phase = config or EvalConfig(), on_phase
-        self.runner = Runner(self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead)
-        self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch, host=self.runner)
+        self.runner = Runner(
+            self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead, server=server
+        )
+        self.preparer = Preparer(self.config, host=self.runner)
 
     def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
         """One verdict, also where a process is killed meanwhile. Raises ToolchainError and
         SandboxError.
         """
-        return retried(lambda: self.run(task, candidate, self.preparer.prepare(candidate, task)))
+
+        def attempt() -> Verdict:
+            def begin_reference() -> None:
+                self.runner.begin_reference(task)
+
+            prepared = self.preparer.prepare(candidate, task, beside=begin_reference)
+            return self.run(task, candidate, prepared)
+
+        return retried(attempt)
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of a prepared candidate. Raises EvalError, KilledError at the first killed

@@ -19,7 +19,7 @@ from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import FIX_OF_CHANGE, REASON_OF_CHANGE, Stop, one_line
 from kernels_eval.protocol import MeasureShare, NameOperators, ReadState, ReplaceWritten
 from kernels_eval.records import Reason
-from kernels_eval.sandbox.sandbox import Child
+from kernels_eval.sandbox.child import Child
 
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(|mutex|\bomp\s+critical\b", re.IGNORECASE)
 """Sources whose last bits may differ between runs: the order of their additions is not fixed."""

@@ -44,7 +44,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Candidate, Reason, stable_hash
 from kernels_eval.sandbox.channel import Fds, Message
-from kernels_eval.sandbox.sandbox import Child, ChildFailure
+from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.source.spec import Build
 
 

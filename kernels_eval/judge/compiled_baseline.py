@@ -31,7 +31,8 @@ from kernels_eval.protocol import (
 from kernels_eval.records import CompiledBaseline, Reason, Timing
 from kernels_eval.sandbox import machine
 from kernels_eval.sandbox.channel import Fds
-from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.sandbox.child import Child, ChildFailure
+from kernels_eval.sandbox.server_handle import ForkServer
 
 ROLE = "compiled"
 

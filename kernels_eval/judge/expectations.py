@@ -28,7 +28,7 @@ from kernels_eval.protocol import (
     ForgetTrial,
     Request,
 )
-from kernels_eval.sandbox.sandbox import Child
+from kernels_eval.sandbox.child import Child
 
 
 class Ask(Protocol):

@@ -21,7 +21,7 @@ from kernels_eval.records import (
     Timing,
     Verdict,
 )
-from kernels_eval.sandbox.sandbox import Child, ChildFailure
+from kernels_eval.sandbox.child import Child, ChildFailure
 
 LOG_BYTES = 8192
 """Bytes of a process's log that a verdict keeps."""

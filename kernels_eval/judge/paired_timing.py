@@ -68,7 +68,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Reason, Timing
 from kernels_eval.sandbox.channel import Fds, Message
-from kernels_eval.sandbox.sandbox import Child
+from kernels_eval.sandbox.child import Child
 
 UNSEEN_NAME = "unseen"
 

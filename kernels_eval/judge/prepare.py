@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ from kernels_eval.compile.cubins import cuobjdump
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.transforms import BuildTransform
 from kernels_eval.config import BUILDS_DEADLINE_SHARE, MOST_BUILDS, EvalConfig
-from kernels_eval.errors import SandboxError
 from kernels_eval.judge.messages import (
     LOG_BYTES,
     Finding,
@@ -30,9 +29,10 @@ from kernels_eval.judge.messages import (
 )
 from kernels_eval.protocol import Capture, CaptureConstructor, CaptureReport
 from kernels_eval.records import Candidate, KernelTask, Reason
+from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.sandbox.landlock import compiler_confinement
 from kernels_eval.sandbox.process_tree import Deadline
-from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.sandbox.server_handle import ForkServer
 from kernels_eval.source.screening import Screening, screen, screen_native
 from kernels_eval.source.spec import Build, ExtensionSpec
 from kernels_eval.toolchain import HEADERS, places_of, python_include
@@ -109,11 +109,14 @@ class Workplace:
         cache: Path | None = None,
         cuda_arch: str | None = None,
         host: Workplace | None = None,
+        server: ForkServer | None = None,
     ) -> None:
-        """`host`: a workplace of this process whose fork server is used."""
+        """`host`: a workplace of this process whose builder and fork server are used; `server`: a
+        fork server that was started already.
+        """
         self.config, self._host = config, host
-        self.builder = confined_builder(config, cache, cuda_arch)
-        self._server: ForkServer | None = None
+        self.builder: Builder = host.builder if host else confined_builder(config, cache, cuda_arch)
+        self._server = server
 
     @property
     def server(self) -> ForkServer:
@@ -127,14 +130,13 @@ class Workplace:
 
     def start(self) -> None:
         """Start the fork server ahead of its use, which raises what goes wrong."""
-        with suppress(SandboxError):
-            self._server = self.server
+        self._server = self.server
 
     @property
     def isolation(self) -> tuple[str, ...]:
         """The active layers; none if no process was needed yet."""
         server = (self._host or self)._server
-        return server.isolation if server else ()
+        return server.isolation if server and server.has_started else ()
 
     def drop_reference(self) -> None:
         """Close the children that are kept, if any."""
@@ -150,14 +152,23 @@ class Preparer(Workplace):
     device.
     """
 
-    def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
+    def prepare(
+        self,
+        candidate: Candidate,
+        task: KernelTask | None = None,
+        *,
+        beside: Callable[[], None] = lambda: None,
+    ) -> Prepared:
         """Screen and build, given the task also the constructor's requests, so that no device
-        waits. Raises EvalError where the machine fails, KilledError.
+        waits. `beside` begins, once the text has passed, what goes on while it is built. Raises
+        EvalError where the machine fails, KilledError.
         """
         started, builds = time.monotonic(), BoundedBuilds(self.builder, candidate, [])
         finding: Finding | None = None
         try:
-            self._screen_and_build(task, builds)
+            self._screen(builds)
+            beside()
+            self._build(task, builds)
         except Stop as stop:
             finding = stop.finding
         # one that failed tells nothing of a candidate that went on to another
@@ -178,19 +189,22 @@ class Preparer(Workplace):
         asked = self._requested_builds(candidate.code or "", task)
         return [parse_report(ExtensionSpec, each) for each in asked]
 
-    def _screen_and_build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
+    def _screen(self, builds: BoundedBuilds) -> None:
         candidate = builds.candidate
         if candidate.code is None:
             reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
             raise Stop(reason, "the response holds no complete module")
         builds.note(screen(candidate.code))
-        if candidate.language.jit or "load" not in candidate.code:
+
+    def _build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
+        code = builds.candidate.code or ""
+        if builds.candidate.language.jit or "load" not in code:
             return
-        build = self._failed_build(self._requested_builds(candidate.code, task), builds)
+        build = self._failed_build(self._requested_builds(code, task), builds)
         while build and build.reason is Reason.BUILD_FAILED:
             # Where the module catches that, it may ask for the build in another way.
             failed = [made.key for _, made in builds.made if not made.ok]
-            asked = self._requested_builds(candidate.code, task, failed)
+            asked = self._requested_builds(code, task, failed)
             known = {spec.key for spec, _ in builds.made}
             asked = [each for each in asked if parse_report(ExtensionSpec, each).key not in known]
             if not asked:

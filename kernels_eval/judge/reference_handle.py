@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -37,8 +37,8 @@ from kernels_eval.protocol import (
     parsed,
 )
 from kernels_eval.records import KernelTask, Reason
-from kernels_eval.sandbox.channel import Fds, Message
-from kernels_eval.sandbox.sandbox import Child, ChildFailure
+from kernels_eval.sandbox.channel import Answer, Fds, Message
+from kernels_eval.sandbox.child import Child, ChildFailure
 
 PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.IGNORECASE)
 """Operators of torch whose sums of products are an offset that long sums round with a bias."""
@@ -87,6 +87,12 @@ class ReferenceProcess:
         on_device = self.device.startswith("cuda")
         self.memory = TaskMemory(self.ask, self.child.channel, on_device=on_device)
 
+    def begin_load(self) -> None:
+        """Have its process load the task while others work; `load` waits for it."""
+        if not (self._is_loaded or self.failure or self.child.owed):
+            with suppress(ChildFailure):  # `load` meets it again
+                self.child.begin(self._load_request.message())
+
     def load(self) -> None:
         """Load the task, once; later calls repeat its failure. Raises Stop with a task_error."""
         if self._is_loaded:
@@ -119,8 +125,9 @@ class ReferenceProcess:
             raise
 
     def _load(self) -> None:
-        request = LoadTask(path=str(self.path), spec=self.spec, oracle_max_bytes=ORACLE_MAX_BYTES)
-        self.loaded = self.memory.loaded = self.ask(request)
+        self.begin_load()
+        answer = _answered(self.child, lambda: self.child.finish(self.config.limits.reference_s))
+        self.loaded = self.memory.loaded = _parsed(self._load_request, answer)
         self._precision, self._gradients = self.loaded.precision, self.loaded.gradients
         self.gates = TaskGates(PRECISION_OF.get(self.loaded.dtype, "fp32"))
         self.memory.share_outputs("candidate", 1)  # of a call that is compared with nothing
@@ -129,6 +136,10 @@ class ReferenceProcess:
         findings = TaskFindings(self.loaded, self.config.correctness)
         self.expected = Expectations(self.ask, self.child, self.gates, findings, self.unsuitable)
         self.memory.share_outputs("candidate", self.output_bytes)
+
+    @property
+    def _load_request(self) -> LoadTask:
+        return LoadTask(path=str(self.path), spec=self.spec, oracle_max_bytes=ORACLE_MAX_BYTES)
 
     @property
     def spec(self) -> ModelSpec:
@@ -147,24 +158,12 @@ class ReferenceProcess:
 
     def ask(self, request: Request[A], fds: Fds = ()) -> A:
         """The answer to a request. Raises Stop (REFERENCE_FAILED) where there is none."""
-        answer = self.tell(request, fds)
-        try:
-            return parsed(request, answer)
-        except ValidationError as error:
-            said = f"{request.command}: {one_line(str(error))[:200]}"
-            raise _failed(said, "") from error
+        return _parsed(request, self.tell(request, fds))
 
     def tell(self, request: Request[Any], fds: Fds = ()) -> Message:
         limit = self.config.limits.reference_s
-        try:
-            with alone(self.beside):
-                answer = self.child.request(request, limit, fds)
-        except ChildFailure as failure:
-            raise _failed(failure.detail, self.child.log_tail(LOG_BYTES)) from failure
-        if answer.get("error"):
-            short = "out of memory: " if answer["error"] == Reason.OUT_OF_MEMORY else ""
-            raise _failed(short + answer["detail"], answer.get("trace", ""))
-        return answer
+        with alone(self.beside):
+            return _answered(self.child, lambda: self.child.request(request, limit, fds))
 
     # -- trials ------------------------------------------------------------------------------------
 
@@ -246,6 +245,26 @@ CONSTRUCTED = TrialRow("other_construction")
 def alone(beside: Child | None) -> AbstractContextManager[None]:
     """Stop the candidate's process, if any, for the block."""
     return beside.stopped() if beside else nullcontext()
+
+
+def _answered(child: Child, request: Callable[[], Answer]) -> Message:
+    """The child's answer. Raises Stop (REFERENCE_FAILED) where there is none."""
+    try:
+        answer = request()
+    except ChildFailure as failure:
+        raise _failed(failure.detail, child.log_tail(LOG_BYTES)) from failure
+    if answer.get("error"):
+        short = "out of memory: " if answer["error"] == Reason.OUT_OF_MEMORY else ""
+        raise _failed(short + answer["detail"], answer.get("trace", ""))
+    return answer
+
+
+def _parsed(request: Request[A], answer: Message) -> A:
+    try:
+        return parsed(request, answer)
+    except ValidationError as error:
+        said = f"{request.command}: {one_line(str(error))[:200]}"
+        raise _failed(said, "") from error
 
 
 def _failed(detail: str, log: str) -> Stop:

@@ -20,7 +20,8 @@ from kernels_eval.judge.prepare import Workplace
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.timing import unsettled
 from kernels_eval.records import Candidate, KernelTask, Timing
-from kernels_eval.sandbox.sandbox import Child
+from kernels_eval.sandbox.child import Child
+from kernels_eval.sandbox.server_handle import ForkServer
 from kernels_eval.sandbox.warm_pool import WarmPool
 
 COMPILES = re.compile(
@@ -45,11 +46,12 @@ class Runner(Workplace):
         cache: Path | None = None,
         cuda_arch: str | None = None,
         ahead: bool | None = None,
+        server: ForkServer | None = None,
     ) -> None:
         """`ahead`: start processes before there is work; default on a GPU, where that takes
         long.
         """
-        super().__init__(config, cache=cache, cuda_arch=cuda_arch)
+        super().__init__(config, cache=cache, cuda_arch=cuda_arch, server=server)
         self.device = device
         ahead = device.startswith("cuda") if ahead is None else ahead
         self.warm_pool = WarmPool(config, device, ahead=ahead)
@@ -76,8 +78,16 @@ class Runner(Workplace):
             self.warm_pool.close_async(child.close)
 
     def reference(self, task: KernelTask, construct_on: str | None = None) -> ReferenceProcess:
-        """The present reference process where it serves, else a new one. One with weights made on
-        the CPU always serves.
+        """The task's reference process, loaded. Raises Stop with a task_error."""
+        held = self.begin_reference(task, construct_on)
+        held.load()
+        return held
+
+    def begin_reference(
+        self, task: KernelTask, construct_on: str | None = None
+    ) -> ReferenceProcess:
+        """The present reference process where it serves, else a new one, which begins to load. One
+        with weights made on the CPU always serves.
         """
         server, held = self.server, self._reference
         if (
@@ -96,7 +106,7 @@ class Runner(Workplace):
             )
             self.warm_pool.replenish(server)  # while this one computes
             self.warm_pool.wait_closed()
-        held.load()
+            held.begin_load()
         return held
 
     def compiled(self, reference: ReferenceProcess) -> CompiledReference | None:

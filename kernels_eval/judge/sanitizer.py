@@ -18,7 +18,7 @@ from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner
 from kernels_eval.protocol import ConfinedReplay, Replay, RunProgram
 from kernels_eval.records import Candidate, Reason
-from kernels_eval.sandbox.sandbox import Child, ChildFailure
+from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.toolchain import places_of
 
 PROGRAM = "compute-sanitizer"

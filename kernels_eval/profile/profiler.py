@@ -33,7 +33,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Candidate, KernelTask, Verdict
 from kernels_eval.sandbox.channel import Answer, Message
-from kernels_eval.sandbox.sandbox import Child, ChildFailure
+from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.toolchain import places_of
 
 SEED = 0

@@ -21,7 +21,8 @@ from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import GpuLostError, SandboxError
 from kernels_eval.protocol import CheckHealth, HealthReport, handles, parsed
 from kernels_eval.records import Reason
-from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.sandbox.child import Child, ChildFailure
+from kernels_eval.sandbox.server_handle import ForkServer
 
 SIZE = 256
 CHECK_S = 60.0

@@ -17,7 +17,8 @@ from functools import cached_property
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import SandboxError
 from kernels_eval.protocol import Prepare
-from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.sandbox.child import Child, ChildFailure
+from kernels_eval.sandbox.server_handle import ForkServer
 
 PREPARE_S = 60.0
 WANTED = {"candidate": 2, "reference": 1}

@@ -15,7 +15,8 @@ from kernels_eval.config import TimingConfig
 from kernels_eval.devices import gpu_arch
 from kernels_eval.protocol import TimeOperators
 from kernels_eval.records import Language
-from kernels_eval.sandbox.sandbox import Child, ForkServer
+from kernels_eval.sandbox.child import Child
+from kernels_eval.sandbox.server_handle import ForkServer
 from tests.support.kernels import (
     QUICK,
     Verifier,

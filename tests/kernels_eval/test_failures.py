@@ -5,7 +5,7 @@ import pytest
 from kernels_eval.candidate.build_interception import BuildFailed
 from kernels_eval.model.failures import classify, compiler_line, report
 from kernels_eval.records import Reason
-from kernels_eval.sandbox.sandbox import CHATTER
+from kernels_eval.sandbox.child import CHATTER
 
 
 def exception(name, base=Exception):

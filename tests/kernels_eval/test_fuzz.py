@@ -43,7 +43,8 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Candidate, KernelTask, Language, Reason
 from kernels_eval.sandbox import machine
-from kernels_eval.sandbox.sandbox import Child, End
+from kernels_eval.sandbox.child import Child
+from kernels_eval.sandbox.server_handle import End
 from kernels_eval.source.screening import screen, screen_native
 from kernels_eval.source.spec import Build
 

@@ -27,6 +27,7 @@ from kernels_eval.judge import prepare as preparation
 from kernels_eval.protocol import CheckHealth
 from kernels_eval.records import Reason
 from kernels_eval.sandbox import landlock, layers, seccomp
+from kernels_eval.sandbox.child import ChildFailure
 from kernels_eval.sandbox.health import (
     MEMORY_RETURN_S,
     SOON_S,
@@ -36,7 +37,6 @@ from kernels_eval.sandbox.health import (
     check_health,
 )
 from kernels_eval.sandbox.machine import disk_usage
-from kernels_eval.sandbox.sandbox import ChildFailure
 from kernels_eval.source.screening import Screening
 from tests.support import kernels
 from tests.support.kernels import AFFINE, OWN_TMP, QUICK, load_inline, module

@@ -17,6 +17,7 @@ from kernels_eval.compile.process import WorkRoot, remove_abandoned, was_killed
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import GpuLostError, KilledError, SandboxError, ToolchainError
 from kernels_eval.sandbox import process_tree
+from kernels_eval.sandbox.child import Child
 from kernels_eval.sandbox.deaths import (
     BLAMED_ROLES,
     COMPILER,
@@ -28,7 +29,6 @@ from kernels_eval.sandbox.deaths import (
     retried,
     role_of,
 )
-from kernels_eval.sandbox.sandbox import Child
 from kernels_eval.source.spec import ExtensionSpec
 from kernels_eval.toolchain import Toolchain
 from tests.support import kernels
@@ -125,9 +125,9 @@ def kill_at(monkeypatch, role, command, victim, times):
     """SIGKILL for so many processes, each when the child of a role is asked a command. Returns the
     ids of those that were hit so far."""
     hit = set()
-    resume = Child.resume
+    begin = Child.begin
 
-    def hooked(self, message, timeout, fds=()):
+    def hooked(self, message, fds=()):
         if (self.role, message.get("command")) == (role, command) and not self.dead:
             keeper = self.pid
             until(lambda: process_tree.children(keeper) or process_tree.has_ended(keeper))
@@ -137,9 +137,9 @@ def kill_at(monkeypatch, role, command, victim, times):
                 if len(hit) < times and not process_tree.has_ended(pid):
                     os.kill(pid, signal.SIGKILL)
                     hit.add(pid)
-        return resume(self, message, timeout, fds)
+        return begin(self, message, fds)
 
-    monkeypatch.setattr(Child, "resume", hooked)
+    monkeypatch.setattr(Child, "begin", hooked)
     return hit
 
 

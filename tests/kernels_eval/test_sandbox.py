@@ -21,8 +21,9 @@ from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.protocol import Capture
 from kernels_eval.sandbox import confinement, forkserver, machine, process_tree
+from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.sandbox.process_tree import has_ended
-from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.sandbox.server_handle import ForkServer
 from tests.support import kernels
 from tests.support.waiting import until
 

@@ -9,7 +9,7 @@ from kernels_eval.config import BuildConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.protocol import Call, CaptureConstructor, Expect, LoadCandidate
 from kernels_eval.records import Status
-from kernels_eval.sandbox.sandbox import Child
+from kernels_eval.sandbox.child import Child
 from tests.support import kernels
 from tests.support.adversarial import bounded
 from tests.support.kernels import (

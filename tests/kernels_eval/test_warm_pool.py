@@ -9,7 +9,7 @@ import pytest
 
 from kernels_eval.errors import SandboxError
 from kernels_eval.sandbox.process_tree import has_ended
-from kernels_eval.sandbox.sandbox import ForkServer
+from kernels_eval.sandbox.server_handle import ForkServer
 from kernels_eval.sandbox.warm_pool import WANTED, WarmPool
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module

@@ -1,8 +1,8 @@
-"""The parent's side of isolation: a fork server, and one disposable child per candidate.
+"""The parent's handle on a child: one disposable, confined process per candidate.
 
 Guarantees: every wait has a deadline; a child that hangs, dies or exceeds a limit is killed with
-all descendants; a dead child costs its own verdict only, a dead fork server none. Native code can
-still do anything to its own process.
+all descendants; a dead child costs its own verdict only. Native code can still do anything to its
+own process.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
@@ -37,17 +33,13 @@ from kernels_eval.sandbox.channel import (
 )
 from kernels_eval.sandbox.confinement import SCRATCH_FILES
 from kernels_eval.sandbox.deaths import BLAMED_ROLES
-from kernels_eval.sandbox.layers import left_out
-from kernels_eval.toolchain import default_cache, places_of
+from kernels_eval.sandbox.server_handle import RESTARTED, ForkServer
 
 POLL_S = 0.1
 BY_PROCESSOR = ("capture",)
 """Roles whose deadlines ignore the wait for a processor: load must not change a verdict."""
 SCRATCH_POLL_S = 0.5
 MEMORY_SHARE = 0.6
-START_S, ANSWER_S = 180.0, 30.0
-"""Seconds for the fork server to start, and to answer."""
-RESTARTED = "it is started again with the next candidate"
 HEADLESS_S = 1.0
 """Seconds that threads of a killed process may stay in a driver after its first thread ended."""
 HEADLESS = "the first thread of the process has ended while others go on"
@@ -93,8 +85,9 @@ class Child:
         self.channel = Channel(ours)
         self.pid: int | None = None
         self.dead: SandboxError | ChildFailure | None = None
-        self.alone, self._known = not processes and "seccomp" in server.isolation, list[int]()
+        self.alone = not processes and "seccomp" in server.isolation
         """Whether it cannot start processes."""
+        self._known = list[int]()
         self.owed = ""
         """The command it has not answered yet."""
         log = os.open(self.scratch / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -324,117 +317,3 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(OSError):  # it has ended
             os.kill(pid, number)
-
-
-class End(NamedTuple):
-    """A child's exit status (negative: signal) and processor seconds; None: it had to be killed, or
-    unknown.
-    """
-
-    status: int | None = None
-    cpu_s: float = 0.0
-
-
-class ForkServer:
-    """A process that has imported torch and never touches a GPU; forks children in milliseconds.
-    Raises SandboxError.
-
-    `isolation`: the active layers; `without` (or `$CONCUR_ISOLATION_WITHOUT`) omits some, for
-    tests. `readable`: directories whose files open by name, unlisted; default: the build cache.
-    `warm`: a role ("workload") whose slow first use of torch is done once.
-    """
-
-    def __init__(
-        self,
-        *,
-        threads: int = 1,
-        without: Collection[str] | None = None,
-        readable: Sequence[Path] | None = None,
-        warm: str = "",
-    ) -> None:
-        machine.remove_abandoned()
-        self.base = machine.new_folder()
-        caches = (default_cache(),) if readable is None else readable
-        self._readable = [str(path) for cache in caches for path in places_of(cache)]
-        ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
-        self._asking = threading.RLock()  # the warm pool starts and ends children in a thread
-        self._closed = False
-        program = [sys.executable, "-P", "-m", "kernels_eval.sandbox.forkserver"]
-        without = left_out() if without is None else without
-        said = self.base / "forkserver.log"
-        with open(said, "wb") as log:
-            self.process = subprocess.Popen(
-                [*program, str(theirs.fileno()), warm, *without],
-                pass_fds=(theirs.fileno(),),
-                env=machine.child_environment(threads),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
-        theirs.close()
-        try:
-            self.isolation = tuple(map(str, self.channel.receive_record(START_S)["isolation"]))
-        except (ChannelClosed, ChannelTimeout) as error:
-            tail = said.read_text(errors="replace")[-2000:]
-            self.close()
-            raise SandboxError(
-                f"the fork server did not start: {error}. {tail}", "concur doctor"
-            ) from error
-
-    def scratch_for(self, role: str) -> Path:
-        """A folder for one child. Raises SandboxError where this server is closed."""
-        try:
-            scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
-            (scratch / "work").mkdir(mode=0o700)
-        except FileNotFoundError as error:
-            gone = "the fork server is gone, and its folders with it"
-            raise SandboxError(gone, RESTARTED) from error
-        return scratch
-
-    def spawn(self, request: Message, fds: Fds) -> int:
-        try:
-            request |= {"readable": self._readable}
-            return int(self._ask(request, fds)["pid"])
-        except (ChannelClosed, ChannelTimeout, KeyError) as error:
-            # Whatever it still answers would be taken for the answer to another question.
-            self.close()
-            raise SandboxError(f"the fork server is gone: {error}", RESTARTED) from error
-
-    def reap(self, pid: int | None) -> End:
-        return self._end_of("wait", pid)
-
-    def kill(self, pid: int) -> None:
-        """Kill a child with all of its descendants; they are gone on return."""
-        if self.alive:
-            self._end_of("kill", pid)
-        else:
-            process_tree.kill_descendants(pid)
-
-    def _end_of(self, question: str, pid: int | None) -> End:
-        if pid is None:
-            return End()
-        try:
-            return End(**self._ask({question: pid}))
-        except (ChannelClosed, ChannelTimeout):
-            self.close()
-            return End()
-
-    def _ask(self, message: Message, fds: Fds = ()) -> Answer:
-        with self._asking:
-            self.channel.send(message, fds)
-            return self.channel.receive_record(ANSWER_S)
-
-    @property
-    def alive(self) -> bool:
-        return not self._closed and self.process.poll() is None
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self.channel.close()
-        self.process.kill()
-        self.process.wait()
-        shutil.rmtree(self.base, ignore_errors=True)

@@ -1,0 +1,168 @@
+"""The parent's handle on the fork server, which starts children.
+
+Guarantees: every wait has a deadline; a dead fork server costs no verdict.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kernels_eval.errors import SandboxError
+from kernels_eval.sandbox import machine, process_tree
+from kernels_eval.sandbox.channel import (
+    Answer,
+    Channel,
+    ChannelClosed,
+    ChannelTimeout,
+    Fds,
+    Message,
+)
+from kernels_eval.sandbox.layers import left_out
+from kernels_eval.toolchain import default_cache, places_of
+
+START_S, ANSWER_S = 180.0, 30.0
+"""Seconds for the fork server to start, and to answer."""
+RESTARTED = "it is started again with the next candidate"
+
+
+class End(NamedTuple):
+    """A child's exit status (negative: signal) and processor seconds; None: it had to be killed, or
+    unknown.
+    """
+
+    status: int | None = None
+    cpu_s: float = 0.0
+
+
+class ForkServer:
+    """A process that imports torch, never touches a GPU, and forks children in milliseconds.
+
+    It starts beside its caller's work; the first child waits for it. `without` (or
+    `$CONCUR_ISOLATION_WITHOUT`) omits layers of isolation, for tests. `readable`: directories whose
+    files open by name, unlisted; default: the build cache. `warm`: a role ("workload") whose slow
+    first use of torch is done once.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int = 1,
+        without: Collection[str] | None = None,
+        readable: Sequence[Path] | None = None,
+        warm: str = "",
+    ) -> None:
+        machine.remove_abandoned()
+        self.base = machine.new_folder()
+        caches = (default_cache(),) if readable is None else readable
+        self._readable = [str(path) for cache in caches for path in places_of(cache)]
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self._asking = threading.RLock()  # the warm pool starts and ends children in a thread
+        self._closed = False
+        self._isolation: tuple[str, ...] = ()
+        program = [sys.executable, "-P", "-m", "kernels_eval.sandbox.forkserver"]
+        without = left_out() if without is None else without
+        self._log = self.base / "forkserver.log"
+        with open(self._log, "wb") as log:
+            self.process = subprocess.Popen(
+                [*program, str(theirs.fileno()), warm, *without],
+                pass_fds=(theirs.fileno(),),
+                env=machine.child_environment(threads),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+        theirs.close()
+
+    @property
+    def has_started(self) -> bool:
+        return bool(self._isolation)
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """The active layers; waits for the start. Raises SandboxError where there was none."""
+        self._wait_started()
+        return self._isolation
+
+    def _wait_started(self) -> None:
+        with self._asking:
+            if not self._isolation:
+                self._isolation = self._first_answer()
+
+    def _first_answer(self) -> tuple[str, ...]:
+        if self._closed:
+            raise SandboxError("the fork server is closed", RESTARTED)
+        try:
+            return tuple(map(str, self.channel.receive_record(START_S)["isolation"]))
+        except (ChannelClosed, ChannelTimeout) as error:
+            tail = self._log.read_text(errors="replace")[-2000:]
+            self.close()
+            raise SandboxError(
+                f"the fork server did not start: {error}. {tail}", "concur doctor"
+            ) from error
+
+    def scratch_for(self, role: str) -> Path:
+        """A folder for one child. Raises SandboxError where this server is closed."""
+        try:
+            scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
+            (scratch / "work").mkdir(mode=0o700)
+        except FileNotFoundError as error:
+            gone = "the fork server is gone, and its folders with it"
+            raise SandboxError(gone, RESTARTED) from error
+        return scratch
+
+    def spawn(self, request: Message, fds: Fds) -> int:
+        try:
+            request |= {"readable": self._readable}
+            return int(self._ask(request, fds)["pid"])
+        except (ChannelClosed, ChannelTimeout, KeyError) as error:
+            # Whatever it still answers would be taken for the answer to another question.
+            self.close()
+            raise SandboxError(f"the fork server is gone: {error}", RESTARTED) from error
+
+    def reap(self, pid: int | None) -> End:
+        return self._end_of("wait", pid)
+
+    def kill(self, pid: int) -> None:
+        """Kill a child with all of its descendants; they are gone on return."""
+        if self.alive:
+            self._end_of("kill", pid)
+        else:
+            process_tree.kill_descendants(pid)
+
+    def _end_of(self, question: str, pid: int | None) -> End:
+        if pid is None:
+            return End()
+        try:
+            return End(**self._ask({question: pid}))
+        except (ChannelClosed, ChannelTimeout):
+            self.close()
+            return End()
+
+    def _ask(self, message: Message, fds: Fds = ()) -> Answer:
+        with self._asking:
+            self._wait_started()  # its first message is no answer
+            self.channel.send(message, fds)
+            return self.channel.receive_record(ANSWER_S)
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed and self.process.poll() is None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.base, ignore_errors=True)

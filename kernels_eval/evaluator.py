@@ -1,8 +1,8 @@
 """One candidate from source to verdict: the verification protocol, in order.
 
 Guarantees: every candidate gets exactly one verdict, whatever its code does; a process killed from
-outside changes no verdict, as the work is repeated (`kernels_eval.sandbox.deaths`); an exception
-means that the machine failed, not the kernel.
+outside changes none (`kernels_eval.sandbox.deaths`); an exception means that the machine failed,
+not the kernel.
 """
 
 from __future__ import annotations
@@ -112,11 +112,9 @@ class Evaluator:
         libraries: dict[str, str],
         draft: VerdictDraft,
     ) -> dict[str, str]:
-        """Call a candidate, and end its process, before its task's expected values.
-
-        So it has no say in which of them can be computed. Not for a JIT, which would compile twice.
-        Returns all libraries, late ones included.
-        """
+        """Call a candidate, and end its process, before its task's expected values, so that it has
+        no say in which can be computed. Not for a JIT, which would compile twice. Returns all
+        libraries, late ones included."""
         if reference.opened or starts_compilers(candidate):
             return libraries
         with self.runner.candidate(candidate, reference, draft) as process, self._blaming():

@@ -1,8 +1,5 @@
-"""What installed packages add to concur by entry points (docs/how-to/extend.md).
-
-Guarantees: an extension is loaded on first use; an unknown name is a UsageError that lists the
-known ones. Does not guarantee that an extension works.
-"""
+"""What installed packages add to concur by entry points (docs/how-to/extend.md), loaded on first
+use. An unknown name is a UsageError that lists the known ones."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""The records that cross the trust boundary: task, candidate, verdict.
-
-Guarantees: frozen, validated on construction, and an illegal combination (a timing on a kernel that
-is not correct, a reason that does not belong to its status) cannot be built. Does not guarantee
-that the code inside a record is safe to run: that is what the rest of this package is for.
-"""
+"""The records that cross the trust boundary: task, candidate, verdict. Frozen, validated on
+construction; an illegal combination (a timing on a kernel that is not correct, a reason that does
+not belong to its status) cannot be built."""
 
 from __future__ import annotations
 
@@ -199,8 +196,7 @@ class KernelTask(Record):
 
     `code` defines the class named `entry_point`, `get_inputs()` (a list of arguments for `forward`)
     and `get_init_inputs()` (constructor arguments: a plain list, or KernelBook's `[args, kwargs]`,
-    told apart by `init_form`). `level` is its difficulty and `family` the kind of its operators,
-    where the source says so.
+    told apart by `init_form`). `level` is its difficulty and `family` the kind of its operators.
     """
 
     task_id: str = Field(min_length=1)
@@ -253,7 +249,7 @@ class Candidate(Record):
 
     `code` is None exactly when `parse_reason` says why there is none (a `no_code` reason).
     `reasoning_tokens` counts the text before `</think>` with the generator's own tokenizer; None
-    where that tokenizer is not available (never a character count).
+    where that is not available.
     """
 
     candidate_id: str
@@ -324,12 +320,12 @@ def candidate_id(
 
 class CompiledBaseline(Record):
     """What a candidate is worth against the reference under torch.compile, which is timed once
-    against the eager reference as candidates are; where there is no such time,
-    `unavailable_reason` says why.
+    against the eager reference.
 
     `speedup` is the candidate's speedup over the eager reference divided by that of the compiled
     one; the arms of both 95 % intervals add in quadrature on the log scale. `reference_ms` =
-    speedup x candidate_ms, in milliseconds per forward call.
+    speedup x candidate_ms, in milliseconds per forward call. `unavailable_reason` says why there is
+    no such time.
     """
 
     mode: str

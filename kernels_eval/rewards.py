@@ -1,11 +1,8 @@
 """Rewards for reinforcement learning: pure functions from a verdict to a number.
 
-Guarantees: one verdict and recipe give one finite reward; a fault of machine or task gives None,
-never 0, so that a trainer drops the sample. Published recipes may be cheated: what our verifier
-rejects gets what their authors give a cheat.
-
-Speedups are `Timing`'s: median reference time / median candidate time against eager PyTorch; 0 for
-a correct candidate that was not timed.
+A fault of machine or task gives None, never 0, so that a trainer drops the sample. Published
+recipes may be cheated: what our verifier rejects gets what their authors give a cheat. Speedups are
+`Timing`'s, against eager PyTorch; 0 for a correct candidate that was not timed.
 """
 
 from __future__ import annotations
@@ -214,9 +211,8 @@ class Concur(RewardRecipe):
 
     Our own. Every correct kernel is above every other, and a candidate that cheats never above one
     that is merely wrong. The logarithm keeps one outlier from ruling a group; the lower bound of
-    the 95 % interval pays for what was measured, not for noise. The share of the roofline is
-    `least_ms` / candidate's median, at most 1. An unknown share is 0: the same for all candidates
-    of a task.
+    the 95 % interval pays for what was measured. The share of the roofline is `least_ms` /
+    candidate's median, at most 1. An unknown share is 0.
     """
 
     name: Literal["concur"] = "concur"

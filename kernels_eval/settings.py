@@ -1,8 +1,5 @@
-"""Configurations from what a person writes: `key.path=value` overrides, checked key by key.
-
-Guarantees: an unknown key, a wrong type or a value out of range is one UsageError that names the
-key and the nearest right one.
-"""
+"""Configurations from what a person writes: `key.path=value` overrides. An unknown key or a wrong
+value is one UsageError that names the key and the nearest right one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The role that runs the untrusted kernel.
-
-Nothing of the task is here: inputs arrive as values in shared memory. Self-reported counts, flags
-and times are no evidence: the reference process compares output bytes, the parent's clock bounds
-times.
-"""
+"""The role that runs the untrusted kernel. Nothing of the task is here: inputs arrive as values in
+shared memory. What it reports of itself is no evidence."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Watches a candidate's own kernels in its process: counts, times and corrupts them.
-
-Kernels whose replaced values leave the output unchanged are an ornament. Not evidence, like
-everything in this process: native code can forge it.
-"""
+"""Watches a candidate's own kernels in its process: counts, times and corrupts them. Kernels whose
+replaced values leave the output unchanged are an ornament. Native code can forge all of it."""
 
 from __future__ import annotations
 

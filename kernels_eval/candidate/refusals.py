@@ -1,9 +1,6 @@
 """Refuses to a candidate's Python, under whatever name, the functions that lead out of it: hooks on
-every call, frames, the garbage collector's objects, ctypes.
-
-Guarantees nothing about native code. Libraries that a candidate calls may use them: the file of the
-asking code decides.
-"""
+every call, frames, the garbage collector's objects, ctypes. Libraries that it calls may use them.
+Guarantees nothing about native code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Process-wide state that a candidate must leave alone: its present values and changes.
-
-Guarantees to see changed settings, current stream or device of torch, and functions replaced from
-Python; not what native code changes. None of it reaches the reference.
-"""
+"""Process-wide state that a candidate must leave alone: settings, current stream or device of
+torch, and functions replaced from Python; not what native code changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Finished builds on a disk that workers share: folders written once.
 
 Guarantees: a folder appears and goes as a whole and never changes; above the limit the least
-recently used go, but no path within 30 minutes of its use; a full disk is `DiskFullError`. Not
-guaranteed: building once only, the limit at all times, libraries after a power cut.
+recently used go, but no path within 30 minutes of its use; a full disk is `DiskFullError`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Per-kernel resources of a built library, by cuobjdump: no GPU is needed.
-
-Guarantees: nothing of the library runs. Cannot tell a spilled register from an array in local
-memory: the hardware does not either.
-"""
+"""Per-kernel resources of a built library, by cuobjdump: no GPU is needed, and nothing of the
+library runs. A spilled register looks like an array in local memory."""
 
 from __future__ import annotations
 

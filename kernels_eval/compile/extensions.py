@@ -1,8 +1,7 @@
 """Builds candidates' C++ and CUDA extensions outside their process, into a content-addressed cache.
 
 Guarantees: one build per (sources, flags, toolchain); hanging compilers are killed; the outcome
-does not depend on the header tier; a full disk gives no outcome. Hostile input meets only a
-deadline, a file-size limit, refused flags, and `confine`.
+does not depend on the header tier; a full disk gives no outcome.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Writes the operator declarations of a candidate's `lite` headers, from torch's own.
-
-Guarantees: a named operator has all of torch's overloads (deleted where lite lacks a type), so
-overload resolution is torch's. Not all operators can be expressed: then `full` decides.
-"""
+"""Writes the operator declarations of a candidate's `lite` headers, from torch's own. A named
+operator has all of torch's overloads (deleted where lite lacks a type), so overload resolution is
+torch's."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Shims, header folders and torch's precompiled header, made once per (torch, Python, compiler).
-
-Guarantees: each is made under a lock and renamed into place. Torch's precompiled header (45
-core-seconds, 790 MB) waits for several sources and goes after 30 days unused. Nothing else (70 MB)
-is removed: kept libraries link to it.
-"""
+"""Shims, header folders and torch's precompiled header, made once per (torch, Python, compiler),
+under a lock. Torch's precompiled header (45 core-seconds, 790 MB) waits for several sources and
+goes after 30 days unused; nothing else is removed: kept libraries link to it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs compilers: one bounded process group each, in a folder of this process.
 
 Guarantees: hanging or abandoned compilers are killed with their children; one killed from outside
-is a KilledError; work roots are removed; want of disk is a `DiskFullError`, which compiler messages
-cannot fake. Not guaranteed: safety without `confine`, notice of a briefly full disk.
+is a KilledError; want of disk is a `DiskFullError`, which compiler messages cannot fake.
 """
 
 from __future__ import annotations

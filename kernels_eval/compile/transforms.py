@@ -1,9 +1,6 @@
-"""Build transforms: what changes a library between its link and its first use.
-
-Guarantees: those of `build.transforms` are applied in order before caching; names and versions are
-in the build's key; tools are confined, within the build's deadline. The changed library is verified
-as any other.
-"""
+"""Build transforms: what changes a library between its link and its first use. Those of
+`build.transforms` are applied in order before caching, confined, within the build's deadline; names
+and versions are in its key."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Our tasks and candidates as definitions and solutions of FlashInfer-Bench and SOL-ExecBench.
-
-Guarantees: both are our programs, called by a `run`, with weights of one seed. Raises ValueError
-where their form cannot hold a task. FlashInfer-Bench's inputs may be distributed otherwise.
-"""
+"""Our tasks and candidates as definitions and solutions of FlashInfer-Bench and SOL-ExecBench: our
+programs, called by a `run`, with weights of one seed. Raises ValueError where their form cannot
+hold a task."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Records of FlashInfer-Bench (flashinfer-ai/flashinfer-bench, `flashinfer_bench/data`, commit
 40e6ca7) and SOL-ExecBench (NVIDIA/SOL-ExecBench, `src/sol_execbench/core/data`, commit 8d2237d).
 
-Guarantees: a definition with a workload is a task, a solution with both a candidate, or a
-ValueError. Random inputs are standard normal here; SOL-ExecBench's rules for names such as
-`norm_weight` and its tolerances are not used.
+A definition with a workload is a task, a solution with both a candidate, or a ValueError. Random
+inputs are standard normal here; SOL-ExecBench's tolerances are not used.
 """
 
 from __future__ import annotations
@@ -79,9 +78,8 @@ class Workload(Finite):
 class Definition(Finite):
     """A task. `reference` defines `run`, which takes the inputs in order and returns the outputs.
 
-    Drawn inputs are standard normal floats or random booleans: integers are indices or lengths, for
-    which no random value is known to be valid. The task refuses other sizes of fixed axes, so
-    verification varies the variable ones alone.
+    Drawn inputs are standard normal floats or random booleans: for integers no random value is
+    known to be valid. The task refuses other sizes of fixed axes.
     """
 
     name: Name

@@ -1,9 +1,6 @@
 """Results of KernelBench's run folders (ScalingIntelligence/KernelBench, commit 423217d,
-`scripts/eval_from_generations.py`): `eval_results.json`, samples by problem.
-
-Guarantees: what our verdict adds is in `metadata`; an untimed sample has KernelBench's -1. Other
-harnesses may judge differently: their rows have a status, and no reason.
-"""
+`scripts/eval_from_generations.py`): `eval_results.json`, samples by problem. What our verdict adds
+is in `metadata`; rows of other harnesses have a status, and no reason."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """An accepted kernel as an importable package: the layout of Hugging Face's `kernels`
-(huggingface/kernels, `docs/source/kernel-requirements.md`), an operator of torch and a guard.
-
-Guarantees: the verdict is of the very libraries packed, verified again without launch counters;
-file digests and the task's program are included. Elsewhere (symbol versions, Python's ABI) the
-guard falls back.
-"""
+(huggingface/kernels, `docs/source/kernel-requirements.md`), an operator of torch and a guard. The
+verdict is of the very libraries packed, verified again without launch counters."""
 
 from __future__ import annotations
 

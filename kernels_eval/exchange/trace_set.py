@@ -1,9 +1,6 @@
 """A folder of definitions, workloads, solutions and traces: FlashInfer-Bench's trace set, or
-SOL-ExecBench's, with a folder per problem.
-
-Guarantees: content tells a file's kind, unknown fields are ignored; rows come in order of file
-names; `left_out` counts what is not taken over; what is written reads back unchanged.
-"""
+SOL-ExecBench's, with a folder per problem. Content tells a file's kind; `left_out` counts what is
+not taken over."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""A verdict as an Evaluation of FlashInfer-Bench and SOL-ExecBench, and back.
-
-Guarantees: only verdicts that their statuses express are converted; unmeasured numbers are NaN
-there, never 0. Other harnesses may judge differently: their evaluations have a status here, and no
-reason.
-"""
+"""A verdict as an Evaluation of FlashInfer-Bench and SOL-ExecBench, and back. Unmeasured numbers
+are NaN there, never 0; evaluations of other harnesses have a status here, and no reason."""
 
 from __future__ import annotations
 

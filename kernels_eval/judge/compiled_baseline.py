@@ -2,7 +2,6 @@
 
 Guarantees: its failures cost this baseline with an `unavailable_reason`, never a verdict; it is
 timed after two answers passed the candidates' gates; its process ends before the candidate goes on.
-A SIGKILL not blamed on it passes through as SandboxError.
 """
 
 from __future__ import annotations

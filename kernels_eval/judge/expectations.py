@@ -1,9 +1,5 @@
-"""The first loop over the table of trials: the reference computes what is right in each, where it
-suits the task.
-
-Guarantees: a task that cannot tell right from wrong ends as a `Stop`, before a candidate is
-compared.
-"""
+"""The first loop over the table of trials: the reference computes what is right in each that suits
+the task. A task that cannot tell right from wrong ends as a `Stop`."""
 
 from __future__ import annotations
 

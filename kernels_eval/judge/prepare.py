@@ -1,9 +1,6 @@
 """A candidate from source to libraries: screening, its build requests, and the builds, without a
-device.
-
-Guarantees: every candidate ends as a `Prepared`; its module runs only in a confined child; an
-exception means a machine fault or a killed process.
-"""
+device. Its module runs only in a confined child; an exception means a machine fault or a killed
+process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The parent's handle on the reference process of a task.
 
-Guarantees: every question has a deadline; its failures are the task's and end in a `Stop`; a task
-that cannot tell right from wrong is found first. A SIGKILL not blamed on it, and the fork server's
-death, pass through as SandboxError.
+Guarantees: every question has a deadline; its failures are the task's and end in a `Stop`. A
+SIGKILL not blamed on it, and the fork server's death, pass through as SandboxError.
 """
 
 from __future__ import annotations

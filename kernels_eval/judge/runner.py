@@ -1,9 +1,5 @@
-"""The processes of one device: a fork server, the task's reference, its compiled form, and a
-process per candidate.
-
-Guarantees: a reference is kept while candidates of its task follow one another; a candidate's
-process serves one candidate. `kernels_eval.evaluator` uses them.
-"""
+"""The processes of one device: a fork server, the task's reference, kept while candidates of its
+task follow one another, its compiled form, and a process per candidate."""
 
 from __future__ import annotations
 

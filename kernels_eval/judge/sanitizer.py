@@ -1,9 +1,5 @@
-"""NVIDIA's compute-sanitizer over correct CUDA candidates.
-
-Guarantees: they run in confined children, on declared inputs, with a deadline; only what a tool
-counts is a finding; an unfinished tool is `not_run`. Not covered: other inputs, and candidates that
-notice the tool.
-"""
+"""NVIDIA's compute-sanitizer over correct CUDA candidates, in confined children, on declared
+inputs, with a deadline. An unfinished tool is `not_run`. Candidates may notice the tool."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Paired measurement and its statistics.
-
-Two processes give samples in ABBA order, so slow drift hits both alike. Guarantees: at least the
-configured pairs, an interval with every speedup, and a bound by the parent's clock that the
-candidate cannot forge.
-"""
+"""Paired measurement and its statistics. Two processes give samples in ABBA order, so slow drift
+hits both alike; every speedup has an interval and a bound by the parent's clock that the candidate
+cannot forge."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""What kernels are written in: one module per language holds all that is known of it.
-
-Guarantees: a language is one object per name, which snapshots and keys store as a string. Others
-than `BUILT_IN` are entry points in the group `concur.languages`. Imports no language's packages.
-"""
+"""What kernels are written in: one module per language holds all that is known of it, one object
+per name. Others than `BUILT_IN` are entry points in the group `concur.languages`."""
 
 from __future__ import annotations
 

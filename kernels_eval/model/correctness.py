@@ -1,11 +1,6 @@
-"""What counts as the same answer: the gates on measured errors, and the reason that follows.
-
-Sources: the gates are VERIFIER's (RMS(err)/RMS(oracle) <= max(1e-5, 8 x the fp32 reference's own
-error) for fp32, 2e-3 for fp16 and TF32, 1.6e-2 for bf16, 0.06 and 0.12 for FP8 outputs (e4m3,
-e5m2), about each type's rounding; elementwise |err| <= r (|y| + RMS(y))); KernelBench's allclose
-tolerances are recorded too. Long sums: N. Higham, Accuracy and Stability of Numerical Algorithms,
-chapter 4.
-"""
+"""What counts as the same answer: the gates on measured errors (`kernels_eval.config`), and the
+reason that follows. KernelBench's allclose tolerances are recorded too. Long sums: N. Higham,
+Accuracy and Stability of Numerical Algorithms, chapter 4."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Inputs and weights made from a seed, the same in two processes that never exchange them.
 
 Guarantees: one task source, seed, distribution and device give bit-identical inputs, whose meaning
-(integers, labels, masks, matrix structure, probabilities) is kept. Distributions that the reference
-fails on are skipped.
+(integers, labels, masks, matrix structure, probabilities) is kept.
 """
 
 from __future__ import annotations
@@ -265,10 +264,8 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
 
 
 def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
-    """A tensor of one distribution; `impulse` and `non_finite` change few elements of `value`.
-
-    `impulse` makes two and one in 2,048 (at most 1,024) large: a look at 64 misses them.
-    """
+    """A tensor of one distribution. `impulse` and `non_finite` change few elements of `value`: two
+    and one in 2,048 (at most 1,024)."""
     shape, device, size = value.shape, value.device, value.numel()
     kind, _, factor = name.partition("_x")
     if kind == "uniform":

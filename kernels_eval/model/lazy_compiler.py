@@ -1,8 +1,6 @@
-"""Keeps torch's compiler out of processes that compile nothing: its import takes a second.
-
-torch imports it at a dispatch mode's first method call, and the import wraps `torch.manual_seed`.
-Guarantees: once it is imported elsewhere, both are excluded from compiling as ever.
-"""
+"""Keeps torch's compiler out of processes that compile nothing: its import takes a second, at a
+dispatch mode's first method call. Once it is imported elsewhere, modes are excluded from compiling
+as ever."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""A model and a stopwatch on one device, for every role that runs a model.
-
-Guarantees: clock functions are taken at import, before candidate code runs, so later patches of
-`time` or `torch.cuda` miss them. Native code can still forge times; the parent's clock bounds them.
-"""
+"""A model and a stopwatch on one device, for every role that runs a model. Clock functions are
+taken at import, before candidate code runs; native code can still forge times."""
 
 from __future__ import annotations
 

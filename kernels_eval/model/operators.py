@@ -1,8 +1,6 @@
-"""Which operators run, and where a call spends its time: seen by executing, not in the text.
-
-Guarantees: self time goes to the outermost aten operator (`linear`, `layer_norm`) or own kernel
-(`recorded`), on a GPU that of launched kernels. Shares may differ for other shapes.
-"""
+"""Which operators run, and where a call spends its time: seen by executing. Self time goes to the
+outermost aten operator (`linear`, `layer_norm`) or own kernel (`recorded`), on a GPU that of
+launched kernels."""
 
 from __future__ import annotations
 

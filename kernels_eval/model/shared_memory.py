@@ -1,9 +1,8 @@
-"""Memory that the reference's and a candidate's process both map: the only way in for inputs and
-out for outputs.
+"""Memory that the reference's and a candidate's process both map: the only way in for inputs
+(packed values) and out for outputs (bytes).
 
-Inputs are packed values, outputs bytes, never objects. It is a sealed file, or on a GPU the
-reference process's device memory (CUDA's virtual memory API). Copy before reading: the candidate
-may still be writing.
+It is a sealed file, or on a GPU the reference process's device memory (CUDA's virtual memory API).
+Copy before reading: the candidate may still be writing.
 """
 
 from __future__ import annotations

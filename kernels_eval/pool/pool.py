@@ -1,9 +1,8 @@
 """A bounded pipeline over Ray: build on CPU cores, run on devices, yield verdicts as they finish.
 
-Guarantees: one verdict per candidate; bounded memory; killed workers are replaced, their candidates
-retried; workers with a broken GPU are quarantined; leaving stops all. Raises GpuLostError without
-workers or where a candidate takes down too many, UsageError where nodes differ, ClusterError where
-Ray fails.
+Guarantees: one verdict per candidate; killed workers are replaced, their candidates retried;
+workers with a broken GPU are quarantined; leaving stops all. Raises GpuLostError without workers or
+where a candidate takes down too many, UsageError where nodes differ, ClusterError where Ray fails.
 """
 
 from __future__ import annotations

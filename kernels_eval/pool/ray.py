@@ -1,8 +1,5 @@
-"""Joins and leaves Ray clusters, and refuses nodes that would reach other verdicts.
-
-Guarantees: an answer within `ANSWER_S` (Ray tries for minutes); no verdict from a node with other
-code, torch or build cache (`require_alike`). Takes the GPUs of one node to be alike.
-"""
+"""Joins and leaves Ray clusters, and refuses nodes with other code, torch or build cache
+(`require_alike`). Takes the GPUs of one node to be alike."""
 
 from __future__ import annotations
 

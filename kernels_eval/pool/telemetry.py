@@ -1,8 +1,5 @@
-"""How a pool of workers has spent its time, for progress lines and reports.
-
-Guarantees: a few microseconds per candidate. Times are the driver's: a worker is busy from call to
-answer. Does not see inside a GPU, which may idle while Python imports (`Verdict.phases`).
-"""
+"""How a pool of workers has spent its time, for progress lines and reports. Times are the driver's:
+a worker is busy from call to answer."""
 
 from __future__ import annotations
 

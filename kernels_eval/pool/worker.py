@@ -1,8 +1,6 @@
-"""Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores.
-
-Guarantees: faults below an actor are no exceptions; a killed role is a KilledError; after a verdict
-that a broken GPU may have caused, two failed health checks raise GpuLostError.
-"""
+"""Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores. A killed
+role is a KilledError; after a verdict that a broken GPU may have caused, two failed health checks
+raise GpuLostError."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """What limits a correct kernel: one finding of a closed vocabulary, its numbers, and one
-suggestion.
-
-Guarantees: the same profile gives the same finding; rules fire in the order of `bottleneck.toml`,
-only on measured numbers. Another limit may be right behind the one found.
-"""
+suggestion. Rules fire in the order of `bottleneck.toml`, only on measured numbers."""
 
 from __future__ import annotations
 

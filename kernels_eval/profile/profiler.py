@@ -1,9 +1,6 @@
-"""Profiles correct candidates, one after the other, on one device.
-
-Guarantees: candidates run only in confined children with deadlines; faults cost only their profile;
-nothing here enters a verdict. A candidate can lie about its time or kernels: it runs in the
-measuring process.
-"""
+"""Profiles correct candidates, one after the other, in confined children with deadlines. Faults
+cost only the profile. A candidate can lie about its time or kernels: it runs in the measuring
+process."""
 
 from __future__ import annotations
 

@@ -53,10 +53,9 @@ class KernelProfile(Record):
     """Where the time of a correct candidate goes, against what its task needs at least.
 
     `operators` are the candidate's calls of PyTorch, `kernels` its own, `reference_operators` those
-    of the reference; microseconds of one forward call, by `clock` as in a reference's profile.
-    Latencies are the verdict's. `flops` and `bytes_min` are those of the reference. Peaks are those
-    of the device's data sheet, or measured on a CPU. `counters` says why there are no metrics.
-    Where the candidate could not be profiled, `problem` says why.
+    of the reference; microseconds of one forward call. Latencies are the verdict's, `flops` and
+    `bytes_min` the reference's. Peaks are of the device's data sheet, or measured on a CPU.
+    `counters` says why there are no metrics, `problem` why there is no profile.
     """
 
     candidate_id: str

@@ -1,9 +1,6 @@
 """Every message between the judge and the processes it starts: a request beside its answer, as
-JSON, with file descriptors. No torch: the judge never imports it.
-
-Guarantees: malformed messages and mismatched handlers are refused. A candidate's answers are
-`Report`s, strictly typed and bounded; their content is never trusted.
-"""
+JSON, with file descriptors. No torch: the judge never imports it. Malformed messages are refused; a
+candidate's answers (`Report`) are strictly typed and bounded, and never trusted."""
 
 from kernels_eval.protocol.candidate import *
 from kernels_eval.protocol.compiled import *

@@ -1,7 +1,5 @@
 """Messages of the process that runs a candidate, and of the one that reads its build requests.
-
-Answers are `Report`s: strictly typed, bounded, and never trusted for their content.
-"""
+Answers are `Report`s."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""The role that runs a task's reference under torch.compile, a second baseline.
-
-Guarantees: the compiler's caches are this process's alone, out of candidates' reach; a reference
-without a compiled graph, or compiled anew too often, is an error. Its answers may be wrong: the
-parent has them compared.
-"""
+"""The role that runs a task's reference under torch.compile, a second baseline. The compiler's
+caches are this process's alone; a reference without a compiled graph, or compiled anew too often,
+is an error. The parent has its answers compared."""
 
 from __future__ import annotations
 

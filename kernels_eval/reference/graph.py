@@ -1,9 +1,6 @@
-"""What a reference computes, as digests of the ATen graph of one forward call.
-
-Guarantees: equal digests for the same operators on the same values, however written (names, views,
-in-place writes, dead code, commuted operands, equal decompositions). Does not follow a value that
-leaves torch and returns, nor tell parameters of one shape apart.
-"""
+"""What a reference computes, as digests of the ATen graph of one forward call: equal for the same
+operators on the same values, however written (names, views, in-place writes, dead code, commuted
+operands, equal decompositions). Does not follow a value that leaves torch and returns."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""How far plain fp32 addition would be off in the sums of a reference.
+"""How far plain fp32 addition would be off in the sums of a reference, measured on a few outputs of
+every long sum.
 
 Adding n terms in order in fp32 is honest; its relative error is about 0.4 u sqrt(n) for random
 signs (u = 2**-24), and up to u n / 2 where all are alike (N. Higham, Accuracy and Stability of
-Numerical Algorithms, chapter 4). So it is measured, on a few outputs of every long sum.
-
-Guarantees: the reference's outputs do not change. Does not see sums in convolutions, recurrent
-layers, attention and FFTs.
+Numerical Algorithms, chapter 4). Does not see sums in convolutions, recurrent layers, attention and
+FFTs.
 """
 
 from __future__ import annotations

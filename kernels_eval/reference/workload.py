@@ -1,9 +1,8 @@
 """The role that finds how much a task's reference computes and moves, run once, without storage
 where possible.
 
-Guarantees: floating-point operations by torch's formulas, never too many; a byte counts once, where
-its value is read. Counts only the branch that ran. The task's code may do anything: the parent
-trusts no number beyond its type.
+Floating-point operations are by torch's formulas; a byte counts once, where its value is read.
+Counts only the branch that ran. The task's code may do anything: the parent trusts no number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The parent's handle on a child: one disposable, confined process per candidate.
 
 Guarantees: every wait has a deadline; a child that hangs, dies or exceeds a limit is killed with
-all descendants; a dead child costs its own verdict only. Native code can still do anything to its
-own process.
+all descendants; a dead child costs its own verdict only.
 """
 
 from __future__ import annotations

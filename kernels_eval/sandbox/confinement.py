@@ -2,7 +2,7 @@
 
 The order matters: namespaces (they need rights), mounts, limits and descriptors, capabilities,
 Landlock, and last the system call filter, which forbids most of the steps before it. Every step
-raises OSError: a child is confined as reported, or dies.
+raises OSError.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""One rule for processes killed by SIGKILL (out-of-memory killer, a person) while a candidate is
-under way.
-
-Its work is retried. After a role's fifth death, its next is the candidate's. The last death of a
-fork server, worker or device is an error. The pool or `Evaluator` applies this; nothing below
-retries.
-"""
+"""One rule for processes killed by SIGKILL while a candidate is under way: its work is retried.
+After a role's fifth death, its next is the candidate's. The last death of a fork server, worker or
+device is an error. The pool or `Evaluator` applies this; nothing below retries."""
 
 from __future__ import annotations
 

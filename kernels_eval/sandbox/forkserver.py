@@ -2,8 +2,7 @@
 touches CUDA, forks children.
 
 Every child is a keeper of our code (namespaces, subreaper, dies as the inner process dies) and a
-confined inner process. Guarantees: when `kill` returns, all descendants are gone, in other sessions
-too, with or without a PID namespace.
+confined inner process. When `kill` returns, all descendants are gone, in other sessions too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """A health check of a device: a small computation with a known answer, in a child of its own, and
-its free memory.
-
-Guarantees: two failed checks in a row mean a lost device (`DeviceHealth.confirm` raises
-GpuLostError); waits, with a bound, for memory that a killed process still holds. Does not test
-every unit of the device.
-"""
+its free memory. Two failed checks in a row mean a lost device (`DeviceHealth.confirm` raises
+GpuLostError)."""
 
 from __future__ import annotations
 

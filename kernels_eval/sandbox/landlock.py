@@ -1,9 +1,9 @@
 """Landlock: restricts the files a process and its descendants may touch, whatever its user's
 rights.
 
-Guarantees after `Ruleset.restrict`: only allowed paths can be opened or changed (stat still works);
-no TCP with ABI 4; no outside abstract Unix sockets or signals with ABI 6; no outside tracing. Not
-covered: open descriptors, path sockets, UDP, memory.
+After `Ruleset.restrict` only allowed paths can be opened or changed (stat still works); no TCP with
+ABI 4; no outside abstract Unix sockets or signals with ABI 6. Not covered: open descriptors, path
+sockets, UDP, memory.
 """
 
 from __future__ import annotations

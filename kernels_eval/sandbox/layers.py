@@ -1,9 +1,6 @@
 """The layers of isolation: their names, how each is probed, and how to get a missing one. `python
--m kernels_eval.sandbox.layers` prints those of this machine.
-
-Guarantees: a layer is named only where a trial in its own process worked. Names are stable: every
-verdict keeps them.
-"""
+-m kernels_eval.sandbox.layers` prints those of this machine. Names are stable: every verdict keeps
+them."""
 
 from __future__ import annotations
 

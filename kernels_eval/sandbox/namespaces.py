@@ -1,9 +1,5 @@
-"""Namespaces, the mounts inside them, and capabilities.
-
-Guarantees: mounts made here are visible to this process and its descendants only; after
-`drop_capabilities` neither it nor a program it runs can regain a capability. A refused namespace
-raises OSError: callers probe first.
-"""
+"""Namespaces, the mounts inside them, and capabilities. Mounts made here are visible to this
+process and its descendants only. A refused namespace raises OSError: callers probe first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Ends what outlives a killed process: its compilers, its servers and its own Ray.
-
-Guarantees: when the owner dies, registered compiler groups are killed, watched children get
-SIGTERM, and the Ray it started (never one it joined) is killed after `LEAVES_S` seconds. Where the
-reaper dies first, the next builder ends the compilers.
+"""Ends what outlives a killed process: its compilers, its servers and its own Ray (never one it
+joined), the last after `LEAVES_S` seconds.
 
 As a script (it imports nothing of this package) it reads lines `+PGID`, `-PGID`, `child PID` and
 `ray NAME PID` from standard input, whose end means that the owner has ended.

@@ -1,8 +1,8 @@
 """A system call filter for processes that run untrusted code.
 
-Guarantees: `REFUSED` calls fail under every numbering of the processor; only unconnected Unix
-sockets; no System V memory or queues, which no resident set counts; no new process or program
-unless asked for. Does not cover ioctl on devices, such as the GPU.
+`REFUSED` calls fail under every numbering of the processor; only unconnected Unix sockets; no
+System V memory or queues, which no resident set counts; no new process or program unless asked for.
+Does not cover ioctl on devices, such as the GPU.
 """
 
 from __future__ import annotations

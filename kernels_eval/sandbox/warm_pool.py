@@ -1,10 +1,6 @@
 """A warm pool: children with their device ready before there is work; also closes children in the
-background.
-
-A CUDA context takes 0.3 s, freeing its memory 0.1 s: both overlap with other work. Guarantees: warm
-children have run our code only; after `settle` nothing starts or ends, so no clock is disturbed;
-after `wait_closed` closed children's memory is free.
-"""
+background. A CUDA context takes 0.3 s, freeing its memory 0.1 s: both overlap with other work.
+After `settle` nothing starts or ends, so no clock is disturbed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Clients of `concur serve`: an asynchronous and a blocking one.
 
-Guarantees: an id has every request judged once; transmission faults (no connection, 429, 502 to
-504) are retried until `timeout_s`, verdicts never. Raises ServiceError where the service fails,
-UsageError where it refuses (other 4xx). A `failed` evaluation is an answer without verdict.
+An id has every request judged once; transmission faults (no connection, 429, 502 to 504) are
+retried until `timeout_s`, verdicts never. Raises ServiceError where the service fails, UsageError
+where it refuses (other 4xx). A `failed` evaluation is an answer without verdict.
 """
 
 from __future__ import annotations

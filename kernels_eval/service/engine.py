@@ -1,9 +1,6 @@
 """The pool in its own process: Ray ends a process whose head stays away, and the service must
-outlive that.
-
-Guarantees: it takes only what its workers need, so priorities hold; after its failure the work is
-queued again and a new one starts, after a pause of up to `PAUSE_S`; it ends with the service.
-"""
+outlive that. It takes only what its workers need, so priorities hold; after its failure the work is
+queued again and a new one starts."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""What the service is asked and what it answers.
-
-Guarantees: frozen, without unknown fields, NaN or infinities; a request names exactly one task and
-one candidate; an evaluation has a verdict exactly where it is done, and says what failed exactly
-where the machine did. Does not guarantee that a task's program runs: the verdict `task_error` says
-that.
-"""
+"""What the service is asked and what it answers. A request names exactly one task and one
+candidate; an evaluation has a verdict exactly where it is done, and says what failed exactly where
+the machine did."""
 
 from __future__ import annotations
 

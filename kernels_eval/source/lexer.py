@@ -1,11 +1,6 @@
-"""C++ and CUDA text as tokens: comments, literals, code.
-
-Guarantees: linear time; a comment ends where the compiler ends it (line continuations, raw strings
-and digit separators included). What never ends is left unchanged, as no compiler takes it. Does not
-expand macros or evaluate `#if`.
-
-Source of the rules: ISO/IEC 14882:2020, 5.2 (phases of translation) and 5.4 (preprocessing tokens).
-"""
+"""C++ and CUDA text as tokens: comments, literals, code, in linear time (ISO/IEC 14882:2020, 5.2,
+phases of translation, and 5.4, preprocessing tokens). What never ends is left unchanged, as no
+compiler takes it. Does not expand macros or evaluate `#if`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The text of a candidate's Python module by which its language is told: without comments of Python
-or of native sources in its strings.
-
-Guarantees: each string is read on its own, so what looks like a comment in one ends with it.
-"""
+or of native sources in its strings."""
 
 from __future__ import annotations
 

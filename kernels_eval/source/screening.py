@@ -1,10 +1,6 @@
 """Static checks on candidate source, Python as a syntax tree and C++ or CUDA as tokens, before
-anything runs.
-
-Guarantees: rejects only what no honest kernel needs and the text makes certain; all else is at most
-a flag. Comments and strings are no evidence. Macros, pointers and dishonest code are left to the
-run.
-"""
+anything runs. Rejects only what no honest kernel needs and the text makes certain; all else is at
+most a flag."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""What a candidate asks to build, the compiler flags it may pass, and what came of it.
-
-Guarantees: every flag that names a file to load or write, or another tool, is refused. An
-allow-list, since compilers have many spellings of the same thing.
-"""
+"""What a candidate asks to build, the compiler flags it may pass (an allow-list), and what came of
+it."""
 
 from __future__ import annotations
 

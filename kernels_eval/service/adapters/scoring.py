@@ -1,8 +1,8 @@
 """What adapters share: a row of a trainer's data set and a response in, a score out.
 
 A row names its task as `EvaluationRequest` does and may hold `language`, `priority`, `deadline_s`
-and `least_ms`. Guarantees: a reward is None exactly where the machine or the task failed;
-`Score.earned` then raises. A refused request raises UsageError.
+and `least_ms`. A reward is None exactly where the machine or the task failed; `Score.earned` then
+raises.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from tasks.tracking.stages import (
     analysis_record,
     base_model_of,
     curation_record,
-    synthesis_record,
+    stage_record,
     times_of,
     training_headline,
     training_record,
@@ -80,7 +80,7 @@ def run_record(
     benchmarked: Benchmarked,
     written: Report,
 ) -> RunRecord:
-    analysis, made = _analysis(config, refreshed), (trained, benchmarked.scores)
+    analysis, made = _analysis(refreshed), (trained, benchmarked.scores)
     dataset = dataset_of(config, refreshed.curated)
     metrics = {
         "candidates": _rows(refreshed.verdicts),
@@ -118,7 +118,7 @@ def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
         tags=tags_of(config, strategy=strategy, kind="refresh") | _note(metrics, ",.0f"),
         params=config,
         metrics=metrics,
-        stages=(*_until_curation(config, refreshed), *_analysis(config, refreshed)),
+        stages=(*_until_curation(config, refreshed), *_analysis(refreshed)),
         datasets=(dataset_of(config, refreshed.curated),),
     )
 
@@ -213,11 +213,9 @@ def search_record(
 
 
 def destination_of(config: PipelineConfig) -> Destination:
-    """Where this configuration's runs are written. A server places artifacts itself."""
-    uri = config.tracking_uri
-    served = config.tracking.uri or uri.startswith("http")
-    root = None if served else str(Path(config.root).absolute() / "mlartifacts")
-    return Destination(uri, root, config.tracking.experiment)
+    """Where this configuration's runs are written."""
+    artifacts = Path(config.root).absolute() / "mlartifacts"
+    return Destination(config.tracking_uri, str(artifacts), config.tracking.experiment)
 
 
 # -- parts of records ------------------------------------------------------------------------------
@@ -273,15 +271,15 @@ def adapter_record(
 
 def _until_curation(config: PipelineConfig, refreshed: Refreshed) -> tuple[StageRecord, ...]:
     return (
-        synthesis_record(config.synthesis, refreshed.candidates),
+        stage_record("synthesis", config.synthesis, refreshed.candidates),
         verification_record(config.verification, refreshed.verdicts),
         curation_record(config.curation, refreshed.curated),
     )
 
 
-def _analysis(config: PipelineConfig, refreshed: Refreshed) -> list[StageRecord]:
+def _analysis(refreshed: Refreshed) -> list[StageRecord]:
     found = refreshed.analysis
-    return [analysis_record(config.analysis, found)] if found else []
+    return [analysis_record(found)] if found else []
 
 
 def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:

@@ -55,8 +55,8 @@ class Telemetry:
 
     def summary(self) -> Answer:
         """Seconds, shares in [0, 1] and counts. `device_busy_share` starts with the first finished
-        build; `built`, tiers' shares and `cache_hit_share` count candidates that a tier was
-        tried for.
+        build; `built`, tiers' shares and `cache_hit_share` (None of no builds) count candidates
+        that a tier was tried for.
         """
         sums, reached = self._sums, self._statuses.total()
         wall_s, fed_s = (
@@ -77,7 +77,7 @@ class Telemetry:
             "on_device": int(sums["on_device"]),
             "built": int(sums["built"]),
             **{
-                f"{share}_share": _share(sums[part], sums["built"])
+                f"{share}_share": _share(sums[part], sums["built"]) if sums["built"] else None
                 for share, part in (("cache_hit", "cached"), ("lite", "lite"), ("full", "full"))
             },
             "seconds": {name: round(sums[name], 3) for name in sorted(sums) if name[-2:] == "_s"},

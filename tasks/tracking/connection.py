@@ -100,11 +100,14 @@ def _is_database(uri: str) -> bool:
 
 
 class Destination(NamedTuple):
-    """Where runs are written. `artifact_root` (directory or URL) is for new experiments; None: the
-    server's, or `mlartifacts` beside a SQLite file."""
+    """Where runs are written.
+
+    `tracking_uri` is `sqlite:///...`, another database or an http(s) server, which places artifacts
+    itself. `artifact_root` (directory or URL) is for new experiments of a database.
+    """
 
     tracking_uri: str
-    artifact_root: str | None
+    artifact_root: str
     experiment: str
 
     @contextmanager
@@ -117,25 +120,13 @@ class Destination(NamedTuple):
             yield Runs(client, find_experiment(client, self.experiment, location))
 
 
-def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | None:
-    """Artifact URL of a new experiment; None leaves it to a server. Raises UsageError for a
-    database without one."""
-    if artifact_root is not None:
-        # absolute, because the process that reads the run later has another working directory
-        is_url = "://" in artifact_root
-        return artifact_root if is_url else Path(artifact_root).expanduser().resolve().as_uri()
+def artifact_location(tracking_uri: str, artifact_root: str) -> str | None:
+    """Artifact URL of a new experiment; None leaves it to a server."""
     if not _is_database(tracking_uri):
         return None
-    from sqlalchemy import make_url
-
-    url = make_url(tracking_uri)
-    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
-        # MLflow's own default is ./mlruns of the working directory
-        raise UsageError(
-            f"tracking URI {url.render_as_string()} does not say where artifacts go",
-            "give an artifact root",
-        )
-    return (Path(url.database).resolve().parent / "mlartifacts").as_uri()
+    # absolute, because the process that reads the run later has another working directory
+    is_url = "://" in artifact_root
+    return artifact_root if is_url else Path(artifact_root).expanduser().resolve().as_uri()
 
 
 def connect(tracking_uri: str) -> MlflowClient:

@@ -8,16 +8,14 @@ MLflow's errors pass through: see `try_mlflow`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tasks.tracking import writing
 from tasks.tracking.config import page_of
 from tasks.tracking.connection import Destination
-from tasks.tracking.records import Cell, RunRecord, StageRecord
+from tasks.tracking.records import RunRecord, StageRecord
 
 BRANCH_TAG = "concur.branch"
-TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own: its pages find tables by it
 
 
 def log_run(record: RunRecord, to: Destination) -> str:
@@ -107,8 +105,7 @@ class AblationSink:
             runs.values(self.run_id, metrics=changed, tags=record.tags)
             runs.add_points(self.run_id, record.series)
             runs.files(self.run_id, record.artifacts)
-            for name, rows in record.tables.items():
-                self._replace_table(runs, name, rows)
+            runs.tables(self.run_id, record.tables)
             runs.client.set_terminated(self.run_id, "FINISHED")
 
     def url(self, run_id: str) -> str | None:
@@ -117,14 +114,3 @@ class AblationSink:
         if not uri.startswith(("http://", "https://")) or not self.experiment_id:
             return None
         return page_of(uri, self.experiment_id, f"runs/{run_id}")
-
-    def _replace_table(
-        self, runs: writing.Runs, name: str, rows: Sequence[dict[str, Cell]]
-    ) -> None:
-        """Write the file of MLflow's `log_table`, which itself would append rows."""
-        place = f"{writing.TABLES}/{name}.json"
-        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
-        runs.client.log_dict(self.run_id, table, place)
-        tables = json.loads(runs.client.get_run(self.run_id).data.tags.get(TABLES_TAG, "[]"))
-        if (entry := {"path": place, "type": "table"}) not in tables:
-            runs.client.set_tag(self.run_id, TABLES_TAG, json.dumps([*tables, entry]))

@@ -1,30 +1,27 @@
 """Child runs of the stages, from the manifests and columns of finished snapshots.
 
-Guarantees: every measurement is kept, and nothing unmeasured is written as 0.
+Guarantees: the numbers of a stage's manifest are its metrics, and nothing unmeasured is written
+as 0.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel
+import polars as pl
 
-from kernels_eval.records import Json, Phases
+from kernels_eval.records import Json, Row
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tracking.records import Cell, DatasetRef, Metrics, StageRecord
 
 HELD_OUT = "held_out_loss"
 STEPS = ("step", "epoch")
 """Columns of the training log that name the step, and are no measurement."""
-TRAINING_METRICS = ("loss_first", "loss_last", "seconds", "tokens", "steps")
-# of `Telemetry.summary` (kernels_eval.pool.telemetry)
-POOL_METRICS = """candidates wall_s candidates_per_hour devices device_busy_share
-    device_s_per_candidate on_device builders builder_busy_share queue_depth_mean
-    queue_depth_most""".split()
-BUILD_METRICS = ("lite_share", "full_share", "cache_hit_share")
+DESCRIPTION = ("schema_version", "config", "tools", "hardware")
+"""Parts of a manifest that are no measurement."""
 
 
 def times_of(snapshot: Snapshot) -> tuple[int, int]:
@@ -34,132 +31,94 @@ def times_of(snapshot: Snapshot) -> tuple[int, int]:
     return int(1000 * (ended_s - manifest["seconds"])), int(1000 * ended_s)
 
 
-def synthesis_record(config: BaseModel, candidates: SnapshotRef) -> StageRecord:
-    snapshot = candidates.open()
-    manifest = snapshot.manifest
-    return StageRecord(
-        name="synthesis",
-        times=times_of(snapshot),
-        params=config,
-        metrics={"candidates": manifest["rows"], "requests": manifest["requests"]},
-        tags={"fingerprint": manifest["fingerprint"], "generator": manifest["generator"]},
-    )
-
-
-def verification_record(config: BaseModel, verdicts: SnapshotRef) -> StageRecord:
-    """Verdicts by status, the pool's use of time (finishing run only), and seconds by phase (all
-    verdicts)."""
-    snapshot = verdicts.open()
-    manifest = snapshot.manifest
-    phases = _phases(snapshot)
-    metrics: Metrics = {
-        f"status_{name}": count for name, count in manifest["status_counts"].items()
-    }
-    for row in phases:
-        metrics |= {
-            f"phases/{row['phase']}_{kind}_s": row[f"{kind}_s"] for kind in ("median", "mean")
-        }
-    tables = {"phases": phases}
-    # none where every verdict was there before
-    if telemetry := manifest.get("telemetry"):
-        built = telemetry.get("built")
-        metrics |= {f"pool/{name}": telemetry.get(name) for name in POOL_METRICS}
-        metrics["builds/candidates"] = built
-        # a share of no builds is no number
-        metrics |= {
-            f"builds/{name}": telemetry.get(name) if built else None for name in BUILD_METRICS
-        }
-        tables["pool"] = [
-            {name: value for name, value in telemetry.items() if not isinstance(value, dict)}
-        ]
-    return StageRecord(
-        name="verification",
-        times=times_of(snapshot),
-        params=config,
-        metrics=metrics,
-        tables=tables,
-        tags={"fingerprint": manifest["fingerprint"], "device": manifest["device"]},
-    )
-
-
-def _phases(verdicts: Snapshot) -> list[Json]:
-    """Candidates and seconds by phase with the device held, and of all as `run`."""
-    spent = {}
-    if verdicts.parts():
-        frame = verdicts.read(columns=["candidate_id", "run_s", "phases"], unique="candidate_id")
-        spent = {name: frame["phases"].struct.field(name) for name in Phases.model_fields}
-        spent["run_s"] = frame["run_s"]
-    rows = []
-    for name in (*Phases.model_fields, "run_s"):
-        # 0 or none: not reached, or the reference was loaded already
-        seconds = [value for value in spent.get(name, ()) if value]
-        rows.append(
-            {
-                "phase": name.removesuffix("_s"),
-                "candidates": len(seconds),
-                "sum_s": math.fsum(seconds),
-                "mean_s": statistics.fmean(seconds) if seconds else None,
-                "median_s": statistics.median(seconds) if seconds else None,
-            }
-        )
-    return rows
-
-
-def curation_record(config: BaseModel, curated: SnapshotRef) -> StageRecord:
-    snapshot = curated.open()
-    manifest = snapshot.manifest
-    metrics = {f"criterion_{name}": count for name, count in manifest["criterion_counts"].items()}
-    if flags := manifest.get("trace_flags"):
-        metrics |= {
-            f"trace_flags/{which}_{name}": count
-            for which in ("correct", "taken")
-            for name, count in flags[which].items()
-        }
-        metrics["trace_flags/left_out"] = flags["left_out"]
-    figures = sorted((snapshot.local_dir() / "figures").glob("*.*")) if snapshot.is_local else []
-    return StageRecord(
-        name="curation",
-        times=times_of(snapshot),
-        params=config,
-        metrics=metrics,
-        tags={"fingerprint": manifest["fingerprint"]},
-        artifacts=tuple(figures),
-    )
-
-
-def training_record(
-    config: BaseModel, trained: SnapshotRef, curated: DatasetRef | None = None
-) -> StageRecord:
-    snapshot = trained.open()
-    manifest, frame = snapshot.manifest, snapshot.read(unique="step").sort("step")
-    numbers = {name: manifest[name] for name in TRAINING_METRICS if _is_finite(manifest.get(name))}
-    series = {
-        name: tuple(
-            (int(step), float(value))
-            for step, value in zip(frame["step"], frame[name], strict=True)
-            if _is_finite(value)
-        )
-        for name, kind in frame.schema.items()
-        if kind.is_numeric() and name not in STEPS and name not in numbers
-    }
-    return StageRecord(
-        name="training",
-        times=times_of(snapshot),
-        params=config,
-        series={name: values for name, values in series.items() if values},
-        metrics=numbers,
-        datasets=(curated,) if curated else (),
-        tags={
-            "fingerprint": snapshot.fingerprint,
-            "base_model": base_model_of(config, trained),
-            **(manifest.get("decided") or {}),
-        },
-    )
+def numbers_of(manifest: Row) -> Iterator[tuple[str, float]]:
+    """The finite numbers of a manifest by name, those of a mapping as `status_counts/correct`."""
+    for name, value in manifest.items():
+        if name in DESCRIPTION:
+            continue
+        if isinstance(value, dict):
+            for inner, number in numbers_of(value):
+                yield f"{name}/{inner}", number
+        elif _is_finite(value):
+            yield name, value
 
 
 def _is_finite(value: object) -> bool:
     """Whether every database takes the number: diverged losses are NaN or infinite."""
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def stage_record(
+    name: str,
+    config: object,
+    ref: SnapshotRef,
+    *,
+    metrics: Mapping[str, float | None] = {},
+    tags: Mapping[str, str] = {},
+    **more: Any,
+) -> StageRecord:
+    """A stage's run: its configuration, times and numbers, and `more` fields of the record."""
+    snapshot = ref.open()
+    manifest = snapshot.manifest
+    labels = [label for label in ("fingerprint", "generator", "device") if label in manifest]
+    return StageRecord(
+        name=name,
+        times=times_of(snapshot),
+        params=config,
+        metrics={**dict(numbers_of(manifest)), **metrics},
+        tags={**{label: str(manifest[label]) for label in labels}, **tags},
+        **more,
+    )
+
+
+def verification_record(config: object, verdicts: SnapshotRef) -> StageRecord:
+    """With seconds by phase, over the verdicts of candidates that reached it."""
+    return stage_record("verification", config, verdicts, metrics=_phases(verdicts.open()))
+
+
+def _phases(verdicts: Snapshot) -> Metrics:
+    """Median and mean seconds with the device held, by phase and of all as `run`."""
+    if not verdicts.parts():
+        return {}
+    columns = ["candidate_id", "run_s", "phases"]
+    spent = verdicts.read(columns=columns, unique="candidate_id").drop("candidate_id")
+    metrics: Json = {}
+    for seconds in spent.unnest("phases"):
+        # 0: not reached, or the reference was loaded already
+        known = seconds.filter((seconds > 0).fill_null(False))
+        phase = f"phases/{seconds.name.removesuffix('_s')}"
+        metrics |= {f"{phase}_median_s": known.median(), f"{phase}_mean_s": known.mean()}
+    return metrics
+
+
+def curation_record(config: object, curated: SnapshotRef) -> StageRecord:
+    """With the figures that were drawn beside the set."""
+    snapshot = curated.open()
+    figures = sorted((snapshot.local_dir() / "figures").glob("*.*")) if snapshot.is_local else []
+    return stage_record("curation", config, curated, artifacts=tuple(figures))
+
+
+def training_record(
+    config: object, trained: SnapshotRef, curated: DatasetRef | None = None
+) -> StageRecord:
+    """With every numeric column of the log as a series."""
+    snapshot = trained.open()
+    log = snapshot.read(unique="step").sort("step")
+    numbers = dict(numbers_of(snapshot.manifest))
+    series = {}
+    for name, kind in log.schema.items():
+        if kind.is_numeric() and name not in (*STEPS, *numbers):
+            points = log.select("step", pl.col(name).cast(pl.Float64))
+            series[name] = tuple(points.filter(pl.col(name).is_finite()).iter_rows())
+    decided = snapshot.manifest.get("decided") or {}
+    return stage_record(
+        "training",
+        config,
+        trained,
+        series={name: points for name, points in series.items() if points},
+        datasets=(curated,) if curated else (),
+        tags={"base_model": base_model_of(config, trained), **decided},
+    )
 
 
 def base_model_of(config: Any, trained: SnapshotRef) -> str:
@@ -189,21 +148,20 @@ def training_headline(trained: SnapshotRef) -> Metrics:
     return headline
 
 
-def analysis_record(config: BaseModel, analysis: SnapshotRef) -> StageRecord:
+def analysis_record(analysis: SnapshotRef) -> StageRecord:
+    """With its numbers and their bounds, as metrics and as a table, and its page."""
     snapshot = analysis.open()
     rows: list[dict[str, Cell]] = snapshot.read(unique="name").to_dicts()
     metrics: Json = {}
     for row in rows:
         if row["value"] is not None:
-            name = str(row["name"])
-            metrics[name] = row["value"]
-            metrics |= {f"{name}_{bound}": row[bound] for bound in ("lower", "upper")}
-    return StageRecord(
-        name="analysis",
-        times=times_of(snapshot),
-        params=config,
+            metrics[str(row["name"])] = row["value"]
+            metrics |= {f"{row['name']}_{bound}": row[bound] for bound in ("lower", "upper")}
+    return stage_record(
+        "analysis",
+        {},
+        analysis,
         metrics=metrics,
         tables={"numbers": rows} if rows else {},
-        tags={"fingerprint": snapshot.fingerprint},
         artifacts=tuple(snapshot.local_dir() / name for name in snapshot.manifest["files"]),
     )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import fsspec
 import polars as pl
-import pyarrow.parquet as pq
+import pyarrow.dataset
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, stable_hash
-from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
+from tasks.tracking.records import DatasetRef, Rows, RunRecord, StageRecord
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
@@ -30,8 +30,8 @@ VERSION_TAG = "concur.model_version"
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: the UI nests by it
 SOURCE_TAG = "mlflow.source.name"
 NOTE_TAG = "mlflow.note.content"  # MLflow's own: the description on the run's page
+TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own: its pages find tables by it
 ADAPTER = "adapter"
-TABLES = "tables"
 FIGURES = (".png", ".svg", ".pdf")
 
 # limits of mlflow 3.17 (mlflow/utils/validation.py), in characters and entries
@@ -87,9 +87,7 @@ class Runs(NamedTuple):
             if record.datasets:
                 self.client.log_inputs(run_id, [*map(dataset_input, record.datasets)])
             self.files(run_id, record.artifacts)
-            for name, rows in record.tables.items():
-                columns = {column: [row[column] for row in rows] for column in rows[0]}
-                self.client.log_table(run_id, columns, f"{TABLES}/{name}.json")
+            self.tables(run_id, record.tables)
             if isinstance(record, RunRecord) and (adapter := record.adapter):
                 self.client.log_artifacts(run_id, str(adapter.directory), ADAPTER)
         except Exception:
@@ -141,6 +139,16 @@ class Runs(NamedTuple):
         for path in paths:
             folder = "figures" if path.suffix.lower() in FIGURES else None
             self.client.log_artifact(run_id, str(path), folder)
+
+    def tables(self, run_id: str, tables: Mapping[str, Rows]) -> None:
+        """Write tables/NAME.json as MLflow's `log_table` does, which would append to it."""
+        entries = []
+        for name, rows in tables.items():
+            table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+            entries.append({"path": f"tables/{name}.json", "type": "table"})
+            self.client.log_dict(run_id, table, entries[-1]["path"])
+        if entries:
+            self.client.set_tag(run_id, TABLES_TAG, json.dumps(entries))
 
     def register(self, run_id: str, record: RunRecord) -> None:
         """Make the run's adapter, if any, a version of its registered model, once: a deleted
@@ -202,12 +210,9 @@ def dataset_input(dataset: DatasetRef) -> DatasetInput:
             f"dataset {dataset.name!r}: there is no Parquet file at {dataset.path}",
             "give a snapshot's directory or a file",
         )
-    rows = 0
-    for part in parts:
-        with fs.open(part, "rb") as handle:
-            footer = pq.ParquetFile(handle)
-            rows, schema = rows + footer.metadata.num_rows, footer.schema_arrow
-    columns = infer_schema(pl.DataFrame(pl.from_arrow(schema.empty_table()))).to_dict()
+    table = pyarrow.dataset.dataset(parts, filesystem=fs)
+    rows = table.count_rows()
+    columns = infer_schema(pl.DataFrame(pl.from_arrow(table.schema.empty_table()))).to_dict()
     uri = fs.unstrip_protocol(path)
     entity = Dataset(
         name=clip(dataset.name, 500),
@@ -215,7 +220,7 @@ def dataset_input(dataset: DatasetRef) -> DatasetInput:
         source_type="local" if uri.startswith(("file:", "local:")) else uri.partition("://")[0],
         source=json.dumps({"uri": uri}),
         schema=json.dumps({"mlflow_colspec": columns}),
-        profile=json.dumps({"num_rows": rows, "num_elements": rows * len(schema)}),
+        profile=json.dumps({"num_rows": rows, "num_elements": rows * len(table.schema)}),
     )
     return DatasetInput(entity)
 

@@ -69,7 +69,7 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(tmp_path, monkeypatch
     record = RunRecord(
         run_fingerprint="f", name="ablation", tags={"language": "cpp"}, params=params
     )
-    first, again = (AblationSink(Destination(uri, None, "e")) for _ in range(2))
+    first, again = (AblationSink(Destination(uri, str(tmp_path), "e")) for _ in range(2))
 
     def dies(*_):
         raise ConnectionResetError("on its way")

@@ -14,7 +14,6 @@ from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.records import Candidate, KernelTask, Language, Phases
 from tasks.benchmark.report.files import Report
 from tasks.observe import stage as analysis_stage
-from tasks.observe.config import ObservationConfig
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, SCORES, TASKS, VERDICTS
 from tasks.tracking.stages import verification_record
@@ -142,7 +141,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     score = {"model": "base", "track": "custom_kernel", "baseline": "eager", "metric": "exec"}
     scores = written(root, "benchmark", [score | {"k": 1, "value": 0.5}], SCORES)
     (root / "report.html").write_text("report")
-    analysis = analysis_stage.run(*planted(root / "others", 100), ObservationConfig())
+    analysis = analysis_stage.run(*planted(root / "others", 100))
     refreshed = Refreshed(
         tasks=tasks, candidates=candidates, verdicts=verdicts, curated=curated, analysis=analysis
     )
@@ -176,20 +175,9 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     for prefix, expected in CASES["verification_metrics"].items():
         assert under(prefix) == pytest.approx(expected), prefix
 
-    tables = {
-        name: client.load_table(experiment.experiment_id, f"tables/{name}.json")
-        for name in ("phases", "pool")
-    }
-    rows = {row["phase"]: row for row in tables["phases"].to_dict("records")}
-    assert list(rows) == "reference load correctness attribution timing run".split()
-    assert (rows["load"]["candidates"], rows["load"]["sum_s"], rows["load"]["median_s"]) == (
-        3,
-        4.5,
-        1.0,
-    )
-    assert rows["timing"]["candidates"] == 0 and tables["phases"]["median_s"].isna().sum() == 2
-    (pool,) = tables["pool"].to_dict("records")
-    assert (pool["candidates"], pool["device_busy_share"], pool["full_share"]) == (5, 0.23, 0.5)
+    told = {name.removeprefix("telemetry/"): value for name, value in under("telemetry/").items()}
+    assert (told["candidates"], told["device_busy_share"], told["full_share"]) == (5, 0.23, 0.5)
+    assert (told["built"], told["wall_s"], told["queue_depth_most"]) == (4, 50.0, 2)
 
     analysed, numbers = child("analysis"), analysis.open().read().to_dicts()
     known = {row["name"]: row["value"] for row in numbers if row["value"] is not None}
@@ -211,10 +199,8 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     assert track(*made) == first
     assert child().data.metrics == metrics
     assert all(len(client.get_metric_history(child().info.run_id, name)) == 1 for name in metrics)
-    assert len(client.load_table(experiment.experiment_id, "tables/phases.json")) == len(
-        tables["phases"]
-    )
-    assert len(client.load_table(experiment.experiment_id, "tables/pool.json")) == 1
+    shown = client.load_table(experiment.experiment_id, "tables/numbers.json")
+    assert list(shown["name"]) == [row["name"] for row in numbers]
 
 
 def test_a_run_without_workers_reports_no_pool(root):
@@ -237,15 +223,14 @@ def test_a_run_without_workers_reports_no_pool(root):
         written(root, "verification", rows, VERDICTS, telemetry=None, **common),
     )
     shown = {name: value for name, value in reused.metrics.items() if value is not None}
-    assert shown == {
-        "status_runtime_error": 1,
+    assert {name: value for name, value in shown.items() if "/" in name} == {
+        "status_counts/runtime_error": 1,
         **{
             f"phases/{name}_{kind}_s": 2.0
             for name in ("load", "run")
             for kind in ("median", "mean")
         },
     }
-    assert set(reused.tables) == {"phases"}
 
 
 def test_nothing_built_has_no_share_of_builds(root):
@@ -253,7 +238,6 @@ def test_nothing_built_has_no_share_of_builds(root):
     metrics = verification_record(
         VerificationConfig(), written(root, "verification", [], VERDICTS, **common)
     ).metrics
-    assert metrics["builds/candidates"] == 0
-    assert metrics["builds/lite_share"] is None
-    assert metrics["builds/cache_hit_share"] is None
-    assert metrics["pool/candidates"] == 0 and metrics["phases/load_median_s"] is None
+    assert metrics["telemetry/built"] == 0 and metrics["telemetry/candidates"] == 0
+    assert not {"telemetry/lite_share", "telemetry/cache_hit_share"} & set(metrics)
+    assert metrics.get("phases/load_median_s") is None

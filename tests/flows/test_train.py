@@ -60,7 +60,7 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     config = PipelineConfig(root=str(tmp_path / "root"), name="tiny")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     run_id = log_run(
-        training_run_record(config, curated, trained), Destination(uri, None, "concur")
+        training_run_record(config, curated, trained), Destination(uri, str(tmp_path), "concur")
     )
     client = mlflow.tracking.MlflowClient(tracking_uri=uri, registry_uri=uri)
     run = client.get_run(run_id)
@@ -80,7 +80,7 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     }
     assert series == CASES["training_series"]
 
-    assert registered_version(run_id, Destination(uri, None, "concur")) == "concur-tiny/1"
+    assert registered_version(run_id, Destination(uri, str(tmp_path), "concur")) == "concur-tiny/1"
     (version,) = client.search_model_versions("name = 'concur-tiny'")
     upstream = curated.open().manifest["upstream"]
     assert version.tags["concur.curated"] == curated.fingerprint

@@ -81,7 +81,7 @@ def log_hostile_ablation(root, uri):
     """The ablation in MLflow, as `flows.ablation.track` writes it: a parent with the comparison's
     files, and two children to compare."""
     files = hostile_comparison(root)
-    sink = AblationSink(Destination(uri, None, "concur"))
+    sink = AblationSink(Destination(uri, str(root), "concur"))
     parent = sink.open(
         RunRecord(
             run_fingerprint="hostile-ablation",

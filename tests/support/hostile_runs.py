@@ -85,7 +85,7 @@ def track(folder, uri):
         stages=(StageRecord(name=HOSTILE, tables={"errors": ({"error": HOSTILE, "count": 1},)}),),
         artifacts=tuple(folder / name for name in files),
     )
-    return log_run(record, Destination(uri, None, "concur"))
+    return log_run(record, Destination(uri, str(folder), "concur"))
 
 
 def main():

@@ -37,7 +37,7 @@ def main():
         stages=(
             StageRecord(name="synthesis", params=config.synthesis),
             verification_record(config.verification, refreshed.verdicts),
-            *([analysis_record(config.analysis, found)] if (found := refreshed.analysis) else []),
+            *([analysis_record(found)] if (found := refreshed.analysis) else []),
         ),
         datasets=(
             DatasetRef(
@@ -47,7 +47,7 @@ def main():
             ),
         ),
     )
-    log_run(record, Destination(os.environ["MLFLOW_TRACKING_URI"], None, "concur"))
+    log_run(record, Destination(os.environ["MLFLOW_TRACKING_URI"], config.root, "concur"))
     print("rows", refreshed.verdicts.open().manifest["rows"])
 
 

@@ -43,8 +43,10 @@ class Home:
         self.uri = f"sqlite:///{path}/mlflow.db"
         self.artifacts = path / "artifact root"
 
+        self.destination = Destination(self.uri, str(self.artifacts), "refresh")
+
     def log(self, record):
-        return log_run(record, Destination(self.uri, str(self.artifacts), "refresh"))
+        return log_run(record, self.destination)
 
     @property
     def client(self):
@@ -216,7 +218,7 @@ def test_the_registered_version_is_the_adapter(home, monkeypatch):
     )
     assert home.client.get_run(run_id).data.tags[VERSION_TAG] == "concur-adapter/1"
     assert CASES["record"]["adapter"]["lineage"].items() <= version.tags.items()
-    assert registered_version(run_id, Destination(home.uri, None, "refresh")) == "concur-adapter/1"
+    assert registered_version(run_id, home.destination) == "concur-adapter/1"
     weights = mlflow.artifacts.download_artifacts(
         f"{version.source}/adapter_model.safetensors", tracking_uri=home.uri
     )
@@ -417,20 +419,10 @@ def test_illegal_records_cannot_be_built(home, fault):
         home.record(**CASES["illegal"][fault])
 
 
-def test_without_an_artifact_root_artifacts_lie_beside_the_database(home, monkeypatch):
-    elsewhere = home.path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    run_id = log_run(home.record(), Destination(home.uri, None, "refresh"))
-    assert (home.path / "mlartifacts" / run_id / "artifacts" / "report.html").is_file()
-    assert list(elsewhere.iterdir()) == []
-
-
-def test_a_database_server_needs_an_artifact_root_and_its_password_stays_secret(home):
-    with pytest.raises(UsageError, match="artifact root") as caught:
-        log_run(
-            home.record(), Destination("postgresql://me:secret@127.0.0.1/mlflow", None, "refresh")
-        )
+def test_the_password_of_a_database_server_stays_secret(home):
+    nobody = Destination("postgresql://me:secret@127.0.0.1:1/mlflow", str(home.path), "refresh")
+    with pytest.raises(EvalError, match="cannot open the tracking database") as caught:
+        log_run(home.record(), nobody)
     assert "secret" not in str(caught.value)
 
 
@@ -465,7 +457,7 @@ def test_a_server_that_never_answers_is_an_error_soon(home, silent_server, monke
     before = dict(os.environ)
     started = time.monotonic()
     with pytest.raises(MlflowException):
-        log_run(home.record(), Destination(silent_server, None, "refresh"))
+        log_run(home.record(), Destination(silent_server, "", "refresh"))
     assert time.monotonic() - started < 60  # MLflow's own defaults: more than ten minutes
     assert dict(os.environ) == before
 
@@ -553,7 +545,8 @@ def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path):
         from tasks.tracking.records import RunRecord
         assert "mlflow" not in sys.modules, "importing the sink imports mlflow"
         record = RunRecord(run_fingerprint="f", name="first", stages=({{"name": "synthesis"}},))
-        log_run(record, Destination("sqlite:///{tmp_path}/new/mlflow.db", None, "refresh"))
+        place = "{tmp_path}/new"
+        log_run(record, Destination(f"sqlite:///{{place}}/mlflow.db", place, "refresh"))
     """
     env = os.environ | {"PYTHONPATH": str(Path(mlflow_sink.__file__).parents[2])}
     command = [sys.executable, "-c", textwrap.dedent(script)]

@@ -61,13 +61,12 @@ def _side(root: str, name: str) -> Side:
             f"files of {name} are missing or have changed",
             f"publish it again, or restore what {PUBLICATION} lists",
         )
-    config, fingerprint = next(iter(published.curated.items()))
-    known = Snapshot(root, CURATION, fingerprint)
+    known = Snapshot(root, CURATION, published.curated)
     if known.finished:
-        return Side(published.tag, published.facts[config], decisions_of(known))
+        return Side(published.tag, published.facts, decisions_of(known))
     with readable(name):
         rows = pl.read_parquet(Path(name) / "data" / "*.parquet")
-    return Side(published.tag, published.facts[config], rows.with_columns(taken=True))
+    return Side(published.tag, published.facts, rows.with_columns(taken=True))
 
 
 def _taken(side: Side) -> pl.DataFrame:

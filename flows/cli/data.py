@@ -17,7 +17,6 @@ from flows.cli.common import (
     Root,
     Verdicts,
     command,
-    repeated,
     setting,
 )
 from flows.extras import require_extras
@@ -102,9 +101,6 @@ def publish(
     *,
     root: Root = ".concur",
     curated: Curated = None,
-    also: list[str] = repeated(
-        metavar="SNAPSHOT", help="Another set, as a configuration named after its strategy."
-    ),
     out: str = Option(..., metavar="DIR", help="Folder to create."),
     name: str | None = Option(None, help="Name of the data set."),
     license: str | None = Option(
@@ -129,7 +125,6 @@ def publish(
         root,
         out,
         curated=curated,
-        also=also,
         push=push,
         public=public,
         name=name,

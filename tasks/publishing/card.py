@@ -11,7 +11,7 @@ import polars as pl
 
 from kernels_eval.records import Json
 from tasks.publishing.columns import COLUMNS
-from tasks.publishing.config import UNKNOWN, PublishOptions
+from tasks.publishing.config import DATA, UNKNOWN, PublishOptions
 from tasks.publishing.lineage import VERIFICATION, settings
 from tasks.reporting.templates import environment
 from tasks.reporting.text import by_count, cell, fenced
@@ -27,14 +27,12 @@ MOST_CHARACTERS = 400  # of a setting
 
 @dataclass(frozen=True)
 class Card:
-    """A card's content. `splits`, `places` (folders) and `facts` are by configuration, the default
-    first; `observations` are sentences."""
+    """A card's content: rows by split, `facts` of the lineage, and `observations`, sentences."""
 
     options: PublishOptions
     tag: str
-    splits: Mapping[str, Mapping[str, pl.DataFrame]]
-    places: Mapping[str, str]
-    facts: Mapping[str, Json]
+    splits: Mapping[str, pl.DataFrame]
+    facts: Json
     observations: Sequence[str] = ()
 
 
@@ -42,23 +40,22 @@ def card(context: Card) -> str:
     """The whole README.md."""
     from huggingface_hub import DatasetCard
 
-    default = next(iter(context.splits))
-    rows = pl.concat(context.splits[default].values())
+    rows = pl.concat(context.splits.values())
     counts = {name: _counts(rows[name]) for name in COUNTED}
     filters = {"cell": cell, "fenced": fenced, "number": "{:,}".format}
     template = environment(Path(__file__).parent, filters=filters).get_template("card.md.jinja")
     text = template.render(
         card=context,
-        facts=context.facts[default],
+        facts=context.facts,
         front_matter=_front_matter(context, list(counts["language"])),
-        settings={stage: _settings(stage, each) for stage, each in context.facts[default].items()},
+        settings={stage: _settings(stage, each) for stage, each in context.facts.items()},
         rows=rows.height,
         tasks=rows["task_id"].n_unique(),
         counts=counts,
         quantiles={name: _quantiles(rows[name]) for name in MEASURED},
         shares=QUANTILES,
         repaired=int(rows["repaired"].sum()),
-        shared_programs=_shared_programs(context.splits[default]),
+        shared_programs=_shared_programs(context.splits),
         columns=[(name, COLUMNS.get(name, "as curation wrote it")) for name in rows.columns],
         unknown=UNKNOWN,
     )
@@ -68,19 +65,14 @@ def card(context: Card) -> str:
 def _front_matter(context: Card, languages: Sequence[str]) -> str:
     from huggingface_hub import DatasetCardData
 
-    configs: list[Json] = []
-    for name, splits in context.splits.items():
-        place = context.places[name]
-        files = [{"split": split, "path": f"{place}/{split}-*.parquet"} for split in splits]
-        configs.append({"config_name": name, "data_files": files})
-    configs[0]["default"] = True
+    files = [{"split": each, "path": f"{DATA}/{each}-*.parquet"} for each in context.splits]
     return DatasetCardData(
         pretty_name=_line(context.options.name),
         license=context.options.license,
         language=["en"],
         task_categories=["text-generation"],
         tags=["concur", "code", "gpu-kernels", "reasoning", *languages],
-        configs=configs,
+        configs=[{"config_name": "default", "data_files": files}],
     ).to_yaml()
 
 

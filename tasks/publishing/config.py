@@ -7,7 +7,7 @@ from pydantic import Field
 from kernels_eval.records import Record
 
 PUBLICATION, README = "publication.json", "README.md"
-DATA, STRATEGIES = "data", "strategies"
+DATA = "data"
 TRAIN, TEST = "train", "test"
 UNKNOWN = "unknown"
 SPLIT_SEED = 0

@@ -14,11 +14,11 @@ from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError, cause_of
 from kernels_eval.records import Record
-from tasks.publishing.config import DATA, PUBLICATION, README, STRATEGIES
+from tasks.publishing.config import DATA, PUBLICATION, README
 from tasks.publishing.publish import Published, is_whole, read_publication
 
 TOKEN_ENV = "HF_TOKEN"
-CONTENT = (f"{DATA}/*", f"{STRATEGIES}/*", README, PUBLICATION)
+CONTENT = (f"{DATA}/*", README, PUBLICATION)
 """What a publication may hold. Other files of the repository (a `.gitattributes`) stay."""
 
 
@@ -80,11 +80,10 @@ def _send(api: Any, folder: Path, repo_id: str, published: Published) -> None:
         allow_patterns=[PUBLICATION, *published.files],
         delete_patterns=list(CONTENT),
     )
-    message = f"curated {', '.join(published.curated.values())}"
     api.create_tag(
         repo_id,
         tag=published.tag,
-        tag_message=message,
+        tag_message=f"curated {published.curated}",
         revision=commit.oid,
         repo_type="dataset",
         exist_ok=True,

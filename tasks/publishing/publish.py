@@ -1,8 +1,8 @@
 """A curated snapshot as a folder that `datasets.load_dataset`, polars and DuckDB read without our
 code.
 
-Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/...`, `README.md`
-(the card), and `publication.json`: origin, revision, and files' SHA-256.
+Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `README.md` (the card), and
+`publication.json`: origin, revision, and files' SHA-256.
 
 Guarantees: folders are atomic; only an earlier publication is replaced; equal snapshots, options
 and code give equal bytes and revision.
@@ -10,9 +10,8 @@ and code give equal bytes and revision.
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -22,8 +21,8 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, stable_hash
 from tasks.files import explain_write_errors, file_sha256
 from tasks.publishing.card import Card, card
-from tasks.publishing.config import DATA, PUBLICATION, README, STRATEGIES, PublishOptions
-from tasks.publishing.lineage import Lineage, analysis_of, facts, lineage
+from tasks.publishing.config import DATA, PUBLICATION, README, PublishOptions
+from tasks.publishing.lineage import analysis_of, facts, lineage
 from tasks.publishing.rows import published_rows, splits_of
 from tasks.store import SnapshotRef
 from tasks.versions import PUBLISHING_VERSION
@@ -36,34 +35,29 @@ WRITE_FIX = (
 
 
 class Published(Record):
-    """A published folder. `tag` is its revision; `fingerprint` identifies its content; `rows` by
-    configuration and split; `files` maps paths to SHA-256."""
+    """A published folder. `tag` is its revision, also the hub's git tag; `fingerprint` identifies
+    its content; `rows` by split; `files` maps paths to SHA-256."""
 
     tag: str
     fingerprint: str
     created_at: str
-    curated: dict[str, str]
-    facts: dict[str, Json]
+    curated: str
+    facts: Json
     options: PublishOptions
-    rows: dict[str, dict[str, int]]
+    rows: dict[str, int]
     files: dict[str, str]
 
 
-def publish(
-    curated: SnapshotRef,
-    out: Path,
-    options: PublishOptions | None = None,
-    *,
-    strategies: Sequence[SnapshotRef] = (),
-) -> Published:
-    """Publish a curated snapshot to `out`, with `strategies` as further configurations. Raises
-    UsageError for a snapshot that cannot be published, and where `out` has other content or cannot
-    be written."""
+def publish(curated: SnapshotRef, out: Path, options: PublishOptions | None = None) -> Published:
+    """Publish a curated snapshot to `out`.
+
+    The card has the observations of the set's analysis, if any. Raises UsageError for a snapshot
+    that cannot be published, and where `out` has other content or cannot be written.
+    """
     options, out = options or PublishOptions(), out.expanduser().absolute()
-    lines = _named([lineage(ref) for ref in (curated, *strategies)])
-    known = {name: facts(line) for name, line in lines.items()}
-    created_at = max(line.manifest["created_at"] for line in lines.values())
-    analysis = analysis_of(next(iter(lines.values())))
+    line = lineage(curated)
+    known, created_at = facts(line), line.manifest["created_at"]
+    analysis = analysis_of(line)
     observations = tuple(analysis.manifest["finding"]) if analysis else ()
     identity = [options.model_dump(mode="json"), known, observations, PUBLISHING_VERSION]
     fingerprint = stable_hash(identity)
@@ -76,26 +70,20 @@ def publish(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     try:
-        sets = {name: published_rows(line) for name, line in lines.items()}
-        splits = {name: splits_of(rows, options) for name, rows in sets.items()}
+        splits = splits_of(published_rows(line), options)
         with explain_write_errors(out, WRITE_FIX):
-            for name, parts in splits.items():
-                for split, rows in parts.items():
-                    _write(rows, folder / _place(name, lines), split)
-            places = {name: _place(name, lines) for name in lines}
-            text = card(Card(options, tag, splits, places, known, observations))
+            for split, rows in splits.items():
+                _write(rows, folder / DATA, split)
+            text = card(Card(options, tag, splits, known, observations))
             (folder / README).write_text(text, "utf-8")
             published = Published(
                 tag=tag,
                 fingerprint=fingerprint,
                 created_at=created_at,
-                curated={name: line.curated.fingerprint for name, line in lines.items()},
+                curated=line.curated.fingerprint,
                 facts=known,
                 options=options,
-                rows={
-                    name: {split: rows.height for split, rows in parts.items()}
-                    for name, parts in splits.items()
-                },
+                rows={split: rows.height for split, rows in splits.items()},
                 files={path: file_sha256(folder / path) for path in sorted(_files_in(folder))},
             )
             (folder / PUBLICATION).write_text(published.model_dump_json(indent=2) + "\n", "utf-8")
@@ -127,22 +115,6 @@ def is_whole(folder: Path, published: Published) -> bool:
         (folder / path).is_file() and file_sha256(folder / path) == digest
         for path, digest in published.files.items()
     )
-
-
-def _named(lines: list[Lineage]) -> dict[str, Lineage]:
-    """Configurations by strategy (a directory); fingerprints tell repeated ones apart."""
-    found: dict[str, Lineage] = {}
-    for line in lines:
-        name = re.sub(r"[^A-Za-z0-9_]+", "_", line.strategy).strip("_")[:60] or "strategy"
-        fingerprint = line.curated.fingerprint
-        if name in found and found[name].curated.fingerprint != fingerprint:
-            name = f"{name}_{fingerprint[:8]}"
-        found.setdefault(name, line)
-    return found
-
-
-def _place(name: str, lines: dict[str, Lineage]) -> str:
-    return DATA if name == next(iter(lines)) else f"{STRATEGIES}/{name}"
 
 
 def _write(rows: pl.DataFrame, directory: Path, split: str) -> None:

@@ -4,6 +4,7 @@ may be in both under two task_ids."""
 from __future__ import annotations
 
 import polars as pl
+import pyarrow as pa
 
 from kernels_eval.errors import UsageError
 from tasks.publishing.columns import COLUMNS, ORIGINS, REQUIRED, licence_of
@@ -11,9 +12,10 @@ from tasks.publishing.config import SPLIT_SEED, TEST, TRAIN, PublishOptions
 from tasks.publishing.lineage import Lineage, readable, source_of
 from tasks.sources.holdout import place_of
 from tasks.store import Snapshot
-from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
+from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS, columns_of, completed
 
 SCHEMAS = {"candidates": CANDIDATES, "verdicts": VERDICTS, "tasks": TASKS}
+FIX = "run its stage again with this version"
 RESPONSE = ("response", "separated_reasoning")
 
 
@@ -26,12 +28,8 @@ def published_rows(line: Lineage) -> pl.DataFrame:
         if rows.is_empty():
             fix = "there is nothing to publish: lower curation.min_speedup"
             raise UsageError(f"the curated set {where} is empty", fix)
-        if missing := [name for name in REQUIRED if name not in rows.columns]:
-            fix = "run its stage again with this version"
-            raise UsageError(f"the curated set {where} lacks the columns {', '.join(missing)}", fix)
-        empty = pl.DataFrame(CURATED.empty_table())
-        _require_kinds(rows, empty, where)
-        rows = pl.concat([empty, rows], how="diagonal_relaxed")
+        columns, what = columns_of(CURATED), f"publishing the curated set {where}"
+        rows = completed(rows, columns, REQUIRED, what=what, fix=FIX)
         for name in ORIGINS:
             rows = _joined(rows, getattr(line, name), name, where)
     rows = rows.with_columns(
@@ -75,35 +73,16 @@ def _joined(rows: pl.DataFrame, above: Snapshot | None, name: str, where: str) -
         columns=[key, *columns.values()], unique=key, among=rows.select(key).unique()
     )
     published = {path.rpartition(".")[2]: new for new, path in columns.items()}
-    found = found.rename(published, strict=False)
-    empty = pl.DataFrame(SCHEMAS[name].empty_table())
-    _require_kinds(found.select(key, *(each for each in columns if each in empty)), empty, where)
-    absent = {
-        new: pl.lit(None, _type(empty, path))
-        for new, path in columns.items()
-        if new not in found.columns
-    }
-    found = found.with_columns(**absent).select(key, *columns)
+    kinds = {new: _kind(SCHEMAS[name], path) for new, path in columns.items()}
+    found = completed(found.rename(published, strict=False), {key: pl.String(), **kinds}, fix=FIX)
+    found = found.select(key, *columns)
     return rows.drop(columns, strict=False).join(found, on=key, how="left", maintain_order="left")
 
 
-def _require_kinds(rows: pl.DataFrame, empty: pl.DataFrame, where: str) -> None:
-    """Raise UsageError for rows without an id, and text for numbers or the reverse."""
-    fix = "run its stage again with this version"
-    for name in ("candidate_id", "task_id"):
-        if name in rows.columns and rows[name].has_nulls():
-            raise UsageError(f"{where} has rows without {name}", fix)
-    for name in set(rows.columns) & set(empty.columns):
-        found, expected = rows.schema[name], empty.schema[name]
-        same = found.is_numeric() == expected.is_numeric()
-        same = same and (found == pl.String) == (expected == pl.String)
-        if found != pl.Null and not same:
-            raise UsageError(f"the column {name} of {where} is {found}, not {expected}", fix)
-
-
-def _type(empty: pl.DataFrame, path: str) -> pl.DataType:
+def _kind(schema: pa.Schema, path: str) -> pl.DataType:
+    """The type of a column, or of "column.field" of a struct."""
     column, _, field = path.partition(".")
-    values = empty[column]
+    values = pl.DataFrame(schema.empty_table())[column]
     return values.struct.field(field).dtype if field else values.dtype
 
 

@@ -63,12 +63,10 @@ def again(curated, name, strategy, rows, **extra):
     return other.ref
 
 
-def load(folder, *config, split="train"):
+def load(folder, split="train"):
     import datasets
 
-    return datasets.load_dataset(
-        str(folder), *config, cache_dir=str(folder.parent / "cache"), split=split
-    )
+    return datasets.load_dataset(str(folder), cache_dir=str(folder.parent / "cache"), split=split)
 
 
 def names_in(folder):
@@ -98,10 +96,10 @@ def front_matter(folder):
 # -- readers ---------------------------------------------------------------------------------------
 
 
-def test_datasets_loads_the_folder_with_and_without_a_configuration(out, curated):
+def test_datasets_loads_the_folder(out, curated):
     publish(curated, out, PublishOptions(holdout_share=0.4))
-    train, test, named = load(out), load(out, split="test"), load(out, "concur")
-    assert train.num_rows + test.num_rows == 24 and named[0] == train[0]
+    train, test = load(out), load(out, split="test")
+    assert train.num_rows + test.num_rows == 24
     first = train[0]
     assert list(first) == list(COLUMNS)
     known = {"device": "GPU X", "task_license": "Apache-2.0", "prompt_hash": "prompt", "turn": 1}
@@ -109,16 +107,6 @@ def test_datasets_loads_the_folder_with_and_without_a_configuration(out, curated
     assert {name: first[name] for name in known} == known
     assert first["verdict_key"].startswith("key-") and first["sampling"]["temperature"] == 0.7
     assert first["speedup_lower"] < first["speedup"] < first["speedup_upper"]
-
-
-def test_each_strategy_is_a_configuration_of_its_own(out, curated):
-    rows = curated.open().read().head(5)
-    other = again(curated, "other", "random/../x", rows, created_at="2031-01-02T00:00:00+00:00")
-    made = publish(curated, out, strategies=[other, curated])
-    assert list(made.rows) == ["concur", "random_x"] and made.tag.startswith("refresh-2031-01-02-")
-    assert (load(out).num_rows, load(out, "random_x").num_rows) == (24, 5)
-    configs = front_matter(out)["configs"]
-    assert [config["config_name"] for config in configs] == ["concur", "random_x"]
 
 
 def test_tasks_that_were_chosen_among_the_sources_keep_their_source_and_licence(tmp_path, out):
@@ -151,11 +139,10 @@ def test_rows_that_are_not_the_response_as_written_say_so(tmp_path, out):
 
 def test_the_card_says_what_it_holds_and_where_it_is_from(tmp_path, out):
     from tasks.observe import stage as analysis
-    from tasks.observe.config import ObservationConfig
 
     ref = line(tmp_path / "root", [*many(), sample("t/00", 7, 900, None, generator="evil](x)<b>")])
     above = lineage(ref)
-    made = analysis.run(above.verdicts.ref, above.candidates.ref, ObservationConfig())
+    made = analysis.run(above.verdicts.ref, above.candidates.ref)
     publish(ref, out, PublishOptions(license="apache-2.0", holdout_share=0.4))
     text, told = card_of(out), front_matter(out)
     assert told["task_categories"] == ["text-generation"]
@@ -183,7 +170,7 @@ def test_hostile_text_stays_text(tmp_path, out):
     assert len(headings) == 7 and "T" not in headings
     # a pipe in the data makes no column
     cells = kinds.count("th_open") + kinds.count("td_open")
-    assert cells == 5 * 4 + 2 * 4 + 3 * 6 + (len(COLUMNS) + 1) * 2
+    assert cells == 5 * 4 + 2 * 3 + 3 * 6 + (len(COLUMNS) + 1) * 2
     assert load(out)[0]["reasoning"] == HOSTILE
 
 
@@ -192,7 +179,7 @@ def test_hostile_text_stays_text(tmp_path, out):
 
 def test_the_same_again_is_the_same_folder_and_no_work(tmp_path, out, curated, monkeypatch):
     made = publish(curated, out)
-    assert made.rows == {"concur": {"train": 24}}
+    assert made.rows == {"train": 24}
     publish(curated, tmp_path / "b")
     assert contents(out) == contents(tmp_path / "b")
     with monkeypatch.context() as patch:
@@ -298,8 +285,8 @@ def no_verdicts(curated, part):
     "spoil, problem",
     [
         (unfinished, "unfinished"),
-        *((without(name), f"lacks the columns {name}") for name in ("reasoning", "task_code")),
-        (without("criterion"), "lacks the columns criterion"),
+        *((without(name), f"needs the columns {name}") for name in ("reasoning", "task_code")),
+        (without("criterion"), "needs the columns criterion"),
         (no_rows, "is empty"),
         (no_parts, "is empty"),
         (no_verdicts, "verdicts snapshot .* is missing"),

@@ -129,7 +129,7 @@ def test_the_next_refresh_removes_what_it_no_longer_has_and_keeps_files_of_other
     fake, folder, tmp_path
 ):
     push_to_hub(folder, REPO)
-    old = (".gitattributes", "data/train-00000-of-00009.parquet", "strategies/random/a.parquet")
+    old = (".gitattributes", "data/train-00000-of-00009.parquet")
     fake.repos[REPO]["files"] |= dict.fromkeys(old, b"old")
     ref = line(tmp_path / "root", [sample("t/3", 0, 10, 6.0)])
     publish(ref, folder, PublishOptions(license="mit"))

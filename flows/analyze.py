@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from tasks.curation.source import Source
-    from tasks.observe.config import ObservationConfig
 
 
 def analyze_table(
@@ -20,7 +19,6 @@ def analyze_table(
     *,
     root: str = ".concur",
     out: str,
-    config: ObservationConfig | None = None,
 ) -> Json:
     """Write the observations' report to `out`; return them and the report's path.
 
@@ -33,7 +31,7 @@ def analyze_table(
 
     if candidates and not verdicts:
         raise UsageError("--candidates without --verdicts", "give both, or neither")
-    found = observe(read(Source(verdicts, candidates, root, unfinished=True)), config)
+    found = observe(read(Source(verdicts, candidates, root, unfinished=True)))
     report = write(found, out)
     findings = [
         {"key": row.key, "name": row.name} | row.estimate.model_dump() for row in found.findings

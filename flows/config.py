@@ -23,7 +23,6 @@ from tasks.curation.config import (
     CurationConfig,
 )
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
-from tasks.observe.config import ObservationConfig
 from tasks.profiling.config import ProfileConfig
 from tasks.search.config import SearchConfig
 from tasks.sources.config import TasksConfig
@@ -52,7 +51,6 @@ class PipelineConfig(Record, title="concur run"):
     profile: ProfileConfig = ProfileConfig()
     search: SearchConfig = SearchConfig()
     curation: CurationConfig = CurationConfig()
-    analysis: ObservationConfig = ObservationConfig()
     training: TrainingRecipe = TrainingRecipe()
     reinforcement: ReinforceRecipe = ReinforceRecipe()
     benchmark: BenchmarkConfig = Field(default=BenchmarkConfig(), validate_default=True)

@@ -20,7 +20,6 @@ from kernels_eval.devices import conditions, device_for
 from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.decontamination.step import choose_tasks
-from tasks.observe.config import ObservationConfig
 from tasks.observe.stage import found_in
 from tasks.observe.step import analyse
 from tasks.policy import call_stage
@@ -70,7 +69,7 @@ def run_stages(config: PipelineConfig) -> Refreshed:
         samples = verified_samples(config)
         equal = equal_kernels(config.deduplication)
         curated = call_stage(curate, samples, config.curation, equal)
-        analysis, cautions = analysed(config.analysis, samples)
+        analysis, cautions = analysed(samples)
     made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
     _, undrawn = optional(
         "The figures of the training set", draw_figures, made, config.curation.strategy
@@ -147,22 +146,18 @@ def training_tasks(config: PipelineConfig) -> SnapshotRef:
     return chosen
 
 
-def analysed(
-    config: ObservationConfig, samples: Samples
-) -> tuple[SnapshotRef | None, tuple[str, ...]]:
+def analysed(samples: Samples) -> tuple[SnapshotRef | None, tuple[str, ...]]:
     """The observations. Failures become a caution: the curated set is already published, and the
     next run of the configuration retries."""
     of = (samples.verdicts, samples.candidates)
-    result, cautions = optional("The observations of this refresh", _observed, *of, config)
+    result, cautions = optional("The observations of this refresh", _observed, *of)
     analysis, text = result or (None, "".join(map(as_text, cautions)))
     create_markdown_artifact("observations", text, "What reasoning length says")
     return analysis, cautions
 
 
-def _observed(
-    verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig
-) -> tuple[SnapshotRef, str]:
-    analysis = call_stage(analyse, verdicts, candidates, config)
+def _observed(verdicts: SnapshotRef, candidates: SnapshotRef) -> tuple[SnapshotRef, str]:
+    analysis = call_stage(analyse, verdicts, candidates)
     found = found_in(analysis)
     page = f"The page with figures and tables: `{found.files[0]}`" if found.files else ""
     return analysis, f"{found.markdown()}\n{page}\n"

@@ -16,6 +16,7 @@ from tasks.curation.source import Source
 from tasks.sources.files import columns_of, shown
 from tasks.sources.tables import load
 from tasks.synthesis.inputs import parts_of
+from tasks.tables import completed
 
 OF_VERDICTS = (
     *("candidate_id", "task_id", "status", "reason", "outputs_match", "timing"),
@@ -75,10 +76,8 @@ def _names_models(verdicts: str) -> bool:
 
 def _read(source: Source, label: str | None) -> pl.DataFrame:
     frame = source.verdict_rows(OF_VERDICTS, OF_CANDIDATES, NEEDED)
-    absent = {name: kind for name, kind in ABSENT.items() if name not in frame.columns}
     named = [pl.col(name) for name in ("generator", "model") if name in frame.columns]
-    return frame.with_columns(
-        *(pl.lit(None, kind).alias(name) for name, kind in absent.items()),
+    return completed(frame, ABSENT).with_columns(
         model=pl.coalesce(*named, pl.lit(label or "unnamed")),
     )
 

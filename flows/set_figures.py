@@ -7,10 +7,9 @@ from pathlib import Path
 
 import polars as pl
 
-from kernels_eval.errors import UsageError
 from tasks.curation.tables import deciding_of
 from tasks.files import explain_write_errors
-from tasks.observe.composition import SetComposition, composition, leading_family, markdown
+from tasks.observe.composition import SetComposition, composition, leading_family, markdown_table
 from tasks.samples import Samples
 from tasks.store import SnapshotRef
 from tasks.workload.families import families_of
@@ -21,12 +20,7 @@ TABLE_FILE = "composition.md"
 
 def task_families(verdicts: pl.DataFrame) -> pl.DataFrame:
     """task_id and family of each task of a frame with task_id and reference_operators, by its first
-    row that names any. Raises UsageError for missing columns."""
-    needed = ("task_id", "reference_operators")
-    if missing := [column for column in needed if column not in verdicts.columns]:
-        raise UsageError(
-            f"operator families need the columns {', '.join(missing)}", "give verdicts"
-        )
+    row that names any."""
     operators = pl.col("reference_operators")
     if not isinstance(verdicts.schema["reference_operators"], pl.List):
         return pl.DataFrame(schema={"task_id": pl.String, "family": pl.String})
@@ -52,7 +46,7 @@ def write_figures(sets: Sequence[SetComposition], directory: Path) -> tuple[Path
     with explain_write_errors(directory, "choose another --out, or free some disk"):
         directory.mkdir(parents=True, exist_ok=True)
         figures = save(composition_figure(sets[:MAX_SETS]), directory)
-        table.write_text(markdown(sets), encoding="utf-8")
+        table.write_text(markdown_table(sets), encoding="utf-8")
     return (*figures, table)
 
 

@@ -20,7 +20,7 @@ from tasks.scores import affordable_resamples, scores
 from tasks.sources.tables import load
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, VERDICTS
+from tasks.tables import CANDIDATES, VERDICTS, completed
 from tasks.versions import (
     CANDIDATE_TABLE_VERSION,
     PARSER_VERSION,
@@ -150,9 +150,8 @@ def _part(name: str, source: Source, tasks: str | None) -> Part:
     columns = (*NEEDED, *READ)
     frame = source.verdict_rows(columns, columns, NEEDED)
     places = places_of(source.candidates, frame)
-    absent = {key: pl.lit(None, kind) for key, kind in READ.items() if key not in frame.columns}
     texts = {key: pl.col(key).cast(pl.String) for key in NEEDED}
-    frame = _marked(frame.with_columns(**absent, **texts), source)
+    frame = _marked(completed(frame, READ).with_columns(**texts), source)
     named = _tasks(source, tasks, set(frame["task_id"]))
     titles = {key: key if title in key else f"{title} ({key})" for key, (title, _) in named.items()}
     timing = pl.col("timing").struct

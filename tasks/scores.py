@@ -350,10 +350,14 @@ def _without_uncompared(rows: pl.DataFrame, frame: pl.DataFrame, by: list[str]) 
     counts = frame.group_by(by).agg(never.sum().alias("never"))
     rows = rows.join(counts, on=by, how="left", nulls_equal=True, maintain_order="left")
     why = pl.format("{} of its timed samples were not timed against torch.compile", "never")
-    some = pl.col("never") > 0
+    return without_values(rows, pl.col("never") > 0, why)
+
+
+def without_values(rows: pl.DataFrame, where: pl.Expr, why: pl.Expr) -> pl.DataFrame:
+    """Scores without their values and bounds in some rows, and `why_not` there."""
     return rows.with_columns(
-        *(pl.when(~some).then(name).alias(name) for name in ("value", "lower", "upper")),
-        pl.when(some).then(why).otherwise("why_not").alias("why_not"),
+        *(pl.when(~where).then(name).alias(name) for name in ("value", "lower", "upper")),
+        pl.when(where).then(why).otherwise("why_not").alias("why_not"),
     )
 
 

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import polars as pl
 import pyarrow as pa
 
+from kernels_eval.errors import UsageError, cause_of
 from kernels_eval.records import Status
 from kernels_eval.tables import table_beside
 
@@ -27,6 +30,47 @@ def _type(kind: str) -> pa.DataType:
     if kind.endswith("[]"):
         return pa.list_(_type(kind.removesuffix("[]")))
     return pa.struct(_fields(kind)) if kind in _COLUMNS else pa.type_for_alias(kind)
+
+
+def columns_of(schema: pa.Schema) -> pl.Schema:
+    """A table's columns as types of polars."""
+    return pl.DataFrame(schema.empty_table()).schema
+
+
+def completed(
+    frame: pl.DataFrame,
+    columns: Mapping[str, pl.DataType],
+    needed: Sequence[str] = (),
+    *,
+    what: str = "this",
+    fix: str = "give tables as their stages wrote them",
+) -> pl.DataFrame:
+    """The frame with all of `columns`: absent ones are null, and structs get their absent fields.
+
+    Raises UsageError, about `what` needs it, for a `needed` column that is absent, and for one of
+    another kind (text, numbers, lists, structs).
+    """
+    if missing := [name for name in needed if name not in frame.columns]:
+        raise UsageError(f"{what} needs the columns {', '.join(missing)}", fix)
+    changed = []
+    for name, kind in columns.items():
+        found = frame.schema.get(name, pl.Null())
+        if found == pl.Null:
+            changed.append(pl.lit(None, kind).alias(name))
+        elif _kind(found) != _kind(kind):
+            raise UsageError(f"the column {name} holds {found}, not {kind}", fix)
+        elif isinstance(kind, pl.Struct) and isinstance(found, pl.Struct):
+            changed.append(pl.col(name).cast(pl.Struct({**found.to_schema(), **kind.to_schema()})))
+    try:
+        return frame.with_columns(changed)
+    except pl.exceptions.PolarsError as error:
+        raise UsageError(f"a column is not as {what} reads it: {cause_of(error)}", fix) from error
+
+
+def _kind(column: pl.DataType) -> str:
+    if column.is_numeric():
+        return "numbers"
+    return "text" if column in (pl.String, pl.Categorical, pl.Enum) else str(column.base_type())
 
 
 SAMPLING, TIMING = _type("sampling"), _type("timing")

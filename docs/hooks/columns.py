@@ -315,7 +315,6 @@ SCORES: Mapping[str, str] = {
     "upper": "upper end of its 95 % interval",
     "tasks": "tasks it rests on",
     "samples": "samples it rests on",
-    "token_limit": "longer answers, in completion tokens, count as none; null: none does",
     "why_not": "why there is no value",
     "missing": "number of tasks that other models answered and this one did not",
 }

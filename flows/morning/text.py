@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from flows.morning.report import Change, Morning
 from kernels_eval.records import Json
-from tasks.benchmark.pages import Section, fields_table, write_page
 from tasks.progress import duration
-from tasks.reporting.page import Bullets
+from tasks.reporting.page import write_page
+from tasks.reporting.parts import Bullets, Section, fields_table
 from tasks.reporting.text import by_count, cut
 
 ENDINGS = {

@@ -27,9 +27,6 @@ class BenchmarkConfig(Record):
     sampling: SamplingParams = SamplingParams(max_tokens=4096)
     """sampling parameters of base and tuned; those not set are training.base_model's own, if
     known"""
-    token_limits: tuple[PositiveInt, ...] = ()
-    """score each model again as if its answers had ended at this many tokens: a longer answer
-    counts as none. For comparing models with different limits"""
 
     @property
     def ks(self) -> tuple[int, ...]:

@@ -1,7 +1,4 @@
-"""What scoring left out, and verdicts under a token limit.
-
-Guarantees: tasks that scoring leaves out stay out under a limit. Does not score.
-"""
+"""What scoring left out. Does not score."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from kernels_eval.records import Reason, Status
+from kernels_eval.records import Reason
 from tasks.scores import excluded_tasks, nested, uncompiled_tasks
-from tasks.tables import CORRECT, TASK_ERROR
+from tasks.tables import TASK_ERROR
 
 
 def remarks(frame: pl.DataFrame) -> list[str]:
@@ -81,22 +78,3 @@ def _unknown_times(frame: pl.DataFrame) -> Iterator[str]:
             f"Scores against torch.compile leave out {len(uncompiled)} tasks without such a"
             f" baseline: {', '.join(uncompiled[:5])}."
         )
-
-
-def within_tokens(frame: pl.DataFrame, limit: int) -> pl.DataFrame:
-    """Verdicts where answers over `limit` completion tokens count as none."""
-    known = frame.filter(~pl.col("task_id").is_in(excluded_tasks(frame)))
-    over = ((pl.col("completion_tokens") > limit) | TASK_ERROR).fill_null(False)
-    cut = {"status": Status.NO_CODE, "reason": Reason.TRUNCATED, "timing": None}
-    cut["outputs_match"] = None
-    return known.with_columns(
-        pl.when(over).then(pl.lit(value)).otherwise(pl.col(name)).alias(name)
-        for name, value in cut.items()
-    )
-
-
-def unknown_lengths(frame: pl.DataFrame) -> dict[str, int]:
-    """model -> right answers without a token count, if any."""
-    right = CORRECT | (pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value)
-    rows = frame.filter(right, pl.col("completion_tokens").is_null())
-    return dict(rows["model"].value_counts().iter_rows())

@@ -9,7 +9,7 @@ import polars as pl
 
 from kernels_eval.records import Json
 from tasks.benchmark.remarks import remarks
-from tasks.scores import BASELINES, TRACKS, baselines_of, excluded_tasks, scores
+from tasks.scores import BASELINES, TRACKS, baselines_of, excluded_tasks, scores, without_values
 from tasks.sources.degenerate import degenerate_tasks
 from tasks.tables import CORRECT
 
@@ -119,10 +119,7 @@ def _without_times(rows: pl.DataFrame, frame: pl.DataFrame, by: Sequence[str]) -
     rows = rows.join(groups, on=by, how="left", maintain_order="left")
     needs_time = pl.col("metric").str.starts_with("fast_") & (pl.col("metric") != "fast_0")
     cut = needs_time & ~pl.col("_timed").fill_null(True)
-    return rows.with_columns(
-        *(pl.when(~cut).then(name).alias(name) for name in ("value", "lower", "upper")),
-        pl.when(cut).then(pl.lit(NO_TIME)).otherwise("why_not").alias("why_not"),
-    ).drop("_timed")
+    return without_values(rows, cut, pl.lit(NO_TIME)).drop("_timed")
 
 
 def _notes(frame: pl.DataFrame, rows: pl.DataFrame) -> list[str]:

@@ -3,17 +3,13 @@ values are "n/a", never 0; strings are raw."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import tee
-from typing import NamedTuple, TypeVar
 
 from kernels_eval.records import Row
-from tasks.benchmark.pages import Part, Section
-from tasks.reporting.page import Cell, Table
+from tasks.reporting.parts import Cell, Part, Section, Table, table_of
 from tasks.reporting.text import interval, p_value
 from tasks.scores import EXEC, GEOMETRIC_MEAN, Track, metric_name
-
-Item = TypeVar("Item")
 
 OWN_TRACK: Track = "custom_kernel"
 """What headlines, orders and figures are of."""
@@ -34,37 +30,10 @@ READS = {
 """What a difference may be called, by the verdict on it."""
 
 
-class Caution(NamedTuple):
-    """A limit of a result: its name, value and meaning."""
-
-    what: str
-    value: str
-    means: str
-
-
 CORRECT_MEANS = (
-    "'correct'",
-    "always",
-    "Outputs matched on all inputs that were tried, and the checks for known cheats found nothing."
-    " This is evidence, not proof.",
+    "'correct' means that outputs matched on all inputs that were tried, and that the checks for"
+    " known cheats found nothing. This is evidence, not proof."
 )
-
-
-def cautions_of(*found: tuple[str, object, str]) -> list[Caution]:
-    """Cautions with a value."""
-    return [Caution(what, str(value), means) for what, value, means in found if value]
-
-
-def cautions_table(cautions: Sequence[Caution]) -> Table:
-    return Table(("what", "here", "meaning"), cautions)
-
-
-def table_of(rows: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]) -> Table:
-    """A row per item, a column of `columns` per cell with content."""
-    cells = [[cell(row) for cell in columns.values()] for row in rows]
-    shown = [name for name, *values in zip(columns, *cells, strict=True) if any(values)]
-    places = [list(columns).index(name) for name in shown]
-    return Table(tuple(shown), [tuple(row[place] for place in places) for row in cells])
 
 
 def metrics_of(rows: Iterable[Row]) -> dict[str, float | None]:
@@ -116,6 +85,15 @@ def judged(row: Row) -> str:
     return "distinguishable" if row["p_seeds_holm"] < SIGNIFICANT else "within_seed_spread"
 
 
+def difference_sentence(row: Row) -> str:
+    """A difference with its interval, its p and what it may be called."""
+    return (
+        f"{row['model']} minus {row['baseline']}, {label(row['metric'], row['k'])}:"
+        f" {difference_points(row)} points, corrected p {p_value(row['p_holm']) or 'not known'}:"
+        f" {READS[judged(row)]}."
+    )
+
+
 DIFFERENCE_COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
     "difference": lambda row: f"{row['model']} minus {row['baseline']}",
     "metric": lambda row: label(row["metric"], row["k"]),
@@ -142,20 +120,19 @@ def differences_parts(rows: Iterable[Row]) -> tuple[Part, ...]:
 
 
 def scores_table(rows: Iterable[Row]) -> Table:
-    """A row per model, track, baseline, token limit and k, a column per metric. Means over all
+    """A row per model, track, baseline and k, a column per metric. Means over all
     samples are in the smallest k's row."""
 
     def keys(row: Row) -> tuple[str, ...]:
         k = smallest if row["k"] is None else row["k"]
-        limit = f"{row['token_limit']:,}" if row["token_limit"] else "none"
         return (
             *(row["model"], TRACK_NAMES[row["track"]], BASELINE_NAMES[row["baseline"]]),
-            *(limit, str(k), str(row["tasks"]), str(row["samples"])),
+            *(str(k), str(row["tasks"]), str(row["samples"])),
         )
 
     rows = list(rows)
     smallest = min((row["k"] for row in rows if row["k"] is not None), default=1)
-    names = ("model", "track", "against", "token limit", "k", "tasks", "samples")
+    names = ("model", "track", "against", "k", "tasks", "samples")
     return pivoted(names, rows, keys, lambda row: label(row["metric"]))
 
 

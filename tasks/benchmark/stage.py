@@ -6,7 +6,7 @@ import polars as pl
 
 from kernels_eval.records import Record
 from tasks.benchmark.config import PS, BenchmarkConfig
-from tasks.benchmark.remarks import remarks, unknown_lengths, within_tokens
+from tasks.benchmark.remarks import remarks
 from tasks.scores import TRACKS, Baseline, baselines_of, excluded_tasks, scores
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import SCORES
@@ -26,18 +26,14 @@ class Answers(Record):
 
 
 def answers_frame(answers: list[Answers]) -> pl.DataFrame:
-    """One row per verdict with model and answer tokens, for scoring and the report."""
-    lengths = ["candidate_id", "completion_tokens"]
-    frames = []
-    for each in answers:
-        verdicts = each.verdicts.open().read(columns=READ, unique="candidate_id")
-        tokens = each.candidates.open().read(columns=lengths, unique="candidate_id")
-        joined = verdicts.join(tokens, on="candidate_id", how="left", maintain_order="left")
-        frames.append(joined.with_columns(model=pl.lit(each.model)))
-    frame = pl.concat(frames, how="diagonal_relaxed")
-    if lengths[1] in frame.columns:
-        return frame
-    return frame.with_columns(completion_tokens=pl.lit(None, pl.Int64))
+    """One row per verdict with its model, for scoring and the report."""
+    frames = [
+        each.verdicts.open()
+        .read(columns=READ, unique="candidate_id")
+        .with_columns(model=pl.lit(each.model))
+        for each in answers
+    ]
+    return pl.concat(frames, how="diagonal_relaxed")
 
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
@@ -59,41 +55,14 @@ def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
 
 
 def all_scores(frame: pl.DataFrame, config: BenchmarkConfig) -> pl.DataFrame:
-    """`tasks.scores.scores` for both tracks and timed baselines, unlimited (`token_limit` null) and
-    under each token limit."""
-    parts = []
-    for limit in (None, *config.token_limits):
-        part = frame if limit is None else within_tokens(frame, limit)
-        for baseline in baselines_of(frame):
-            for track in TRACKS:
-                rows = scores(
-                    part,
-                    ks=config.ks,
-                    ps=PS,
-                    track=track,
-                    baseline=baseline,
-                )
-                parts.append(rows.with_columns(token_limit=pl.lit(limit, pl.Int64)))
-    rows = pl.concat(parts)
-    if not config.token_limits:
-        return rows
-    return _without_unknown_lengths(rows, unknown_lengths(frame))
-
-
-def _without_unknown_lengths(rows: pl.DataFrame, unknown: dict[str, int]) -> pl.DataFrame:
-    """Under a limit, models with right answers of unknown length have no value."""
-    count = pl.col("model").replace_strict(unknown, default=None, return_dtype=pl.Int64)
-    cut = pl.col("token_limit").is_not_null() & count.is_not_null()
-    why = pl.format("{} of its right answers have no token count", count)
-    return rows.with_columns(
-        *(pl.when(~cut).then(name).alias(name) for name in ("value", "lower", "upper")),
-        pl.when(cut).then(why).otherwise("why_not").alias("why_not"),
+    """`tasks.scores.scores` for both tracks and timed baselines."""
+    return pl.concat(
+        scores(frame, ks=config.ks, ps=PS, track=track, baseline=baseline)
+        for baseline in baselines_of(frame)
+        for track in TRACKS
     )
 
 
-def scores_of(
-    ref: SnapshotRef, baseline: Baseline = "eager", limit: int | None = None
-) -> pl.DataFrame:
-    """Scores against one baseline under one token limit (None: unlimited)."""
-    rows = ref.open().read()
-    return rows.filter(baseline=baseline).filter(pl.col("token_limit").eq_missing(limit))
+def scores_of(ref: SnapshotRef, baseline: Baseline = "eager") -> pl.DataFrame:
+    """Scores against one baseline."""
+    return ref.open().read().filter(baseline=baseline)

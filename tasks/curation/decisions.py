@@ -17,7 +17,7 @@ from tasks.curation.draw import Array
 from tasks.curation.pool import CUT_OFF, known_ratio, marked, pool_of
 from tasks.curation.reasons import MEANING, WhyNot
 from tasks.curation.strategies import choose, strategy_of
-from tasks.tables import DECISIONS
+from tasks.tables import DECISIONS, columns_of, completed
 
 
 class Decided(NamedTuple):
@@ -117,9 +117,8 @@ def _table(rows: pl.DataFrame, choice: Choice, config: CurationConfig) -> pl.Dat
             taken=pl.col("taken").fill_null(False),
         )
     )
-    empty = pl.DataFrame(DECISIONS.empty_table())
-    kept = [name for name in DECISIONS.names if name in table.columns]
-    return pl.concat([empty, table.select(kept)], how="diagonal_relaxed").cast(empty.schema)
+    columns = columns_of(DECISIONS)
+    return completed(table, columns).select(list(columns)).cast(columns)
 
 
 def _decided_pool(choice: Choice, config: CurationConfig) -> pl.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tasks.tables import DECISIONS
+from tasks.tables import DECISIONS, columns_of, completed
 
 KEYS = ("candidate_id", "task_id")
 COMPARED = (
@@ -24,7 +24,8 @@ def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     candidate_id, task_id, `change` (gained, lost, changed), `reason`, and `COMPARED` as `_old` and
     `_new`, sorted.
     """
-    sides = {"old": _complete(old), "new": _complete(new)}
+    columns = columns_of(DECISIONS)
+    sides = {"old": completed(old, columns), "new": completed(new, columns)}
     taken = pl.concat([side.filter("taken").select(KEYS) for side in sides.values()]).unique(KEYS)
     decided = {"old": "why_not" in old.columns, "new": "why_not" in new.columns}
     for name, side in sides.items():
@@ -73,12 +74,6 @@ def reason_counts(rows: pl.DataFrame) -> dict[str, dict[str, int]]:
     for change, reason, count in counts.iter_rows():
         found[change][reason] = count
     return found
-
-
-def _complete(decisions: pl.DataFrame) -> pl.DataFrame:
-    empty = pl.DataFrame(DECISIONS.empty_table())
-    known = [name for name in empty.columns if name in decisions.columns]
-    return pl.concat([empty, decisions.select(known)], how="diagonal_relaxed")
 
 
 def _why(side: str) -> pl.Expr:

@@ -1,23 +1,19 @@
 """The samples that every strategy chooses from: correct first-turn samples with reasoning, each
-once, sorted by task_id, sample_index and candidate_id. Frames have `COLUMNS` and perhaps
-`OPTIONAL`."""
+once, sorted by task_id, sample_index and candidate_id. Frames have columns of
+`tasks.curation.checks`."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from tasks.curation.checks import COLUMNS, require_lengths, require_usable, timing_fields
+from tasks.curation.checks import RATIOS, require_lengths, usable
 from tasks.curation.config import CurationConfig
 from tasks.curation.reasons import WhyNot
 from tasks.operators import is_single_operator
+from tasks.scores import nested
 from tasks.tables import CORRECT
 
-OPTIONAL = (
-    *("schema_version", "turn", "custom_kernels", "reason", "trace_flags", "kernel"),
-    *("finish_reason", "finish_guessed", "completion_tokens", "max_tokens"),
-    *("rewrote_bottleneck", "correct_on_every_gpu"),
-)
-BOUNDS = ("speedup_lower", "speedup_upper")
+_, *BOUNDS = RATIOS
 CUT_OFF = ("cut off (recorded)", "cut off (guessed from the text)", "cut off (guessed from tokens)")
 CUT_REASONS = ("length", "max_tokens", "max_length")
 ENDED_REASONS = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
@@ -31,16 +27,15 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 
     Samples with one of `exclude_flags` or cut off by the token limit count as never drawn: another
     may then be the shortest or fastest. A repeated candidate_id counts once. Raises UsageError as
-    `require_usable` and `require_lengths` do.
+    `usable` and `require_lengths` do.
     """
-    require_usable(frame, config)
-    known = [name for name in (*COLUMNS, *OPTIONAL) if name in frame.columns]
-    rows = frame.select(known).with_columns(_ended=ends(frame)).with_row_index("_row")
+    rows = usable(frame, config)
+    rows = rows.with_columns(_ended=ends(rows)).with_row_index("_row")
     excluded = pl.coalesce(
         _refused(~CORRECT.fill_null(False), WhyNot.NOT_CORRECT),
-        _refused(_is_later_turn(frame, config), WhyNot.LATER_TURN),
+        _refused(_is_later_turn(config), WhyNot.LATER_TURN),
         _refused(_is_cut_off(config), WhyNot.CUT_OFF),
-        _refused(_has_excluded_flag(frame, config), WhyNot.TRACE_FLAG),
+        _refused(_has_excluded_flag(config), WhyNot.TRACE_FLAG),
     )
     single = is_single_operator(pl.col("reference_operators"))
     rows = rows.with_columns(_why_not=excluded, _single=single).drop("reference_operators")
@@ -74,33 +69,30 @@ def pool_of(rows: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
         .otherwise(0.0)
         for name in BOUNDS
     }
-    kernel = pl.col("kernel") if "kernel" in rows.columns else pl.lit(None, pl.String)
     return (
         eligible.with_columns(_speedup=known_ratio(rows, "speedup").fill_null(0.0))
         .with_columns(**bounds)
         .select(
             *("_row", "_ended", "candidate_id", "task_id", "sample_index", "reasoning_tokens"),
             *("_speedup", *(f"_{name}" for name in BOUNDS), "_single"),
-            _unmet=_unmet_demand(rows, config),
-            _kernel=pl.coalesce(kernel, pl.col("candidate_id").cast(pl.String)),
+            _unmet=_unmet_demand(config),
+            _kernel=pl.coalesce("kernel", pl.col("candidate_id").cast(pl.String)),
             _rivals=pl.len().over("task_id"),
         )
         .sort("task_id", "sample_index", "candidate_id")
     )
 
 
-def ends(frame: pl.DataFrame) -> pl.Series:
+def ends(rows: pl.DataFrame) -> pl.Series:
     """Why each answer ended: one of `CUT_OFF`, "by itself", or "unknown". Without a known
     finish_reason, answers of exactly max_tokens, or of their generator's greatest length where
     several tasks have it, were cut off."""
-    given = ("finish_reason", "finish_guessed", "completion_tokens", "max_tokens")
-    known = frame.with_columns(pl.lit(None).alias(n) for n in given if n not in frame.columns)
     reason = pl.col("finish_reason").cast(pl.String).str.to_lowercase()
     tokens = pl.col("completion_tokens")
     longest = tokens == tokens.max().over("generator")
     shared = longest & (pl.col("task_id").n_unique().over("generator", tokens) > 1)
-    guessed = pl.col("finish_guessed").cast(pl.Boolean).fill_null(False)
-    return known.select(
+    guessed = pl.col("finish_guessed").fill_null(False)
+    return rows.select(
         _ends=pl.when(reason.is_in(CUT_REASONS))
         .then(pl.when(guessed).then(pl.lit(CUT_OFF[1])).otherwise(pl.lit(CUT_OFF[0])))
         .when(reason.is_in(ENDED_REASONS))
@@ -113,8 +105,7 @@ def ends(frame: pl.DataFrame) -> pl.Series:
 
 def known_ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
     """A `timing` field; null where missing, or not a finite number above 0 (not timed)."""
-    there = name in timing_fields(frame)
-    value = (pl.col("timing").struct.field(name) if there else pl.lit(None)).cast(pl.Float64)
+    value = nested(frame, "timing", name).cast(pl.Float64)
     return pl.when(value.is_finite() & (value > 0)).then(value)
 
 
@@ -125,24 +116,20 @@ def _refused(condition: pl.Expr, why: WhyNot) -> pl.Expr:
     return pl.when(condition).then(pl.lit(why.value))
 
 
-def _is_later_turn(frame: pl.DataFrame, config: CurationConfig) -> pl.Expr:
-    if config.later_turns or "turn" not in frame.columns:
-        return pl.lit(False)
-    return pl.col("turn").fill_null(1) != 1
+def _is_later_turn(config: CurationConfig) -> pl.Expr:
+    return pl.lit(False) if config.later_turns else pl.col("turn").fill_null(1) != 1
 
 
 def _is_cut_off(config: CurationConfig) -> pl.Expr:
     return pl.lit(False) if config.cut_off_answers else pl.col("_ended").is_in(CUT_OFF)
 
 
-def _has_excluded_flag(frame: pl.DataFrame, config: CurationConfig) -> pl.Expr:
-    if not config.exclude_flags or "trace_flags" not in frame.columns:
-        return pl.lit(False)
+def _has_excluded_flag(config: CurationConfig) -> pl.Expr:
     excluded = pl.element().is_in(list(config.exclude_flags))
     return pl.col("trace_flags").list.eval(excluded).list.any()
 
 
-def _unmet_demand(frame: pl.DataFrame, config: CurationConfig) -> pl.Expr:
+def _unmet_demand(config: CurationConfig) -> pl.Expr:
     """Strict demands may refuse a winner, never crown another."""
     unmet = [pl.lit(None, pl.String)]
     least = config.require_speedup_lower_above
@@ -154,7 +141,7 @@ def _unmet_demand(frame: pl.DataFrame, config: CurationConfig) -> pl.Expr:
     if config.require_rewritten_bottleneck:
         kept = ~pl.col("rewrote_bottleneck").fill_null(False)
         unmet.append(_refused(kept, WhyNot.BOTTLENECK_KEPT))
-    if config.require_correct_on_every_gpu and "correct_on_every_gpu" in frame.columns:
+    if config.require_correct_on_every_gpu:
         failed = ~pl.col("correct_on_every_gpu").fill_null(True)
         unmet.append(_refused(failed, WhyNot.NOT_ON_EVERY_GPU))
     return pl.coalesce(unmet)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from kernels_eval.errors import UsageError, cause_of
 from tasks.curation.flags import flagged
 from tasks.curation.tables import (
-    DECIDING,
+    READ,
     curated_rows,
     joined_on_candidate,
     named_tasks,
@@ -148,7 +148,7 @@ class Source:
     def deciding(self, *, flags: bool = False) -> pl.DataFrame:
         """The columns strategies decide by, without texts; `flags` adds flaws of correct samples'
         traces, reused or measured. Raises UsageError without candidate_id or rows."""
-        frame = self.verdict_rows(DECIDING, DECIDING, ["candidate_id"])
+        frame = self.verdict_rows(READ, READ, ["candidate_id"])
         ids = pl.col("candidate_id")
         if "status" in frame.columns:
             right = CORRECT | TASK_ERROR  # the second judged nothing

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import polars as pl
 
-from tasks.curation.checks import COLUMNS
-from tasks.curation.pool import OPTIONAL, known_ratio
+from tasks.curation.checks import COLUMNS, OPTIONAL
+from tasks.curation.pool import known_ratio
 from tasks.operators import is_single_operator
 from tasks.samples import Samples
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CURATED, KERNEL_PROFILES
+from tasks.tables import CURATED, KERNEL_PROFILES, columns_of, completed
 
-DECIDING = tuple(
-    {"max_tokens": "sampling.max_tokens"}.get(name, name)
-    for name in (*COLUMNS, *OPTIONAL)
-    if name != "kernel"
+READ = (
+    *(*COLUMNS, *OPTIONAL, "sampling.max_tokens"),
+    *("trace_flags", "rewrote_bottleneck", "correct_on_every_gpu"),
 )
+"""Columns of the snapshots to decide by, if they have them."""
 TEXTS = ("candidate_id", "language", "reasoning", "answer", "code")
 FLAG_SCHEMA = {"candidate_id": pl.String(), "trace_flags": pl.List(pl.String())}
 
@@ -36,10 +36,10 @@ def deciding(
     flags: Snapshot | None = None,
     profiles: Snapshot | None = None,
 ) -> pl.DataFrame:
-    """The frame that `curate` reads: existing columns of `DECIDING`, without texts."""
+    """The frame that `curate` reads: existing columns of `READ`, without texts."""
     frame = joined_on_candidate(
-        verdicts.read(columns=DECIDING, unique="candidate_id"),
-        candidates.read(columns=DECIDING, unique="candidate_id"),
+        verdicts.read(columns=READ, unique="candidate_id"),
+        candidates.read(columns=READ, unique="candidate_id"),
     )
     frame = with_profiles(with_operators(frame, workloads), profiles)
     return with_flags(frame, flags) if flags else frame
@@ -57,10 +57,9 @@ def with_profiles(frame: pl.DataFrame, profiles: Snapshot | None) -> pl.DataFram
     profiles."""
     if profiles is None:
         return frame
-    columns = ["candidate_id", "limit", "cause", "sol_score", "rewrote_bottleneck"]
-    rows = pl.DataFrame(KERNEL_PROFILES.empty_table()).select(columns)
-    found = profiles.read(columns=columns, unique="candidate_id")
-    rows = pl.concat([rows, found], how="diagonal_relaxed")
+    names = ("candidate_id", "limit", "cause", "sol_score", "rewrote_bottleneck")
+    columns = {name: columns_of(KERNEL_PROFILES)[name] for name in names}
+    rows = completed(profiles.read(columns=names, unique="candidate_id"), columns)
     named = rows.with_columns(bottleneck=pl.coalesce("cause", "limit")).drop("limit", "cause")
     return _joined(frame.drop("rewrote_bottleneck", strict=False), named, "candidate_id")
 
@@ -69,8 +68,7 @@ def with_flags(frame: pl.DataFrame, flags: pl.DataFrame | Snapshot) -> pl.DataFr
     """Add `trace_flags` (from rows with candidate_id and trace_flags), null where not measured."""
     if isinstance(flags, Snapshot):
         flags = flags.read(columns=list(FLAG_SCHEMA), unique="candidate_id")
-    if "trace_flags" not in flags.columns:  # of no candidate at all
-        flags = pl.DataFrame(schema=FLAG_SCHEMA)
+    flags = completed(flags, FLAG_SCHEMA)
     return _joined(frame.drop("trace_flags", strict=False), flags, "candidate_id")
 
 
@@ -125,11 +123,8 @@ def curated_rows(
 ) -> pl.DataFrame:
     """tasks.tables.CURATED of what `curate` took, in order. `texts` has candidate_id and any of
     `TEXTS`; `named` is of `named_tasks`."""
-    absent = (
-        {} if "reasoning_from" in taken.columns else {"reasoning_from": pl.lit(None, pl.String)}
-    )
     single = is_single_operator(pl.col("reference_operators"))
-    rows = taken.with_columns(**absent).with_columns(
+    rows = completed(taken, {"reasoning_from": pl.String()}).with_columns(
         pl.col("reasoning_tokens").cast(pl.Int64),
         _giver=pl.coalesce("reasoning_from", "candidate_id"),
         speedup=known_ratio(taken, "speedup"),
@@ -142,8 +137,8 @@ def curated_rows(
         rows = _joined(rows, texts.select("reasoning", _giver="candidate_id"), "_giver")
     if named is not None:
         rows = _joined(rows, named, "task_id")
-    empty = pl.DataFrame(CURATED.empty_table())
-    return pl.concat([empty, rows], how="diagonal_relaxed").select(CURATED.names)
+    columns = columns_of(CURATED)
+    return completed(rows, columns).select(list(columns)).cast(columns)
 
 
 def _joined(left: pl.DataFrame, right: pl.DataFrame, on: str) -> pl.DataFrame:

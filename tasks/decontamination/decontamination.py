@@ -15,8 +15,8 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from tasks.decontamination.config import DecontaminationConfig, Level
 from tasks.decontamination.matching import Fingerprint, Index, fingerprints
-from tasks.reporting.page import Table, block_markdown
-from tasks.reporting.text import cell
+from tasks.reporting.page import markdown
+from tasks.reporting.parts import Part, Table
 
 EXAMPLES = 3
 EXAMPLE = "{task_id} = {benchmark_task_id} ({detail})"
@@ -58,15 +58,17 @@ class Decontaminated(Compared):
             for level, examples in self.examples().items()
         ]
         header = ("level", "removed", "examples (training task = benchmark task)")
-        text = f"{self.removed.height} of {total} training tasks are left out.\n\n"
-        text += block_markdown(Table(header, rows))
+        parts: list[Part] = [
+            f"{self.removed.height} of {total} training tasks are left out.",
+            Table(header, rows),
+        ]
         if self.untraced:
             more = ", ..." if len(self.untraced) > EXAMPLES else ""
-            text += (
-                f"\n\n{len(self.untraced)} could not be run and were compared as text only, exact"
-                f" and near: {', '.join(map(cell, self.untraced[:EXAMPLES]))}{more}."
+            parts.append(
+                f"{len(self.untraced)} could not be run and were compared as text only, exact and"
+                f" near: {', '.join(self.untraced[:EXAMPLES])}{more}."
             )
-        return text + "\n"
+        return markdown(*parts)
 
 
 def decontaminate(

@@ -14,7 +14,6 @@ import polars as pl
 
 from kernels_eval.records import Json, Record, Row
 from tasks.arl import THIRDS, arl_thirds
-from tasks.observe.config import ObservationConfig
 from tasks.observe.samples import JudgedSamples, samples_of
 from tasks.observe.statistics import odds_ratio, rank_correlation
 from tasks.reporting.findings import Estimate, Finding
@@ -22,6 +21,8 @@ from tasks.reporting.text import interval, plural
 from tasks.scores import EXEC, GEOMETRIC_MEAN, affordable_resamples, scores, wilson_intervals
 
 TOKENS, CORRECT, SPEEDUP = (pl.col(name) for name in ("reasoning_tokens", "correct", "speedup"))
+BIN_TOKENS, LAST_BIN_TOKENS = 256, 20_000
+"""Width of a bin of reasoning length, and from where one bin holds all: the paper's."""
 FEW_TASKS = 30
 """Tasks with both outcomes, below which only large effects show."""
 
@@ -54,10 +55,11 @@ class Observations(Record):
         return {row.key: row.estimate for row in self.findings}[key]
 
 
-def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Observations:
-    """Return all observations of verdicts joined with their candidates (columns as
-    `samples.samples_of`). Raises UsageError for a missing column, and where no sample has a length
-    and an outcome."""
+def observe(frame: pl.DataFrame) -> Observations:
+    """Return all observations of verdicts joined with their candidates.
+
+    Columns are those of `samples.samples_of`. Raises UsageError for a missing column, and where no
+    sample has a length and an outcome; what else is missing is said in the record."""
     judged = samples_of(frame)
     data = judged.data
     thirds = thirds_of(data)
@@ -69,7 +71,7 @@ def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Obs
         generators=tuple(name for name in data["generator"].unique().sort() if name),
         left_out=judged.left_out,
         truncated=int(data["truncated"].sum()) if judged.knows_truncation else None,
-        bins=accuracy_by_length(data, config or ObservationConfig()),
+        bins=accuracy_by_length(data),
         thirds=thirds,
         findings=(*_findings(judged), *_findings_of_thirds(thirds)),
     )
@@ -80,17 +82,16 @@ def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Obs
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def accuracy_by_length(data: pl.DataFrame, config: ObservationConfig) -> tuple[Json, ...]:
+def accuracy_by_length(data: pl.DataFrame) -> tuple[Json, ...]:
     """Return the share correct per non-empty bin of length, with Wilson's interval (the paper's
     figure 2)."""
-    width = config.bin_tokens
-    last = -(-config.last_bin_tokens // width)  # begins at a whole multiple of the width
-    number = (TOKENS // width).clip(upper_bound=last).cast(pl.Int64)
+    last = -(-LAST_BIN_TOKENS // BIN_TOKENS)  # begins at a whole multiple of the width
+    number = (TOKENS // BIN_TOKENS).clip(upper_bound=last).cast(pl.Int64)
     bins = data.group_by(bin=number).agg(samples=pl.len(), correct=CORRECT.sum()).sort("bin")
     lower, upper = wilson_intervals(bins["correct"].to_numpy(), bins["samples"].to_numpy())
-    end = (pl.col("bin") + 1) * width
+    end = (pl.col("bin") + 1) * BIN_TOKENS
     table = bins.select(
-        from_tokens=pl.col("bin") * width,
+        from_tokens=pl.col("bin") * BIN_TOKENS,
         to_tokens=pl.when(pl.col("bin") < last).then(end),
         samples="samples",
         correct="correct",

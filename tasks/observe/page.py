@@ -6,17 +6,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from markupsafe import Markup
-
 from tasks.files import explain_write_errors
 from tasks.observe.figure import accuracy_figure
 from tasks.observe.observations import Observations
 from tasks.reporting.charts import Drawn, save
 from tasks.reporting.findings import findings_table
-from tasks.reporting.page import block_markdown, rendered
+from tasks.reporting.page import write_page
+from tasks.reporting.parts import Bullets, Picture, Section, fields_table
+from tasks.reporting.text import plural
 
 REPORT, DATA = "report.md", "analysis.json"
-TEMPLATE = Path(__file__).parent / "templates" / "report.md.j2"
+THIRDS = (
+    *("third", "from_arl", "to_arl", "tasks", "samples"),
+    *("exec", "exec_lower", "exec_upper", "speedup", "speedup_lower", "speedup_upper"),
+)
+BINS = ("from_tokens", "to_tokens", "samples", "correct", "accuracy", "lower", "upper")
 
 
 def write(found: Observations, directory: str | os.PathLike[str]) -> Path:
@@ -28,10 +32,22 @@ def write(found: Observations, directory: str | os.PathLike[str]) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         save(drawn, out)
         (out / DATA).write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        (out / REPORT).write_text(markdown(found, drawn), encoding="utf-8")
+        (out / REPORT).write_text(report(found, drawn), encoding="utf-8")
     return out / REPORT
 
 
-def markdown(found: Observations, drawn: Drawn) -> str:
-    findings = Markup(block_markdown(findings_table(found.findings)))
-    return rendered(TEMPLATE, found=found, findings=findings, drawn=drawn)
+def report(found: Observations, drawn: Drawn) -> str:
+    """The page as Markdown, beside its figure."""
+    figure = Picture(drawn.name, drawn.alt, f"{drawn.name}.svg")
+    return write_page(
+        "md",
+        title="Reasoning length: what these samples show",
+        facts=(f"{found.samples:,} samples of {plural(found.tasks, 'task')}", *found.generators),
+        sentence="Lengths are tokens of the generator's own tokenizer",
+        sections=[
+            Section("Findings", (Bullets(found.finding), findings_table(found.findings))),
+            Section("What bounds this", (Bullets(found.cautions), figure)),
+            Section("Thirds of the tasks by ARL", (fields_table(found.thirds, *THIRDS),)),
+            Section("Accuracy by reasoning length", (fields_table(found.bins, *BINS),)),
+        ],
+    )

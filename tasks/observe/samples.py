@@ -13,11 +13,17 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
 from tasks.arl import LEVEL_OF_TASK
-from tasks.tables import CORRECT, TASK_ERROR
+from tasks.tables import CORRECT, TASK_ERROR, completed
 
 REQUIRED = ("task_id", "status", "reasoning_tokens")
-OPTIONAL = ("candidate_id", "finish_reason", "reason", "generator", "level", "max_tokens")
 TEXTS = ("task_id", "status", "finish_reason", "reason", "generator")
+COLUMNS: dict[str, pl.DataType] = {
+    **dict.fromkeys(("candidate_id", *TEXTS), pl.String()),
+    **dict.fromkeys(("reasoning_tokens", "level", "max_tokens"), pl.Int64()),
+    "speedup": pl.Float64(),
+    "timing": pl.Struct({"speedup": pl.Float64()}),
+}
+"""What is read, if it is there."""
 FIX = "join a verification snapshot with the candidates it verified"
 
 
@@ -39,9 +45,8 @@ class JudgedSamples(NamedTuple):
 def samples_of(frame: pl.DataFrame) -> JudgedSamples:
     """Return the judged samples of verdicts joined with their candidates.
 
-    Needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); `OPTIONAL` ones are used.
-    Raises UsageError for unusable columns, and where no row is left.
-    """
+    Needs the columns `REQUIRED` and `timing` or `speedup` (a ratio). Raises UsageError for unusable
+    columns, and where no row is left."""
     data, left_out = _typed(frame), dict[str, int]()
     tokens, candidate = pl.col("reasoning_tokens"), pl.col("candidate_id")
     unusable = {
@@ -79,42 +84,21 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
 
 
 def _typed(frame: pl.DataFrame) -> pl.DataFrame:
-    missing = [name for name in REQUIRED if name not in frame.columns]
     if not {"timing", "speedup"} & set(frame.columns):
-        missing.append("timing (or speedup)")
-    if missing:
-        raise UsageError(f"the analysis needs the columns {', '.join(missing)}", FIX)
-    absent = {name: None for name in OPTIONAL if name not in frame.columns}
-    try:
-        typed = frame.with_columns(**absent).select(
-            "candidate_id",
-            pl.col(TEXTS).cast(pl.String),
-            _speedup(frame).cast(pl.Float64).alias("speedup"),
-            pl.col("reasoning_tokens").cast(pl.Float64),
-            pl.col("level", "max_tokens").cast(pl.Int64, strict=False).cast(pl.String),
-        )
-    except pl.exceptions.PolarsError as error:
-        problem = str(error).splitlines()[0]
-        raise UsageError(
-            f"a column holds something else than the analysis reads: {problem}", FIX
-        ) from error
+        raise UsageError("the analysis needs the columns timing (or speedup)", FIX)
+    known = completed(frame, COLUMNS, REQUIRED, what="the analysis", fix=FIX)
+    speedup = pl.coalesce("speedup", pl.col("timing").struct.field("speedup"))
     cut_off = (pl.col("finish_reason") == "length").fill_null(False)
     truncated = (pl.col("reason") == Reason.TRUNCATED.value).fill_null(False)
+    numbers = pl.col("level", "max_tokens").cast(pl.Int64).cast(pl.String)
+    typed = known.with_columns(numbers, pl.col(TEXTS).cast(pl.String))
     level = "level " + pl.coalesce("level", LEVEL_OF_TASK)
     limit = "limit " + pl.col("max_tokens") + " tokens"
-    return typed.with_columns(
+    return typed.select(
+        *("candidate_id", "task_id", "status"),
+        pl.col("reasoning_tokens").cast(pl.Float64),
+        speedup=speedup.cast(pl.Float64),
         truncated=cut_off | truncated,
         generator=pl.col("generator").fill_null(""),
         stratum=pl.concat_str(level, limit, separator=", ", ignore_nulls=True),
     )
-
-
-def _speedup(frame: pl.DataFrame) -> pl.Expr:
-    if "speedup" in frame.columns:
-        return pl.col("speedup")
-    kind = frame.schema["timing"]
-    if kind == pl.Null:
-        return pl.lit(None)
-    if not isinstance(kind, pl.Struct) or "speedup" not in {field.name for field in kind.fields}:
-        raise UsageError(f"the column timing is {kind}, without a field speedup", FIX)
-    return pl.col("timing").struct.field("speedup")

@@ -11,10 +11,10 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record
-from tasks.observe.config import ObservationConfig
 from tasks.progress import report
 from tasks.reporting.findings import Finding, findings_table
-from tasks.reporting.page import Block, Bullets, block_markdown
+from tasks.reporting.page import markdown
+from tasks.reporting.parts import Bullets
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import NUMBERS
 from tasks.versions import ANALYSIS_VERSION
@@ -38,29 +38,29 @@ class Found(Record):
     files: tuple[Path, ...] = ()
 
     def markdown(self) -> str:
-        table = [findings_table(self.findings)] if self.findings else []
-        blocks: list[Block] = [Bullets(self.finding), *table, Bullets(self.cautions)]
-        return "\n\n".join(map(block_markdown, blocks)).strip() + "\n"
+        return markdown(
+            Bullets(self.finding), findings_table(self.findings), Bullets(self.cautions)
+        )
 
 
-def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
-    return Snapshot.planned(STAGE, config, [verdicts, candidates], ANALYSIS_VERSION)
+def planned(verdicts: SnapshotRef, candidates: SnapshotRef) -> Snapshot:
+    return Snapshot.planned(STAGE, {}, [verdicts, candidates], ANALYSIS_VERSION)
 
 
-def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
+def run(verdicts: SnapshotRef, candidates: SnapshotRef) -> SnapshotRef:
     """Return a finished snapshot of NUMBERS, with `finding`, `findings`, `cautions`, `files` and
     the tables `bins` and `thirds` in its manifest. Raises UsageError where the root cannot be
     written."""
-    snapshot = planned(verdicts, candidates, config)
+    snapshot = planned(verdicts, candidates)
     if snapshot.finished:
         return snapshot.ref
     frame = joined(verdicts.open(), candidates.open())
-    found, tables = _analysed(frame, config, snapshot)
+    found, tables = _analysed(frame, snapshot)
     rows = number_rows(found.findings)
     snapshot.append(rows, NUMBERS, key="name")
     report(STAGE, frame.height, frame.height, (found.finding or found.cautions)[0])
     extra = found.model_dump(mode="json") | tables
-    return snapshot.publish(config=config, rows=len(rows), extra=extra).ref
+    return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
 def found_in(ref: SnapshotRef) -> Found:
@@ -91,14 +91,12 @@ def number_rows(findings: Iterable[Finding]) -> list[Json]:
     return rows
 
 
-def _analysed(
-    frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
-) -> tuple[Found, Json]:
+def _analysed(frame: pl.DataFrame, snapshot: Snapshot) -> tuple[Found, Json]:
     from tasks.observe.observations import observe
     from tasks.observe.page import write
 
     try:
-        observations = observe(frame, config)
+        observations = observe(frame)
     except UsageError as problem:
         return Found(cautions=(f"Nothing could be analysed: {problem.args[0]}.",)), {}
     files: tuple[Path, ...] = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kernels_eval.records import Record
-from tasks.reporting.page import Table
+from tasks.reporting.parts import Table
 from tasks.reporting.text import interval
 
 

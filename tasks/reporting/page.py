@@ -1,4 +1,4 @@
-"""A page from a template, as one self-contained HTML file or as Markdown.
+"""A page of parts, as one self-contained HTML file or as Markdown.
 
 Guarantees: HTML loads nothing and runs no script; values are escaped; only http(s) addresses become
 links.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -17,10 +16,11 @@ from typing import Literal
 from jinja2 import Environment
 from markupsafe import Markup
 
+from tasks.reporting.parts import Cell, Link, Part
 from tasks.reporting.templates import environment
-from tasks.reporting.text import address, as_text, clean, cut, interval, plural
+from tasks.reporting.text import address, as_text, clean, cut, plural
 
-Form = Literal["html", "md", "txt"]
+Form = Literal["html", "md"]
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
 NOTHING = re.compile(r"([-+]?0(\.0+)?( %)?|n/a)( \(.*\))?|n/a: .*|1\.000|")
@@ -29,66 +29,31 @@ HEADING = re.compile(r'<h2 id="([a-z0-9-]*)">(.*?)</h2>', re.DOTALL)
 MARKDOWN_CHARS = 100_000  # of one value
 
 
-@dataclass(frozen=True)
-class Bullets:
-    """A list, one item a line."""
-
-    items: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Link:
-    """A link; an address that is not http(s) stays text."""
-
-    text: str
-    url: str
-
-
-Cell = str | Link | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table. The first `keys` cells name a row; HTML folds rows whose other cells hold no
-    finding. 0: every row is shown."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    keys: int = 0
-
-
-Block = Bullets | Table
-
-
-def page_of(
-    template: Path,
+def write_page(
     form: Form,
     *,
     title: str,
     facts: Sequence[str],
     sentence: str,
-    drawn: Mapping[str, str] | None = None,
-    **content: object,
+    sections: Sequence[Part],
+    drawn: Mapping[str, str] = {},
 ) -> str:
-    """Return the page: title, a line of facts, the headline, and the template filled with
-    `content`. Strings are raw. `drawn` maps figures' names to SVG."""
-    head = {"title": title, "facts": facts, "sentence": sentence, "drawn": drawn or {}}
-    page = _environment(form, template.parent).get_template(template.name)
-    text = page.render(content, form=form, **head)
+    """The page: title, a line of facts, the headline, and the sections with content.
+
+    Strings are raw. `drawn` maps figures' names to SVG for HTML."""
+    text = (
+        _environment(form)
+        .get_template("sections.j2")
+        .render(
+            form=form, title=title, facts=facts, sentence=sentence, sections=sections, drawn=drawn
+        )
+    )
     return text if form == "html" else _spaced(text) + "\n"
 
 
-def rendered(template: Path, **values: object) -> str:
-    """Return a filled text template.
-
-    In NAME.md.j2, values are escaped for Markdown; other templates give plain text."""
-    form: Form = "md" if template.name.endswith(".md.j2") else "txt"
-    return _environment(form, template.parent).get_template(template.name).render(values)
-
-
-def block_markdown(block: Block) -> str:
-    parts = _environment("md", TEMPLATES).get_template("md.j2").module
-    return _spaced(str(vars(parts)[type(block).__name__.lower()](**vars(block))))
+def markdown(*parts: Part) -> str:
+    """Parts without a page around them, as Markdown."""
+    return write_page("md", title="", facts=(), sentence="", sections=parts)
 
 
 def _spaced(text: str) -> str:
@@ -96,9 +61,9 @@ def _spaced(text: str) -> str:
 
 
 @cache
-def _environment(form: Form, folder: Path) -> Environment:
+def _environment(form: Form) -> Environment:
     def shown(value: object) -> object:
-        if form == "txt" or isinstance(value, Markup):
+        if isinstance(value, Markup):
             return value
         return clean(value) if form == "html" else Markup(as_text(value, MARKDOWN_CHARS))
 
@@ -107,12 +72,12 @@ def _environment(form: Form, folder: Path) -> Environment:
         return Markup(url) if form == "md" and url else url
 
     filters = {
-        **{"data": _data, "form": format, "indented": _indented, "link": link, "cut": cut},
+        **{"data": _data, "indented": _indented, "link": link, "cut": cut},
         **{"width": _width, "unbroken": _unbroken, "split": _split},
         **{"slug": _slug, "headings": _headings},
     }
-    made = environment(folder, TEMPLATES, filters=filters, autoescape=form != "txt", finalize=shown)
-    made.globals.update(interval=interval, plural=plural)
+    made = environment(TEMPLATES, filters=filters, autoescape=True, finalize=shown)
+    made.globals.update(plural=plural, kind_of=lambda part: type(part).__name__)
     return made
 
 

@@ -24,10 +24,10 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason, Row
 from kernels_eval.source.syntax import parse_source
 from tasks.files import atomic_write, explain_write_errors
-from tasks.tables import VIEWED
+from tasks.tables import VIEWED, columns_of
 
 STATIC = Path(__file__).with_name("static")
-COLUMNS = pl.DataFrame(VIEWED.empty_table()).schema
+COLUMNS = columns_of(VIEWED)
 """Columns of the index. `flags` and `strategies` hold names with tabs between them; `lower` and
 `upper` bound `speedup`; `tokens` is the reasoning length; `bottleneck` and `sol_score` are a
 profile's."""

@@ -23,10 +23,9 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home, tmp_pa
     from tasks.reporting.text import as_text
     from tasks.samples import Samples
 
-    config = PipelineConfig(root=str(tmp_path))
     refs = planted(tmp_path, 100)
     samples = Samples(tasks=refs[0], verdicts=refs[0], candidates=refs[1])
-    asked = flow(lambda: analysed(config.analysis, samples), name="analyse")
+    asked = flow(lambda: analysed(samples), name="analyse")
 
     analysis, cautions = asked()
     assert analysis is not None and cautions == ()

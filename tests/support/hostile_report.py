@@ -10,7 +10,7 @@ COUNTED = ("status", "reason", "criterion")
 NAMED = ("fingerprints", "tool_versions", "hardware")
 SCORE = {
     **{"track": "custom_kernel", "baseline": "eager", "metric": "exec", "k": 1, "tasks": 1},
-    **{"samples": 1, "missing": 1, "value": 0.5, "lower": 0.1, "upper": 0.9, "token_limit": None},
+    **{"samples": 1, "missing": 1, "value": 0.5, "lower": 0.1, "upper": 0.9},
 }
 DIFFERENCE = {
     **{"track": "custom_kernel", "metric": "exec", "k": 1, "tasks": 1, "difference": 0.5},

@@ -52,5 +52,5 @@ def make(root):
         line = line_of(root, verdicts(seed, 80, 10), model)
         judged, candidates = line.verdicts, line.candidates
         answers.append(benchmark.Answers(model=model, candidates=candidates, verdicts=judged))
-    benchmark.run(answers, BenchmarkConfig(samples_per_task=10, token_limits=(900,)))
+    benchmark.run(answers, BenchmarkConfig(samples_per_task=10))
     return root

@@ -3,7 +3,6 @@
 import pytest
 
 from tasks.observe import stage
-from tasks.observe.config import ObservationConfig
 from tests.support.planted import planted
 from tests.support.training import tiny_model
 
@@ -26,4 +25,4 @@ def recomputed(tmp_path_factory):
 def analysed(tmp_path_factory):
     """Snapshots of verdicts, of their candidates and of the analysis of both."""
     refs = planted(tmp_path_factory.mktemp("analysed"), 400)
-    return *refs, stage.run(*refs, ObservationConfig())
+    return *refs, stage.run(*refs)

@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 from tasks.observe import stage
-from tasks.observe.config import ObservationConfig
 from tasks.observe.observations import observe
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, NUMBERS, VERDICTS
 from tests.support.planted import planted, planted_frame
 from tests.support.samples import finished, sample
-
-CONFIG = ObservationConfig()
 
 
 def numbers_of(ref):
@@ -26,12 +23,12 @@ def run(root, rows):
         finished(root, "verification", rows, VERDICTS),
         finished(root, "synthesis", rows, CANDIDATES),
     )
-    return stage.run(*refs, CONFIG)
+    return stage.run(*refs)
 
 
 def test_numbers_words_page_and_figures(tmp_path):
     refs = planted(tmp_path)
-    made = stage.run(*refs, CONFIG).open()
+    made = stage.run(*refs).open()
     expected = observe(planted_frame(600, 0))
 
     found = stage.found_in(made.ref)
@@ -60,18 +57,16 @@ def test_numbers_words_page_and_figures(tmp_path):
 
 def test_a_killed_run_is_done_again_and_a_finished_one_is_served(tmp_path):
     refs = planted(tmp_path, 100)
-    half = stage.planned(*refs, CONFIG)
+    half = stage.planned(*refs)
     half.append([{"name": "odds_ratio_within_tasks", "value": 0.0}], NUMBERS)
     (half.local_dir(stage.PAGE) / "report.md").write_text("half")
-    made = stage.run(*refs, CONFIG).open()
+    made = stage.run(*refs).open()
     rows = made.read()
     assert rows["name"].is_unique().all() and made.manifest["rows"] == rows.height
     assert stage.found_in(made.ref).files[0].read_text().startswith("# Reasoning length")
     before = {path: path.stat().st_mtime_ns for path in Path(made.path).rglob("*")}
-    assert stage.run(*refs, CONFIG) == made.ref
+    assert stage.run(*refs) == made.ref
     assert {path: path.stat().st_mtime_ns for path in Path(made.path).rglob("*")} == before
-    other = stage.planned(*refs, ObservationConfig(bin_tokens=512))
-    assert other.fingerprint != made.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -107,7 +102,7 @@ def test_a_few_samples_are_analysed_as_far_as_they_go(tmp_path):
 
 def test_a_remote_root_holds_the_words_and_numbers(tmp_path):
     root = f"memory://{tmp_path.name}"
-    made = stage.run(*planted(root, 100), CONFIG)
+    made = stage.run(*planted(root, 100))
     assert stage.found_in(made).files == ()
     assert stage.found_in(made).finding
     assert made.open().read().height > 5

@@ -1,4 +1,4 @@
-"""The benchmark's configuration, the code that decides its scores, limits of tokens, and what is
+"""The benchmark's configuration, the code that decides its scores, and what is
 said of verdicts that do not count."""
 
 import ast
@@ -11,14 +11,9 @@ import tasks
 from flows.config import load_profile
 from kernels_eval.source.syntax import parse_source
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.benchmark.remarks import remarks, unknown_lengths, within_tokens
-from tasks.benchmark.stage import Answers, run, scores_of
-from tasks.scores import scores
-from tasks.store import snapshots
+from tasks.benchmark.remarks import remarks
 from tasks.versions import LOGIC
-from tests.support.recomputed import verdicts
-from tests.support.samples import line_of
-from tests.support.verdict_rows import BROKEN, WRONG, frame, outcomes, row, scored_row
+from tests.support.verdict_rows import BROKEN, WRONG, frame, outcomes, row
 
 ROOT = Path(tasks.__file__).parent.parent
 
@@ -46,28 +41,6 @@ def test_only_what_the_samples_can_estimate_is_asked_for(samples, ks):
     assert BenchmarkConfig(samples_per_task=samples).ks == ks
 
 
-def test_a_limit_of_tokens_is_scored_beside_the_answers_as_they_are(recomputed):
-    (made,) = snapshots(str(recomputed), "benchmark")
-    facts = {"model": "base", "track": "custom_kernel"}
-    whole, cut = (
-        scored_row(scores_of(made.ref, limit=limit), "exec", **facts) for limit in (None, 900)
-    )
-    assert 0 < cut["value"] < whole["value"]
-    assert cut["tasks"] == whole["tasks"] == 80 - len(made.manifest["excluded_tasks"])
-    assert any("left out for every model" in said for said in made.manifest["remarks"])
-
-
-def test_an_answer_above_a_limit_of_tokens_is_none():
-    rows = outcomes("m", a=(2.0, 3.0, WRONG), bad=(BROKEN,)) + outcomes("n", a=(2.0,))
-    for each, tokens in zip(rows, (100, 101, None, 5, None), strict=True):
-        each["completion_tokens"] = tokens
-    cut = within_tokens(frame(*rows), 100)
-    assert cut["status"].to_list() == ["correct", "no_code", "incorrect", "correct"]
-    assert cut["reason"][1] == "truncated" and cut["timing"].is_null()[1]
-    assert scored_row(scores(cut), "exec", model="m")["value"] == pytest.approx(1 / 3)
-    assert unknown_lengths(cut) == {"n": 1}
-
-
 def test_what_does_not_count_is_said():
     rows = outcomes("m", a=(2.0, BROKEN, WRONG), bad=(BROKEN, BROKEN, 2.0, "truncated"))
     rows += outcomes("n", a=(math.inf, math.nan, -1.0), even=(BROKEN, 2.0, WRONG))
@@ -86,19 +59,7 @@ def test_what_does_not_count_is_said():
     assert remarks(frame(*outcomes("m", a=(2.0, WRONG)))) == []
 
 
-def test_answers_of_unknown_length_have_no_score_at_a_limit(tmp_path):
-    rows = [row | {"completion_tokens": None} for row in verdicts(1, 20, 2)]
-    line = line_of(tmp_path, rows)
-    judged, candidates = line.verdicts, line.candidates
-    answers = [Answers(model="base", candidates=candidates, verdicts=judged)]
-    ref = run(answers, BenchmarkConfig(samples_per_task=2, token_limits=(50,)))
-    rows = scores_of(ref, limit=50)
-    assert rows.height and rows["value"].null_count() == rows.height
-    assert rows["why_not"].str.contains("right answers have no token count").all()
-
-
-def test_the_papers_profile_scores_at_the_models_own_limit_and_at_half_of_it():
+def test_the_papers_profile_has_its_limit_and_sizes():
     paper = load_profile("paper")
     assert paper.benchmark.sampling.max_tokens == 32768
-    assert paper.benchmark.token_limits == (16384,)
     assert paper.curation.criterion_sizes == (3934, 414, 544)

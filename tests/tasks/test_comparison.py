@@ -5,21 +5,17 @@ import html
 import json
 import re
 
-import numpy as np
-import polars as pl
 import pytest
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from tasks.benchmark.comparing import sign_flip_p
-from tasks.benchmark.comparison.numbers import compared, with_seed_tests
+from tasks.benchmark.comparison.numbers import compared
 from tasks.benchmark.comparison.page import headline, trust, verdict_of
 from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.store.snapshot import SnapshotRef
 from tests.support.ablations import (
     ablation,
     answers,
-    branch,
     drawn,
     solved,
     verdict,
@@ -72,7 +68,7 @@ def with_answers(made, found):
 
 
 def doubts(found):
-    return {caveat.what: caveat.value for caveat in trust(found)}
+    return "\n".join(trust(found))
 
 
 def exec_rows(found):
@@ -93,26 +89,7 @@ def test_a_planted_better_strategy_is_found_and_said(written):
     assert rows["speedup"]["lower"] < 0 < rows["speedup"]["upper"]
     assert written.headline.startswith("concur has the highest Exec@1 on 40 tasks:")
     assert written.headline.endswith(": more than chance.")
-    assert " points against the baseline random, corrected p " in written.headline
-
-
-@pytest.mark.slow
-def test_strategies_that_are_alike_are_not_told_apart(tmp_path):
-    """Of 8 independent ablations of two equal strategies, chance may call one distinguishable."""
-    made = [branch(tmp_path, "a", n, drawn(0.4, tasks=20, samples=4, seed=n)) for n in range(32)]
-    called = 0
-    for number in range(8):
-        branches = [
-            made[4 * number + step].model_copy(
-                update={"name": name, "strategy": name[:-1], "seed": int(name[-1])}
-            )
-            for step, name in enumerate(("a0", "a1", "random0", "random1"))
-        ]
-        found = of(*branches)
-        alike = verdict_of(found) == "not_distinguishable"
-        called += not alike
-        assert ("not distinguishable from chance" in headline(found)) is alike
-    assert called <= 2  # both metrics are tested, corrected: three of 8 happens once in 170
+    assert "; concur minus random, Exec@1: +" in written.headline
 
 
 @pytest.mark.slow
@@ -120,7 +97,7 @@ def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted):
     found = compared(planted, resamples=50)
     row = next(row for row in found.scores if {"model": "concur", **EXEC}.items() <= row.items())
     assert (row["tasks"], row["samples"]) == (40, 400)  # 2 seeds with 5 samples: 40 tasks still
-    assert found.samples_per_task_and_seed == (5, 5) and found.tasks == 40
+    assert found.tasks == 40
     seeds = [
         each["value"]
         for each in found.scores_by_seed
@@ -138,13 +115,13 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path):
     found = of(*overlap)
     assert verdict_of(found) == "within_seed_spread"
     assert "within the spread between seeds" in headline(found)
-    assert doubts(found)["widest spread of seeds, Exec@1"] == "60.0 points (a)"
+    assert "Widest spread of seeds, Exec@1: 60.0 points (a)." in doubts(found)
     row = exec_rows(found)["a"]
     expected = float(ttest_ind([38 / 40, 14 / 40], [16 / 40, 10 / 40]).pvalue)
     assert row["p_seeds"] == pytest.approx(expected) and row["freedom"] == 2
     single = of(overlap[0], overlap[2])
     assert verdict_of(single) == "seed_spread_unknown" and "seeds unknown" in headline(single)
-    assert doubts(single)["one seed only"] == "a; random"
+    assert "One seed only: a, random." in doubts(single)
 
 
 @pytest.mark.slow
@@ -165,40 +142,11 @@ def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(tmp
     assert verdict_of(found) == "distinguishable"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3])
-def test_seeds_that_vary_seldom_pass_for_a_better_strategy(seeds):
-    """Two strategies that are the same, with seeds that move Exec by two points: what each test
-    says, of 200 ablations."""
-    luck = np.random.default_rng(seeds)
-    tasks, samples, count = 40, 5, 200
-    by_tasks = by_both = 0
-    for _ in range(count):
-        hard = luck.beta(0.6, 1.2, tasks)
-        lifts = luck.normal(0, 0.05, (2, seeds, 1))
-        runs = luck.binomial(samples, np.clip(hard + lifts * 4 * hard * (1 - hard), 0, 1)) / samples
-        pairs = runs[0].mean(axis=0) - runs[1].mean(axis=0)
-        p, difference = sign_flip_p(pairs), float(pairs.mean())
-        tested = {"model": "a", "baseline": "random", "difference": difference, **EXEC}
-        scores = [
-            {"arm": arm, "value": float(value), **EXEC}
-            for place, arm in enumerate(("a", "random"))
-            for value in runs[place].mean(axis=1)
-        ]
-        (row,) = with_seed_tests(pl.DataFrame([tested]), pl.DataFrame(scores)).to_dicts()
-        by_tasks += p < 0.05
-        by_both += p < 0.05 and row["p_seeds_holm"] < 0.05
-    assert by_tasks > 0.1 * count, (
-        f"seeds of this size deceive the test over tasks twice as often as it says: {by_tasks}"
-    )
-    assert by_both < 0.08 * count, (by_tasks, by_both)
-
-
 def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path):
     made = [solved(tmp_path, *each) for each in (("random", 0, 30), ("a", 0, 10), ("b", 0, 15))]
     found = of(*made)
     assert found.strategies[0]["name"] == "random"
-    assert " points against the next best, b, " in headline(found)
+    assert "; b minus random, Exec@1: -37.5" in headline(found)
     assert of(*made, baseline="a").baseline == "a"
 
 
@@ -248,7 +196,7 @@ def test_branches_without_one_correct_kernel_are_not_ranked(tmp_path):
     found = of(*made)
     assert headline(found) == "No correct kernel from any of 2 strategies on 40 tasks."
     assert verdict_of(found) == "no_correct_kernel"
-    assert doubts(found)["not one correct answer"] == "a, random"
+    assert "Not one correct answer: a, random." in doubts(found)
 
 
 def test_unequal_tasks_are_paired_where_both_answered(tmp_path):
@@ -260,7 +208,7 @@ def test_unequal_tasks_are_paired_where_both_answered(tmp_path):
     assert found.references[0]["tasks"] == 40  # what no strategy was asked plays no part
     elsewhere = answers(tmp_path, "other", [verdict("elsewhere", 0, 2.0)], "other")
     assert of(*made, references=(elsewhere,)).references == ()
-    assert doubts(found)["tasks without a sample"] == "a 10"
+    assert "a has no sample on 10 of 40 tasks" in doubts(found)
 
 
 def test_tasks_whose_reference_fails_count_for_nobody_and_are_named(pair, tmp_path):
@@ -268,8 +216,8 @@ def test_tasks_whose_reference_fails_count_for_nobody_and_are_named(pair, tmp_pa
     rows = drawn(0.5, tasks=40, samples=7, seed=1)
     rows = [row | (failed if row["task_id"] == "task-003" else {}) for row in rows]
     found = compared(with_answers(pair, answers(tmp_path, "t", rows, "broken")), resamples=50)
-    assert found.excluded_tasks == ("task-003",) and found.tasks == 39
-    assert doubts(found)["tasks left out"] == "task-003"
+    assert found.tasks == 39 and "left out for every model" in doubts(found)
+    assert "task-003 (" in doubts(found)
 
 
 def test_what_cannot_be_compared_is_one_clear_error(pair, tmp_path):
@@ -339,22 +287,12 @@ def test_html_markdown_and_json_hold_the_same_numbers(written):
     facts = [said(row, "value", ".1f", " %") for row in rates]
     facts += [said(row, "value", ".2f", "x", 1) for row in speedups]
     facts += [said(row, "difference", "+.1f", "") for row in every]
-    facts += [caveat[name] for caveat in data["trust"] for name in ("what", "value", "means")]
-    facts += [data["headline"], "a caution", "CUDA out of memory"]
+    facts += [*data["trust"], data["headline"], "a caution", "CUDA out of memory"]
     assert len(rates) == 8 and len(every) == 10 and data["cautions"] == ["a caution"]
     assert [fact for fact in facts if " ".join(fact.split()) not in page] == []
     assert [fact for fact in facts if " ".join(fact.split()) not in text] == []
     assert len(data["branches"]) == 7
     assert "answers" not in data["branches"][0]
-
-
-@pytest.mark.slow
-def test_the_same_ablation_gives_the_same_bytes(planted, written, tmp_path):
-    written_comparison(planted, tmp_path, resamples=200)
-    names = ["comparison.html", "comparison.json", "comparison.md"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (written.html.parent / name).read_bytes()
 
 
 def test_hostile_names_are_text_everywhere(tmp_path):
@@ -385,7 +323,7 @@ def test_hostile_names_are_text_everywhere(tmp_path):
     assert links and all(re.fullmatch(r"http://u:\*\*\*@h/[^\"<> ]*", link or "") for link in links)
     assert "<script>alert(1)</script>" in page.words and "s3cret" not in raw
     assert not re.search(r"`|<|javascript:", text) and "s3cret" not in text
-    assert_whole_tables(text, 4)
+    assert_whole_tables(text, 3)
     data = out.json_file.read_text()
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", raw + text + data)
     assert data.isascii()

@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
-from tasks.observe.composition import SetComposition, markdown
+from tasks.observe.composition import SetComposition, markdown_table
 from tasks.reporting.text import as_text, cell, cells, fenced
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 
@@ -101,7 +101,7 @@ def composition():
         "fusion": 0,
         "families": {HOSTILE: 1},
     }
-    return markdown([SetComposition.model_construct(**fields)])
+    return markdown_table([SetComposition.model_construct(**fields)])
 
 
 def observations():

@@ -14,7 +14,7 @@ from kernels_eval.errors import UsageError
 from tasks.arl import arl_thirds
 from tasks.observe.figure import accuracy_figure
 from tasks.observe.observations import Observations, observe
-from tasks.observe.page import markdown, write
+from tasks.observe.page import report, write
 from tasks.observe.samples import samples_of
 from tasks.observe.statistics import odds_ratio, rank_correlation
 from tests.support.cases import cases
@@ -42,7 +42,7 @@ def outcome(right):
 
 
 def page_of(found):
-    return markdown(found, accuracy_figure(found))
+    return report(found, accuracy_figure(found))
 
 
 # -- what is planted -------------------------------------------------------------------------------
@@ -220,10 +220,13 @@ def test_planted_difficulty_falls_over_the_thirds():
             (lambda frame, lost=lost: frame.drop(lost), lost)
             for lost in "task_id status reasoning_tokens speedup".split()
         ),
-        (lambda frame: frame.with_columns(reasoning_tokens=pl.lit("many")), "something else"),
+        (
+            lambda frame: frame.with_columns(reasoning_tokens=pl.lit("many")),
+            "holds String",
+        ),
         (
             lambda frame: frame.drop("speedup").with_columns(timing=pl.lit(1.0)),
-            "without a field speedup",
+            "timing holds Float64, not Struct",
         ),
         (lambda _: rows(), "no sample with a reasoning length"),
         (

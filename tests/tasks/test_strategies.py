@@ -534,6 +534,6 @@ def test_verdicts_of_several_schema_versions_are_refused():
 
 def test_a_timing_that_is_no_struct_is_refused_and_one_without_values_is_not():
     rows = frame(sample("a", 0, 10, 2.0))
-    with pytest.raises(UsageError, match="timing is no struct"):
+    with pytest.raises(UsageError, match="timing holds Float64, not Struct"):
         curate(rows.with_columns(pl.lit(2.0).alias("timing")), CurationConfig())
     assert curate(rows.with_columns(pl.lit(None).alias("timing")), CurationConfig()).is_empty()

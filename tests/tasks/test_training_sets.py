@@ -4,6 +4,7 @@ what the manifest says of both."""
 import pytest
 
 from tasks.curation import stage
+from tasks.curation.checks import usable
 from tasks.curation.config import CurationConfig
 from tasks.curation.decisions import curate, decide, explained
 from tasks.curation.kernels import with_kernels
@@ -54,11 +55,15 @@ def test_an_answer_that_the_token_limit_cut_off_is_left_out_and_counted(tmp_path
     assert reasons == ["length", "length", "length", None]  # what training reads
 
 
+def ended(table):
+    return ends(usable(table, CurationConfig()))
+
+
 def test_finish_reasons_are_read_as_servers_name_them():
     names = ("MAX_TOKENS", "max_length", "end_turn", "EOS", "abort", "content_filter")
     rows = [sample(name, 0, 9, 1.0) | {"finish_reason": name} for name in names]
     cut, whole = "cut off (recorded)", "by itself"
-    assert ends(frame(*rows)).to_list() == [cut, cut, whole, whole, "unknown", "unknown"]
+    assert ended(frame(*rows)).to_list() == [cut, cut, whole, whole, "unknown", "unknown"]
 
 
 def test_a_length_that_answers_to_several_tasks_share_is_their_generators_limit():
@@ -67,9 +72,9 @@ def test_a_length_that_answers_to_several_tasks_share_is_their_generators_limit(
         row["completion_tokens"] = tokens
     of_one_task = [row | {"task_id": "a"} for row in rows]
     limit = "cut off (guessed from tokens)"
-    assert ends(frame(*rows)).to_list() == [limit, "unknown", limit, "unknown", "unknown"]
-    assert set(ends(frame(*of_one_task))) == {"unknown"}
-    assert set(ends(frame(*rows).drop("completion_tokens", "finish_reason"))) == {"unknown"}
+    assert ended(frame(*rows)).to_list() == [limit, "unknown", limit, "unknown", "unknown"]
+    assert set(ended(frame(*of_one_task))) == {"unknown"}
+    assert set(ended(frame(*rows).drop("completion_tokens", "finish_reason"))) == {"unknown"}
 
 
 @pytest.mark.parametrize(

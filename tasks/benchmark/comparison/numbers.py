@@ -19,6 +19,7 @@ from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, Row
 from tasks.benchmark.comparing import corrected, paired_differences
 from tasks.benchmark.comparison.records import Ablation, Branch
+from tasks.benchmark.remarks import remarks
 from tasks.benchmark.shown import FAST, HEADLINE_METRICS, OWN_TRACK, metrics_of
 from tasks.benchmark.stage import Answers
 from tasks.scores import EXEC, RESAMPLES, TRACKS, excluded_tasks, scores
@@ -45,8 +46,7 @@ class Compared:
     `strategies` is its one table, best Exec@1 first; `references` that of other models. `baseline`
     is a strategy, `untuned_model` a reference's name. `scores` are those of `tasks.scores.scores`;
     `scores_by_seed` has a row per branch, track and metric at pass@1; differences are
-    `paired_differences` with the columns of `with_seed_tests`. `samples_per_task_and_seed` are the
-    least and the most.
+    `paired_differences` with the columns of `with_seed_tests`. `remarks` say what scoring left out.
     """
 
     ablation: Ablation
@@ -59,8 +59,7 @@ class Compared:
     differences: tuple[Row, ...] = ()
     against_untuned: tuple[Row, ...] = ()
     tasks: int = 0
-    samples_per_task_and_seed: tuple[int, int] = (0, 0)
-    excluded_tasks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
 
 
@@ -91,9 +90,7 @@ def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
         with_seed_tests(paired_differences(frame, pairs=each, resamples=resamples), seeds)
         for each in (pairs, with_base)
     )
-    excluded = excluded_tasks(frame)
-    own = frame.filter(pl.col("arm").is_not_null(), ~pl.col("task_id").is_in(excluded))
-    counts = own.group_by("branch", "task_id").len()
+    own = frame.filter(pl.col("arm").is_not_null(), ~pl.col("task_id").is_in(excluded_tasks(frame)))
     strategies, others = _table(arms, references, rows, seeds, differences)
     return Compared(
         ablation=ablation,
@@ -105,9 +102,8 @@ def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
         scores_by_seed=tuple(seeds.to_dicts()),
         differences=tuple(differences.to_dicts()),
         against_untuned=tuple(against_base.to_dicts()),
-        tasks=counts["task_id"].n_unique(),
-        samples_per_task_and_seed=(min(counts["len"], default=0), max(counts["len"], default=0)),
-        excluded_tasks=tuple(excluded),
+        tasks=own["task_id"].n_unique(),
+        remarks=tuple(remarks(frame)),
         devices=tuple(sorted({name for name in frame["device"].unique() if name})),
     )
 

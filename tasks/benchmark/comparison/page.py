@@ -7,7 +7,7 @@ numbers; "better" needs a corrected test.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from kernels_eval.grouping import grouped
@@ -15,24 +15,30 @@ from kernels_eval.records import Json, Row
 from tasks.benchmark.comparison.figures import SCORES, figures
 from tasks.benchmark.comparison.numbers import Compared
 from tasks.benchmark.comparison.records import Ablation, Branch
-from tasks.benchmark.pages import Links, Part, Picture, Section, fields_table, write_page
 from tasks.benchmark.shown import (
     CORRECT_MEANS,
     FEW_TASKS,
     OWN_TRACK,
-    READS,
-    Caution,
-    cautions_of,
-    cautions_table,
+    difference_sentence,
     differences_parts,
     judged,
     pivoted,
     shown_metric,
-    table_of,
 )
 from tasks.files import atomic_write, explain_write_errors
-from tasks.reporting.page import Bullets, Cell, Link
-from tasks.reporting.text import clean, cut, number, p_value, plural
+from tasks.reporting.page import write_page
+from tasks.reporting.parts import (
+    Bullets,
+    Cell,
+    Link,
+    Links,
+    Part,
+    Picture,
+    Section,
+    fields_table,
+    table_of,
+)
+from tasks.reporting.text import clean, cut, number, plural
 from tasks.scores import EXEC, GEOMETRIC_MEAN, TRACKS
 
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
@@ -70,7 +76,7 @@ def as_data(found: Compared) -> Json:
         "verdict": verdict_of(found),
         "best": found.strategies[0]["name"] if found.strategies else None,
         **numbers,
-        "trust": [caution._asdict() for caution in trust(found)],
+        "trust": list(trust(found)),
     }
 
 
@@ -106,103 +112,71 @@ def _headline(found: Compared) -> str:
         f" {shown_metric(best, 'exec_at_1')}"
     )
     row = _decisive(found)
-    if row is None:
-        return f"{first}; no other strategy finished."
-    role = "the baseline" if row is best else "the next best,"
-    return (
-        f"{first}; {shown_metric(row, 'difference', '+.1p')} points against {role}"
-        f" {row['baseline']}, corrected p {p_value(row['p_holm']) or 'not known'}:"
-        f" {READS[judged(row)]}."
-    )
+    return f"{first}; {difference_sentence(row) if row else 'no other strategy finished.'}"
 
 
 def _decisive(found: Compared) -> Row | None:
-    """The best strategy's row, or where that is the baseline, the next best's, turned round."""
-    best, *others = found.strategies
-    if best["difference"] is not None:
-        return best
-    return next((turned(row) for row in others if row["baseline"] == best["name"]), None)
-
-
-def turned(row: Row) -> Row:
-    """The difference with its two sides swapped."""
-    change: Json = {"baseline": row["name"], "difference": -row["difference"]}
-    if row["difference_lower"] is not None:
-        change["difference_lower"] = -row["difference_upper"]
-        change["difference_upper"] = -row["difference_lower"]
-    return {**row, **change}
+    """The difference in Exec of the best strategy, or where that is the baseline, of the next
+    best."""
+    rows = {
+        row["model"]: row
+        for row in found.differences
+        if (row["metric"], row["track"]) == (EXEC, OWN_TRACK)
+    }
+    best = found.strategies[0]["name"]
+    if best in rows:
+        return rows[best]
+    others = (rows[each["name"]] for each in found.strategies if each["name"] in rows)
+    return next((row for row in others if row["baseline"] == best), None)
 
 
 # -- what limits it --------------------------------------------------------------------------------
 
 
-def trust(found: Compared) -> list[Caution]:
+def trust(found: Compared) -> Iterator[str]:
     """What limits the comparison, from the numbers."""
     strategies = found.strategies
     if not strategies:
-        return []
-    tasks = plural(found.tasks, "task")
-    samples = " to ".join(map(str, sorted(set(found.samples_per_task_and_seed))))
-    execs = [row for row in found.scores if (row["metric"], row["track"]) == (EXEC, OWN_TRACK)]
+        return
+    if found.tasks < FEW_TASKS:
+        yield (
+            f"{plural(found.tasks, 'task')}: too few to rank strategies. Below {FEW_TASKS}, an"
+            " interval is wider than most differences."
+        )
+    yield from found.remarks
     names = {row["name"] for row in strategies}
-    never = [
+    silent = [
         row["model"]
         for row in found.scores
         if (row["metric"], row["track"], row["value"]) == (EXEC, "any", 0) and row["model"] in names
     ]
+    if silent:
+        yield f"Not one correct answer: {', '.join(silent)}. The zero is measured, not missing."
     single = [row["name"] for row in strategies if row["seeds"] == 1]
+    if single:
+        yield (
+            f"One seed only: {', '.join(single)}. The result of another training run of the same"
+            " recipe is unknown."
+        )
+    if spread := _widest_spread(found):
+        yield (
+            f"Widest spread of seeds, Exec@1: {spread}. No interval here includes it, because"
+            " intervals pool seeds and draw tasks. The p of seeds tests whether the spread alone"
+            " explains a difference; with few seeds it can rarely exclude this."
+        )
+    if len(strategies) > 2:
+        yield (
+            f"The best of {len(strategies)} strategies was chosen by its score, so its lead is"
+            " biased upwards. p values are corrected for all comparisons of a track (Holm),"
+            " intervals are not. Strategies are compared with the baseline, not with each other."
+        )
     rows = [row["rows"] for row in strategies if row["rows"]]
-    uneven = bool(rows) and max(rows) > 1.1 * min(rows)
-    return cautions_of(
-        (
-            "basis of the scores",
-            f"{tasks} with {samples} samples each from every seed",
-            "Every seed answered each of these tasks with this number of samples.",
-        ),
-        (
-            "few tasks",
-            tasks if found.tasks < FEW_TASKS else "",
-            f"Too few to rank strategies: below {FEW_TASKS}, an interval is wider than most"
-            " differences.",
-        ),
-        (
-            "tasks left out",
-            ", ".join(found.excluded_tasks),
-            "They are left out for every model, because the reference fails or is degenerate.",
-        ),
-        (
-            "tasks without a sample",
-            ", ".join(f"{row['model']} {row['missing']}" for row in execs if row["missing"]),
-            "Another model answered these tasks; differences are over shared tasks.",
-        ),
-        ("not one correct answer", ", ".join(never), "The zero is measured, not missing."),
-        (
-            "one seed only",
-            "; ".join(single),
-            "The result of another training run of the same recipe is unknown.",
-        ),
-        (
-            "widest spread of seeds, Exec@1",
-            _widest_spread(found),
-            "No interval here includes this spread, because intervals pool seeds and draw tasks."
-            " The p of seeds tests whether the spread alone explains a difference. With few seeds"
-            " it can rarely exclude this.",
-        ),
-        (
-            "strategies compared",
-            len(strategies) if len(strategies) > 2 else "",
-            "The best of several was chosen by its score, so its lead is biased upwards. p values"
-            " are corrected for all comparisons of a track (Holm), intervals are not. Strategies"
-            " are compared with the baseline, not with each other.",
-        ),
-        (
-            "different numbers of rows",
-            f"{min(rows):,.0f} to {max(rows):,.0f}" if uneven else "",
-            "Strategies were trained on different numbers of rows, which is another explanation of"
-            " a difference.",
-        ),
-        CORRECT_MEANS,
-    )
+    if rows and max(rows) > 1.1 * min(rows):
+        yield (
+            f"Strategies were trained on different numbers of rows ({min(rows):,.0f} to"
+            f" {max(rows):,.0f}), which is another explanation of a difference."
+        )
+    yield CORRECT_MEANS
 
 
 def _widest_spread(found: Compared) -> str:
@@ -252,10 +226,7 @@ def sections(found: Compared) -> list[Section]:
         Section("Scores by strategy", head),
         Section("Strategies", _strategies(found)),
         Section(f"Against {against}, task by task", _differences(found)),
-        Section(
-            "What to trust, and what not",
-            (cautions_table(trust(found)), Bullets(ablation.cautions)),
-        ),
+        Section("What to trust, and what not", (Bullets((*trust(found), *ablation.cautions)),)),
         Section("Branches", _branches(found)),
     ]
 

@@ -9,15 +9,6 @@ from dataclasses import replace
 
 from kernels_eval.grouping import grouped
 from kernels_eval.records import STATUS_OF, Language, Row
-from tasks.benchmark.pages import (
-    Code,
-    Columns,
-    Definitions,
-    Part,
-    Picture,
-    Section,
-    fields_table,
-)
 from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.shown import (
     CORRECT_MEANS,
@@ -25,22 +16,27 @@ from tasks.benchmark.shown import (
     FEW_TASKS,
     HEADLINE_METRICS,
     OWN_TRACK,
-    READS,
     SIGNIFICANT,
     TRACK_NAMES,
-    Caution,
-    cautions_of,
-    difference_points,
+    difference_sentence,
     differences_parts,
-    judged,
     label,
     pivoted,
     scored,
     scores_table,
 )
 from tasks.reporting.findings import findings_table
-from tasks.reporting.page import Bullets, Table
-from tasks.reporting.text import by_count, clean, cut, interval, number, p_value, plural, share
+from tasks.reporting.parts import (
+    Bullets,
+    Code,
+    Columns,
+    Part,
+    Picture,
+    Section,
+    Table,
+    fields_table,
+)
+from tasks.reporting.text import by_count, clean, cut, interval, number, plural, share
 from tasks.scores import EXEC, TRACKS
 
 MOST_GROUPS = 16
@@ -48,10 +44,8 @@ MOST_GROUPS = 16
 
 
 def eager(context: ReportContext) -> list[Row]:
-    """Scores of the unlimited answers against eager PyTorch."""
-    return [
-        row for row in context.scores if row["baseline"] == "eager" and row["token_limit"] is None
-    ]
+    """Scores against eager PyTorch."""
+    return [row for row in context.scores if row["baseline"] == "eager"]
 
 
 def own_scores(context: ReportContext) -> list[Row]:
@@ -94,11 +88,7 @@ def found(context: ReportContext) -> list[str]:
     smallest = min((row["k"] for row in context.comparisons), default=None)
     for row in context.comparisons:
         if row["track"] == OWN_TRACK and row["k"] == smallest:
-            sentences.append(
-                f"{row['model']} minus {row['baseline']}, {label(row['metric'], row['k'])}:"
-                f" {difference_points(row)} points, corrected p {p_value(row['p_holm'])}:"
-                f" {READS[judged(row)]}."
-            )
+            sentences.append(difference_sentence(row))
     if context.timed:
         sentences.append(
             f"{context.faster:,} of {plural(context.timed, 'correct, timed candidate')} of the"
@@ -152,44 +142,36 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
     return [(clean(name, one_line=True), clean(value, one_line=True)) for name, value in rows]
 
 
-def cautions(context: ReportContext) -> list[Caution]:
+def cautions(context: ReportContext) -> Iterator[str]:
     """Limits of the results, from the run's data."""
     execs = [row for row in own_scores(context) if row["metric"] == EXEC]
-    fewest = min((row["tasks"] for row in execs), default=0)
+    fewest = min((row["tasks"] for row in execs), default=FEW_TASKS)
+    if fewest < FEW_TASKS:
+        yield (
+            f"{plural(fewest, 'task')} per model: too few to rank models. If two intervals overlap,"
+            " the difference is unknown."
+        )
     rates = grouped((row["model"], row["value"]) for row in execs if row["value"] is not None)
     silent = [model for model, values in rates.items() if max(values) == 0.0]
-    recorded = any(row["model"] == "recorded" for row in execs)
-    return cautions_of(
-        (
-            "tasks per model",
-            fewest if fewest < FEW_TASKS else "",
-            "Too few to rank models: if two intervals overlap, the difference is unknown.",
-        ),
-        (
-            "not one correct kernel",
-            ", ".join(silent),
-            "The zero is measured, not missing; small models rarely write a kernel that compiles.",
-        ),
-        (
-            "recorded answers",
-            "yes" if recorded else "",
-            "They ship with concur and were verified here. They show what the pipeline does, not"
-            " how a model ranks.",
-        ),
-        (
-            "training",
-            plural(len(context.history), "step") if context.history else "",
-            "A lower loss says that the adapter fits the curated samples; only held-out scores say"
-            " whether kernels got better. This is one training run: no interval includes the spread"
-            " between seeds.",
-        ),
-        CORRECT_MEANS,
-        (
-            "speedups on a CPU",
-            "" if Language(context.language).needs_gpu else "yes",
-            "They compare C++ with PyTorch on the same CPU. They say nothing about a GPU.",
-        ),
-    )
+    if silent:
+        yield (
+            f"Not one correct kernel: {', '.join(silent)}. The zero is measured, not missing; small"
+            " models rarely write a kernel that compiles."
+        )
+    if any(row["model"] == "recorded" for row in execs):
+        yield (
+            "Recorded answers ship with concur and were verified here. They show what the pipeline"
+            " does, not how a model ranks."
+        )
+    if context.history:
+        yield (
+            f"{plural(len(context.history), 'step')} of training: a lower loss says that the"
+            " adapter fits the curated samples; only held-out scores say whether kernels got"
+            " better. This is one training run: no interval includes the spread between seeds."
+        )
+    if not Language(context.language).needs_gpu:
+        yield ("Speedups compare C++ with PyTorch on the same CPU. They say nothing about a GPU.")
+    yield CORRECT_MEANS
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -208,11 +190,7 @@ VIEWER = "Every candidate with its code, verdict and log is in the viewer: `conc
 
 
 def _trust(context: ReportContext) -> Section:
-    lines = [
-        (each.what if each.value in ("yes", "always") else f"{each.what}: {each.value}", each.means)
-        for each in cautions(context)
-    ]
-    return Section("May you trust it", (Definitions(tuple(lines)), Bullets(context.notes)))
+    return Section("May you trust it", (Bullets((*cautions(context), *context.notes)),))
 
 
 def _next(context: ReportContext) -> Section:
@@ -258,9 +236,7 @@ def _scores(context: ReportContext) -> Iterator[Part]:
         " time. Track 'custom kernel' requires that a custom kernel did the work; 'any correct'"
         " also counts correct answers without one, which are not timed, so its fast_p for p > 0 is"
         " a lower bound. Against torch.compile, tasks whose reference could not be compiled are"
-        " left out. With a token limit, a longer answer counts as none: a model that leads only"
-        " without one leads because of its larger limit. n/a: too few samples for that k, or"
-        " nothing to average."
+        " left out. n/a: too few samples for that k, or nothing to average."
     )
     if any(row["value"] is not None for row in headline_scores(context)):
         caption = (

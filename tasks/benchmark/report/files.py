@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import ParamSpec
 
 from kernels_eval.records import Record
-from tasks.benchmark.pages import write_page
 from tasks.benchmark.report.content import cautions, headline, sections, summary_table
 from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.report.figures import figures
 from tasks.files import atomic_write
-from tasks.reporting.page import Form
+from tasks.reporting.page import Form, write_page
 
 P = ParamSpec("P")
 
@@ -83,7 +82,7 @@ def to_json(context: ReportContext) -> str:
     data = {
         "headline": headline(context),
         "summary": [{"what": name, "value": value} for name, value in summary_table(context)],
-        "cautions": [caution._asdict() for caution in cautions(context)],
+        "cautions": list(cautions(context)),
         **json.loads(context.model_dump_json()),
     }
     return json.dumps(data, indent=2, allow_nan=False)

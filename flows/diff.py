@@ -12,10 +12,12 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
 from tasks.curation.diff import changes, reason_counts
 from tasks.curation.stage import decisions_of
+from tasks.files import explain_read_errors
 from tasks.publishing.config import PUBLICATION
-from tasks.publishing.lineage import CURATION, facts, find_curated, lineage, readable, settings
+from tasks.publishing.lineage import CURATION, facts, find_curated, lineage, settings
 from tasks.publishing.publish import is_whole, read_publication
 from tasks.store import Snapshot
+from tasks.store.snapshot import RESTORE
 
 STAGES = ("tasks", "synthesis", "verification", "curation", "tools")
 
@@ -64,7 +66,7 @@ def _side(root: str, name: str) -> Side:
     known = Snapshot(root, CURATION, published.curated)
     if known.finished:
         return Side(published.tag, published.facts, decisions_of(known))
-    with readable(name):
+    with explain_read_errors(name, RESTORE):
         rows = pl.read_parquet(Path(name) / "data" / "*.parquet")
     return Side(published.tag, published.facts, rows.with_columns(taken=True))
 

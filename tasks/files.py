@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import UsageError, cause_of
 
 Content = str | bytes | Callable[[Path], object]
 """Text (UTF-8), bytes, or a function that writes the file at a path."""
@@ -140,3 +140,15 @@ def explain_write_errors(path: object, hint: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}", hint) from error
+
+
+@contextmanager
+def explain_read_errors(what: object, fix: str) -> Iterator[None]:
+    """Turn errors of the block's tables, damaged or gone, into a UsageError about `what`."""
+    import polars as pl
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+        raise UsageError(f"cannot read {what}: {cause_of(error)}", fix) from error

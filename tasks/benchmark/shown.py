@@ -119,34 +119,37 @@ def differences_parts(rows: Iterable[Row]) -> tuple[Part, ...]:
     return (own, Section("The same counting any correct answer", (other,)))
 
 
+SCORE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "model": lambda row: row["model"],
+    "track": lambda row: TRACK_NAMES[row["track"]],
+    "against": lambda row: BASELINE_NAMES[row["baseline"]],
+    "k": lambda row: str(row["k"]),
+    "tasks": lambda row: str(row["tasks"]),
+    "samples": lambda row: str(row["samples"]),
+}
+"""What stands before the scores."""
+
+
 def scores_table(rows: Iterable[Row]) -> Table:
-    """A row per model, track, baseline and k, a column per metric. Means over all
-    samples are in the smallest k's row."""
-
-    def keys(row: Row) -> tuple[str, ...]:
-        k = smallest if row["k"] is None else row["k"]
-        return (
-            *(row["model"], TRACK_NAMES[row["track"]], BASELINE_NAMES[row["baseline"]]),
-            *(str(k), str(row["tasks"]), str(row["samples"])),
-        )
-
+    """A row per model, track, baseline and k, a column per metric. Means over all samples are in
+    the smallest k's row."""
     rows = list(rows)
     smallest = min((row["k"] for row in rows if row["k"] is not None), default=1)
-    names = ("model", "track", "against", "k", "tasks", "samples")
-    return pivoted(names, rows, keys, lambda row: label(row["metric"]))
+    placed = [{**row, "k": smallest if row["k"] is None else row["k"]} for row in rows]
+    return pivoted(SCORE_COLUMNS, placed, lambda row: label(row["metric"]))
 
 
 def pivoted(
-    names: Iterable[str],
+    keys: Mapping[str, Callable[[Row], str]],
     rows: Iterable[Row],
-    row_of: Callable[[Row], tuple[str, ...]],
     column_of: Callable[[Row], str] = lambda row: label(row["metric"], row["k"]),
 ) -> Table:
-    """A table with rows and columns in order of appearance. `names` are the headers of `row_of`."""
+    """A table of scores, rows and columns in order of appearance, each row named by `keys`."""
     columns: dict[str, None] = {}
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         columns[column_of(row)] = None
-        found.setdefault(row_of(row), {})[column_of(row)] = scored(row)
-    cells = [(*key, *(own.get(name, "n/a") for name in columns)) for key, own in found.items()]
-    return Table((*names, *columns), cells, len(cells[0]) - len(columns) if cells else 0)
+        place = tuple(key(row) for key in keys.values())
+        found.setdefault(place, {})[column_of(row)] = scored(row)
+    cells = [(*place, *(own.get(name, "n/a") for name in columns)) for place, own in found.items()]
+    return Table((*keys, *columns), cells, len(keys))

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from glob import glob
 from pathlib import Path
 
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernels_eval.errors import UsageError, cause_of
+from kernels_eval.errors import UsageError
 from tasks.curation.flags import flagged
 from tasks.curation.tables import (
     READ,
@@ -26,9 +23,11 @@ from tasks.curation.tables import (
     with_operators,
     with_profiles,
 )
+from tasks.files import explain_read_errors
+from tasks.sources.tables import part_files
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CORRECT, TASK_ERROR
+from tasks.tables import CORRECT, TASK_ERROR, completed
 
 
 class Files(Snapshot):
@@ -46,21 +45,10 @@ class Files(Snapshot):
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
         """As of a snapshot. A column takes precedence over a struct's field of its name."""
-        with self._readable():
+        with explain_read_errors(self.path, "give a Parquet file, or the directory of a snapshot"):
             names = {name for part in self.files for name in pq.read_schema(part).names}
             plain = [name for name in columns or names if name.partition(".")[2] not in names]
             yield from super().frames(plain)
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, pa.ArrowInvalid, pl.exceptions.PolarsError) as error:
-            cause = cause_of(error)
-            raise UsageError(
-                f"{self.path} cannot be read as Parquet: {cause}",
-                "give a Parquet file, or the directory of a snapshot",
-            ) from error
 
 
 class Source:
@@ -134,11 +122,8 @@ class Source:
     ) -> pl.DataFrame:
         """As `read`; raises UsageError also for a missing `needed` column or no rows."""
         frame = self.read(of_verdicts, of_candidates)
-        if missing := [name for name in needed if name not in frame.columns]:
-            raise UsageError(
-                f"{self.verdicts.path} has no column {', '.join(missing)}",
-                "give verdicts as verification or `concur verify-batch` wrote them",
-            )
+        fix = "give verdicts as verification or `concur verify-batch` wrote them"
+        completed(frame, {}, needed, what=f"reading {self.verdicts.path}", fix=fix)
         if frame.is_empty():
             raise UsageError(
                 f"{self.verdicts.path} has no row", "give the verdicts of a run that is finished"
@@ -195,25 +180,16 @@ def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
     if "://" in location:
         raise UsageError(f"{option} {location} is not a local path", "copy the snapshot here first")
     path = _in_batch(Path(location).expanduser())
-    pattern, problem = path, "is not there"
-    if path.is_dir():
-        pattern, problem = path / "*.parquet", "holds no Parquet file"
-        whole = path.resolve()
-        snapshot = Snapshot(str(whole.parent.parent), whole.parent.name, whole.name)
-        if snapshot.finished:
-            return snapshot
-        if not unfinished:
-            raise UsageError(
-                f"{option} {location} is not a finished snapshot",
-                "give its directory, which holds manifest.json, or a Parquet file",
-            )
-    found = [str(path)] if path.is_file() else sorted(glob(str(pattern)))
-    if not found:
+    whole = path.resolve()
+    snapshot = Snapshot(str(whole.parent.parent), whole.parent.name, whole.name)
+    if snapshot.finished:
+        return snapshot
+    if path.is_dir() and not unfinished:
         raise UsageError(
-            f"{option} {location} {problem}",
-            "give a snapshot's directory (ROOT/verification/FINGERPRINT), or a Parquet file",
+            f"{option} {location} is not a finished snapshot",
+            "give its directory, which holds manifest.json, or a Parquet file",
         )
-    return Files(location, found)
+    return Files(location, [str(part) for part in part_files(path)])
 
 
 def _in_batch(path: Path) -> Path:

@@ -4,20 +4,15 @@ address or key location; a model configured by path shows its path."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import polars as pl
-import pyarrow as pa
-
-from kernels_eval.errors import UsageError, cause_of
+from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Row
 from tasks.samples import snapshots_above
 from tasks.sources.hub import is_hub_id
 from tasks.store import Snapshot, SnapshotRef, snapshots
 from tasks.store.lookup import find_snapshot, newest_first
-from tasks.store.snapshot import RESTORE
 
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
 ANALYSIS = "analysis"
@@ -136,13 +131,3 @@ def source_of(snapshot: Snapshot) -> Snapshot:
         return snapshot
     source = Snapshot(snapshot.root, TASKS, str((snapshot.manifest.get("upstream") or [""])[0]))
     return source if source.finished else snapshot
-
-
-@contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Raise UsageError for damaged, missing or incompatible input, to tell it from write errors."""
-    try:
-        yield
-    except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
-        cause = cause_of(error)
-        raise UsageError(f"cannot read {what}: {cause}", RESTORE) from error

@@ -7,11 +7,13 @@ import polars as pl
 import pyarrow as pa
 
 from kernels_eval.errors import UsageError
+from tasks.files import explain_read_errors
 from tasks.publishing.columns import COLUMNS, ORIGINS, REQUIRED, licence_of
 from tasks.publishing.config import SPLIT_SEED, TEST, TRAIN, PublishOptions
-from tasks.publishing.lineage import Lineage, readable, source_of
+from tasks.publishing.lineage import Lineage, source_of
 from tasks.sources.holdout import place_of
 from tasks.store import Snapshot
+from tasks.store.snapshot import RESTORE
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS, columns_of, completed
 
 SCHEMAS = {"candidates": CANDIDATES, "verdicts": VERDICTS, "tasks": TASKS}
@@ -23,7 +25,7 @@ def published_rows(line: Lineage) -> pl.DataFrame:
     """The rows to publish. Raises UsageError for an empty or unreadable snapshot, and missing
     columns or upstreams."""
     where = line.curated.path
-    with readable(where):
+    with explain_read_errors(where, RESTORE):
         rows = line.curated.read(unique="candidate_id")
         if rows.is_empty():
             fix = "there is nothing to publish: lower curation.min_speedup"

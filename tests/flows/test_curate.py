@@ -271,7 +271,7 @@ def test_what_cannot_be_used_is_one_line(table, arguments, part):
 
 def test_places_that_cannot_be_read(table, root, tmp_path):
     (tmp_path / "text.parquet").write_text("no table")
-    assert "cannot be read as Parquet" in refused(f"--verdicts {tmp_path}/text.parquet")
+    assert "cannot read" in refused(f"--verdicts {tmp_path}/text.parquet")
     assert "no finished verification snapshot" in refused(f"--root {tmp_path}/empty")
     assert "not a finished snapshot" in refused(f"--verdicts {tmp_path}")
     frame(*ROWS).drop("reasoning_tokens").write_parquet(tmp_path / "lean.parquet")

@@ -200,7 +200,7 @@ def test_levels_come_from_the_tasks(tmp_path):
             "1 candidates are there more than once, such as 'a#0'",
             "drop repeated rows",
         ),
-        ([{"candidate_id": "a", "task_id": "t"}], "has no column status", "verify-batch"),
+        ([{"candidate_id": "a", "task_id": "t"}], "needs the columns status", "verify-batch"),
     ],
 )
 def test_bad_tables_are_refused(tmp_path, rows, message, hint):

@@ -8,7 +8,6 @@ import pytest
 
 from tasks.observe import stage
 from tasks.observe.observations import observe
-from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, NUMBERS, VERDICTS
 from tests.support.planted import planted, planted_frame
 from tests.support.samples import finished, sample
@@ -106,16 +105,3 @@ def test_a_remote_root_holds_the_words_and_numbers(tmp_path):
     assert stage.found_in(made).files == ()
     assert stage.found_in(made).finding
     assert made.open().read().height > 5
-
-
-def test_parts_without_a_column_are_read(tmp_path):
-    verdicts, candidates = planted(tmp_path, 100)
-    older = Snapshot(str(tmp_path), "synthesis", "older")
-    rows = candidates.open().read().to_dicts()
-    older.append(rows[:50], CANDIDATES.remove(CANDIDATES.get_field_index("finish_reason")))
-    older.append(rows[50:], CANDIDATES)
-    older.publish(config={})
-    frame = stage.joined(verdicts.open(), older)
-    assert frame.height == 100
-    assert frame["finish_reason"].null_count() == 50
-    assert not {"response", "reasoning", "code"} & set(frame.columns)

@@ -60,11 +60,6 @@ def test_config_refuses_what_means_nothing(bad):
         CurationConfig(**bad)
 
 
-def test_an_unknown_strategy_is_named_with_those_that_are_known():
-    with pytest.raises(UsageError, match="no strategy 'best'; known are concur, "):
-        CurationConfig(strategy="best")
-
-
 def test_config_survives_json():
     for quota in (0.25, 3):
         config = CurationConfig(single_operator_quota=quota)

@@ -158,16 +158,6 @@ def test_nothing_taken_is_an_error_that_says_why(tmp_path):
     ].to_list() == ["a-1"]
 
 
-def test_a_configuration_of_an_older_version_still_loads():
-    older = {
-        "min_speedup": 5.0,
-        "require_speedup_lower_above": None,
-        "single_operator_quota": 0.5,
-        "strategy": "concur",
-    }
-    assert CurationConfig.model_validate(older) == CurationConfig()
-
-
 def test_the_samples_of_a_set_are_all_that_it_was_made_from(tmp_path):
     """A set that is made again of another's samples lacks none of their measurements."""
     line = line_of(tmp_path, rows())

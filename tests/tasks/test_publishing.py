@@ -18,8 +18,6 @@ from tasks.publishing.columns import COLUMNS, licence_of
 from tasks.publishing.config import PublishOptions
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.publishing.publish import is_whole, publish, read_publication
-from tasks.publishing.rows import split_of
-from tasks.reporting.text import cell, fenced
 from tasks.store.snapshot import Snapshot
 from tests.support.cases import cases
 from tests.support.curated import SINGLE, line, sample
@@ -214,12 +212,6 @@ def test_a_task_stays_in_its_split_whatever_else_is_there(tmp_path):
     assert (len(before), len(after)) == (12, 40) and before.items() <= after.items()
 
 
-def test_the_share_that_is_held_out_is_about_the_share_asked_for():
-    held_out = sum(split_of(f"kernelbook/{number}", 0.1) == "test" for number in range(10_000))
-    assert 900 < held_out < 1100
-    assert {split_of("a", 0.0), split_of("b", 0.0)} == {"train"}
-
-
 # -- the card and the metadata ---------------------------------------------------------------------
 
 
@@ -244,15 +236,6 @@ def test_a_program_in_both_splits_is_said(tmp_path, out):
 )
 def test_a_licence_is_named_only_where_the_source_states_it(source, config, licence):
     assert licence_of(source, config) == licence
-
-
-@pytest.mark.parametrize("text", [HOSTILE, "&lt;", "`" * 9, "\ud800 x", "a\r\nb", "|" * 500])
-def test_text_of_others_is_one_cell_and_one_block(text):
-    shown = cell(text).encode("utf-8", "replace").decode()
-    table = f"| a | b |\n| --- | --- |\n| {shown} | x |\n"
-    kinds = [token.type for token in MarkdownIt().enable("table").parse(table)]
-    assert kinds.count("td_open") == 2
-    assert [token.type for token in MarkdownIt().parse(fenced(text))] == ["fence"]
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -377,22 +377,6 @@ def test_the_bootstrap_covers_the_truth_where_plain_percentiles_do_not():
     assert plain / 400 < 0.925 < expanded / 400 <= 0.975
 
 
-def test_the_bootstrap_agrees_with_scipys():
-    """With so many tasks that the expansion is below 1 %, the two are the same within Monte Carlo
-    error."""
-    from scipy.stats import bootstrap
-
-    rates = np.random.default_rng(4).beta(0.5, 1.0, 1000)
-    ones = np.ones(1000, dtype=np.int64)
-    ours = percentile_interval(resampled_means(rates, ones, seed=1, resamples=4000), 1000)
-    theirs = bootstrap(
-        (rates,), np.mean, n_resamples=4000, method="percentile", rng=np.random.default_rng(2)
-    ).confidence_interval
-    width = theirs.high - theirs.low
-    assert abs(ours.lower - theirs.low) < 0.08 * width
-    assert abs(ours.upper - theirs.high) < 0.08 * width
-
-
 def test_the_bootstrap_draws_whole_tasks_and_claims_nothing_where_it_knows_nothing():
     """Two tasks, each all right or all wrong: 1000 samples in them do not make it more certain."""
     many = np.array([1000, 1000])

@@ -236,9 +236,8 @@ def _strategies(found: Compared) -> tuple[Part, ...]:
         return ()
     tables = {
         track: pivoted(
-            ("strategy",),
+            {"strategy": lambda row: row["model"]},
             [row for row in found.scores if row["track"] == track],
-            lambda row: (row["model"],),
         )
         for track in TRACKS
     }

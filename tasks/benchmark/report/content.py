@@ -4,7 +4,7 @@ summary, which terminals print, hold no control characters."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kernels_eval.grouping import grouped
@@ -41,6 +41,10 @@ from tasks.scores import EXEC, TRACKS
 
 MOST_GROUPS = 16
 """Operator families of a large suite; more than fit a screen are in the JSON."""
+HEADLINE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "model": lambda row: cut(row["model"], 40),
+    "tasks": lambda row: str(row["tasks"]),
+}
 
 
 def eager(context: ReportContext) -> list[Row]:
@@ -200,11 +204,7 @@ def _next(context: ReportContext) -> Section:
 def _found(context: ReportContext) -> tuple[Part, ...]:
     if not context.scores:
         return "No benchmark was run.", Bullets(tuple(found(context)))
-    table = pivoted(
-        ("model", "tasks"),
-        headline_scores(context),
-        lambda row: (row["model"], str(row["tasks"])),
-    )
+    table = pivoted(HEADLINE_COLUMNS, headline_scores(context))
     about = (
         "Share of held-out tasks solved with one answer (Exec) and solved faster than PyTorch"
         " (fast_1), with a custom kernel; 95 % intervals over tasks."
@@ -269,11 +269,9 @@ def _groups(context: ReportContext) -> Iterator[Part]:
         )
     for by, rows in by_group.items():
         groups = list(dict.fromkeys(row["group"] for row in rows))
-        yield pivoted(
-            ("reasoning" if by == "arl_third" else by.replace("_", " "), "model", "tasks"),
-            [row for row in rows if row["group"] in groups[:MOST_GROUPS]],
-            lambda row: (row["group"].replace("_", " "), cut(row["model"], 40), str(row["tasks"])),
-        )
+        name = "reasoning" if by == "arl_third" else by.replace("_", " ")
+        columns = {name: lambda row: row["group"].replace("_", " "), **HEADLINE_COLUMNS}
+        yield pivoted(columns, [row for row in rows if row["group"] in groups[:MOST_GROUPS]])
         if len(groups) > MOST_GROUPS:
             yield f"The {MOST_GROUPS} largest of {len(groups)} groups; the JSON has them all."
         if by == "arl_third" and context.arl_of:

@@ -266,7 +266,6 @@ def _require_one_device(frame: pl.DataFrame) -> None:
 
 
 def _counts(samples: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Tasks, samples and missing tasks by group."""
     counts = samples.group_by(by).agg(
         tasks=pl.col("task_id").n_unique().cast(pl.Int64), samples=pl.len().cast(pl.Int64)
     )
@@ -282,7 +281,6 @@ def _counts(samples: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 
 def _shares(rates: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Mean pass@k over tasks with its interval and missing samples."""
     short = pl.col("n") < pl.col("k")
     rate = pl.col("rate")
     found = rates.group_by(*by, "metric", "k", maintain_order=True).agg(
@@ -305,7 +303,6 @@ def _shares(rates: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 def _geometric_means(
     samples: pl.DataFrame, by: list[str], track: Track, baseline: Baseline, resamples: int
 ) -> pl.DataFrame:
-    """exp of the mean log speedup of each group's correct, timed samples, with its interval."""
     counted = _right(track) & (pl.col("speedup") > 0)
     log = pl.col("speedup").filter(counted).log()
     per_task = samples.group_by(*by, "task_id", maintain_order=True).agg(
@@ -328,7 +325,6 @@ def _geometric_means(
 
 
 def _why_not() -> pl.Expr:
-    """Why a row has no value, else empty."""
     short = pl.format(
         "pass@{} needs {} samples of each task; {} of {} tasks have fewer (the least: {})",
         *("k", "k", "short", "tasks", "least"),

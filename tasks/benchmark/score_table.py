@@ -81,7 +81,6 @@ def tabulate(
 
 
 def _by_k(rows: pl.DataFrame) -> list[Json]:
-    """A row for each k of a group, track, model and baseline, in order."""
     ks = rows["k"].drop_nulls().unique().sort().to_list()
     found: dict[tuple[object, ...], Json] = {}
     for row in rows.iter_rows(named=True):
@@ -94,7 +93,6 @@ def _by_k(rows: pl.DataFrame) -> list[Json]:
 
 
 def _groups(frame: pl.DataFrame, levels: Mapping[str, int]) -> dict[str, list[str]]:
-    """All tasks, then those of each level, if several."""
     tasks = sorted(set(frame["task_id"]))
     there = sorted({levels[name] for name in tasks if name in levels})
     if len(there) == 1 and set(tasks) <= levels.keys():
@@ -123,7 +121,6 @@ def _without_times(rows: pl.DataFrame, frame: pl.DataFrame, by: Sequence[str]) -
 
 
 def _notes(frame: pl.DataFrame, rows: pl.DataFrame) -> list[str]:
-    """What to know of these verdicts, in sentences."""
     notes = [] if "custom_kernels" in frame.columns else [SAME_TRACKS]
     # of the first group: the others lack the same, in other words
     empty = rows.filter(pl.col("why_not") != "", group=rows["group"][0]).sort("model")

@@ -154,7 +154,6 @@ def _decided_pool(choice: Choice, config: CurationConfig) -> pl.DataFrame:
 
 
 def _comparison(config: CurationConfig) -> pl.Expr:
-    """How a sample compares within its task, by the strategy's measure."""
     compares = strategy_of(config.strategy).compares
     behind = []
     if "length" in compares:

@@ -77,7 +77,6 @@ def reason_counts(rows: pl.DataFrame) -> dict[str, dict[str, int]]:
 
 
 def _why(side: str) -> pl.Expr:
-    """Why a side lacks a sample."""
     absent = pl.when(f"has_task_{side}").then(pl.lit(NO_CANDIDATE)).otherwise(pl.lit(NO_TASK))
     absent = pl.when(f"decided_{side}").then(absent).otherwise(pl.lit(UNKNOWN))
     return pl.coalesce(f"why_not_{side}", absent)

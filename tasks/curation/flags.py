@@ -89,7 +89,6 @@ def flagged(texts: Iterable[Trace]) -> Generator[pl.DataFrame]:
 
 
 def _batches(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
-    """Lists of traces up to a limit of characters or number."""
     batch: list[Trace] = []
     characters = 0
     for trace in traces:

@@ -96,7 +96,6 @@ def quality(texts: Sequence[str | None]) -> pl.DataFrame:
 
 
 def _foreign(texts: pl.Series) -> pl.DataFrame:
-    """Letters outside each text's main script, and their share."""
     rest = texts.str.replace_all(r"[\x00-\x7F]+", "")
     counts = pl.DataFrame(
         {name: rest.str.count_matches(f"[{blocks}]") for name, blocks in _SCRIPTS.items()}

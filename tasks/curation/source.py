@@ -150,7 +150,6 @@ class Source:
         return frame
 
     def _measured_flags(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """candidate_id and trace_flags of correct candidates with reasoning, in batches."""
         wanted = frame.clear()
         if "status" in frame.columns:
             wanted = frame.filter(CORRECT)

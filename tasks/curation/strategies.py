@@ -130,7 +130,6 @@ def concur_without_balance(choice: Choice, config: CurationConfig) -> None:
 
 
 def _concur_of(pool: pl.DataFrame, config: CurationConfig) -> Choice:
-    """concur's choice from the pool, at any size."""
     choice = Choice(pool)
     concur(choice, config)
     return choice

@@ -27,7 +27,6 @@ def program_key(code: str) -> str | None:
 
 
 def _is_entry(node: ast.ClassDef) -> bool:
-    """Whether this is a non-empty ModelNew."""
     return node.name == ENTRY_POINT and not all(isinstance(x, ast.Pass) for x in node.body)
 
 
@@ -42,7 +41,6 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _own_names(tree: ast.AST) -> set[str]:
-    """Names of variables, parameters, functions, classes, attributes and imports."""
     found = set[str]()
     for node in ast.walk(tree):
         match node:
@@ -57,8 +55,6 @@ def _own_names(tree: ast.AST) -> set[str]:
 
 
 class _Numbered(ast.NodeTransformer):
-    """Numbers own names in order of appearance."""
-
     def __init__(self, own: set[str]) -> None:
         self._own, self._numbers = own, dict[str, str]()
 

@@ -157,7 +157,6 @@ class NearIndex:
 
 
 def _shingles(task: Fingerprint, kind: str) -> frozenset[int]:
-    """Hashed shingles; none of a task too short for them."""
     if kind == "text":
         words = _WORD.findall(_COMMENT.sub("", task.code[:CODE_LIMIT]))
         found = frozenset(_runs(words, WORDS_IN_SHINGLE))
@@ -174,7 +173,6 @@ def _shingles(task: Fingerprint, kind: str) -> frozenset[int]:
 
 
 def _runs(words: Sequence[str], length: int) -> Iterator[int]:
-    """32-bit hashes of each run of `length` words."""
     for start in range(len(words) - length + 1):
         yield _hash(" ".join(words[start : start + length]))
 

@@ -64,7 +64,6 @@ def _tables(exposure: Floats, sizes: Codes, right: Codes) -> Iterator[tuple[Floa
 
 
 def _fitted(tables: list[tuple[Floats, int]], observed: float) -> tuple[float, float] | None:
-    """Slope and standard error by Newton's method; None where there is no finite slope."""
     slope = 0.0
     for _ in range(MOST_STEPS):
         moments = [_moments(slope, *table) for table in tables]

@@ -77,7 +77,6 @@ def _front_matter(context: Card, languages: Sequence[str]) -> str:
 
 
 def _settings(stage: str, facts: object) -> str:
-    """A stage's settings in a cell."""
     if not isinstance(facts, Mapping):
         return ""
     config = facts.get("config", {})
@@ -104,7 +103,6 @@ def _quantiles(values: pl.Series) -> list[float | None]:
 
 
 def _shared_programs(splits: Mapping[str, pl.DataFrame]) -> int:
-    """Programs in both splits, under different task_ids."""
     programs = [part["task_code"].unique() for part in splits.values()]
     return len(set(programs[0]) & set(programs[1])) if len(programs) > 1 else 0
 

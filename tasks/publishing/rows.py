@@ -62,7 +62,6 @@ def splits_of(rows: pl.DataFrame, options: PublishOptions) -> dict[str, pl.DataF
 
 
 def _joined(rows: pl.DataFrame, above: Snapshot | None, name: str, where: str) -> pl.DataFrame:
-    """Rows with an upstream's published columns, null without one."""
     if above is None:
         raise UsageError(
             f"the {name} snapshot that {where} was made from is missing",
@@ -101,8 +100,6 @@ def _licences(line: Lineage, rows: pl.DataFrame) -> pl.Expr:
 
 
 def _repaired() -> pl.Expr:
-    """Whether the row differs from the model's response, apart from white space."""
-
     def bare(text: pl.Expr) -> pl.Expr:
         return text.fill_null("").str.replace_all(r"\s+", "")
 

@@ -41,7 +41,6 @@ def _filled(
     above: list[SnapshotRef],
     extra: Any = None,
 ) -> SnapshotRef:
-    """Finish a snapshot of these rows, resuming a stopped one."""
     snapshot = Snapshot.planned(stage, {}, above, SEARCH_VERSION)
     if not snapshot.finished:
         there = snapshot.keys("candidate_id")

@@ -221,7 +221,6 @@ def _launches(text: str) -> Iterator[Parameter]:
 
 
 def _tuned(text: str, name: str, value: int, span: Span) -> Parameter:
-    """A constant or template argument with its equal numbers."""
     linked = [*_linked(text, value, span, None)] if value >= 32 else []
     if BLOCKS.search(name):
         linked += _literal_blocks(text, value)
@@ -229,7 +228,6 @@ def _tuned(text: str, name: str, value: int, span: Span) -> Parameter:
 
 
 def _literal_blocks(text: str, value: int) -> Iterator[Span]:
-    """Literal block sizes of this number at launches."""
     for launch in LAUNCH.finditer(text):
         for place in [*_arguments(text, *launch.span(3))][1:2]:
             yield from _numbers(text, place, value, (value,))
@@ -296,7 +294,6 @@ def _linked(text: str, value: int, own: Span, grid: Place | None) -> Iterator[Sp
 
 
 def _numbers(text: str, place: Place, value: int, wanted: Sequence[int]) -> Iterator[Span]:
-    """Wanted numbers in a place, by distance to a value."""
     for found in re.compile(NUMBER).finditer(text, *place):
         if int(found[1]) in wanted:
             yield *found.span(1), "{}", value - int(found[1])
@@ -337,7 +334,6 @@ def _loops(text: str) -> Iterator[Parameter]:
 
 
 def _kernels(text: str) -> Iterator[Place]:
-    """Bodies of functions that run on a GPU."""
     for found in ON_GPU.finditer(text):
         depth = 0
         for brace in re.compile("[{}]").finditer(text, found.end() - 1):
@@ -358,7 +354,6 @@ def _choices(name: str, value: int) -> tuple[int, ...]:
 
 
 def _arguments(text: str, start: int, end: int) -> Iterator[Place]:
-    """Stripped places of arguments between top-level commas."""
     depth = 0
     for place in range(start, end + 1):
         sign = text[place] if place < end else ","

@@ -173,7 +173,6 @@ class Population:
         return found
 
     def _operators(self, before: int, pulled: Sequence[str], draw: Random) -> list[str]:
-        """All operators, in order of preference."""
         operators = list(self.config.operators)
         draw.shuffle(operators)
         if self.config.method == "random":

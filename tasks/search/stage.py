@@ -86,7 +86,6 @@ class Search:
         self.settle()
 
     def _add(self, row: Row) -> None:
-        """Add a snapshot row to its population."""
         task, code = self._task_of[row["task_id"]], row["code"] or ""
         new = Population(task, self.language, self.config)
         known = {name: row[name] for name in ("candidate_id", "step", "operator", "change", "turn")}
@@ -95,7 +94,6 @@ class Search:
         self.populations.setdefault(task.task_id, new).add(member)
 
     def _add_starts(self) -> None:
-        """Add each task's fastest correct candidates. Raises UsageError without any."""
         verdicts = self._verdicts.open()
         columns = ["candidate_id", "task_id", "language", "status", "timing.speedup_lower"]
         chosen = (

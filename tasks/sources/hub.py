@@ -129,7 +129,6 @@ class _Wanted:
         return None
 
     def _keep(self, commit: str, rows: Rows) -> None:
-        """Write a copy; failures are only logged."""
         import polars as pl
 
         target = self._folder / f"{commit}.parquet"
@@ -172,14 +171,12 @@ def unreachable(error: BaseException) -> bool:
 
 
 def _commit_of(hub_id: str, revision: str | None) -> str | None:
-    """A branch's commit (None: main's). Raises as the hub's client does."""
     from huggingface_hub import HfApi
 
     return HfApi().dataset_info(hub_id, revision=revision, timeout=10).sha
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """Call `ask` again while the hub is at fault."""
     from huggingface_hub import constants
 
     return retry_until_back(

@@ -138,7 +138,6 @@ def _folder_rows(root: Path) -> Iterator[Json]:
 
 
 def _level_of(folder: Path) -> int:
-    """The level in a folder's name, else 0."""
     found = re.fullmatch(r"level_?(\d+)", folder.name)
     return int(found[1]) if found else 0
 

@@ -216,7 +216,6 @@ class OpenAISampler(Sampler):
         )
 
     async def _ask(self, clients: Sequence[AsyncOpenAI], turn: int, request: Request) -> Response:
-        """One answer from an address. Raises _Refused, UsageError or EvalError."""
         from openai import APIConnectionError, APIStatusError
 
         cause = ""
@@ -306,7 +305,6 @@ def _result(future: Future[T]) -> T:
 
 
 def _parsed(body: object) -> Any:
-    """An answer's JSON, also where the server names another content type."""
     return json.loads(body) if isinstance(body, str) else body
 
 

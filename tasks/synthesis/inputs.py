@@ -110,7 +110,6 @@ def _own_names(given: Sequence[str]) -> dict[str, str]:
 
 
 def _modules(path: Path) -> Iterator[Json]:
-    """One candidate per .py file; only KernelBench's names, where there are such."""
     patterns = ("[!_]*.py", "level*/[!_]*.py")
     files = [path] if path.suffix == ".py" else sorted(chain(*map(path.glob, patterns)))
     if not files:

@@ -183,8 +183,6 @@ def log_tail(path: Path) -> str:
 
 
 class _GpuHolder:
-    """An actor that only holds its GPUs."""
-
     def visible(self) -> str:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 

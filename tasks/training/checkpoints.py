@@ -63,7 +63,6 @@ def save_adapter(trainer: Trainer, adapter_dir: Path) -> Path:
 
 
 def _gathered(model: Any) -> dict[str, Any]:
-    """Gather a sharded model's trainable parameters in main memory. Collective."""
     from torch.distributed.tensor import DTensor
 
     state = {}

@@ -97,7 +97,6 @@ def _as_text(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Exam
 
 
 def _token_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Token ids without added special tokens or a warning about the window."""
     if not texts:
         return []
     encoded = tokenizer(texts, add_special_tokens=False, verbose=False)

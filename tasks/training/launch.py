@@ -144,7 +144,6 @@ def _end(events: Any, controller: Any) -> None:
 
 
 def _events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """Yield ("log", entry) repeatedly, then ("result", TrainingResult) or ("failure", error)."""
     from ray.util.queue import Queue
 
     alone = job.recipe.workers == 1

@@ -110,7 +110,6 @@ def _merged_into(
     encoded: Sequence[list[int]],
     dtype: Any,
 ) -> torch.Tensor:
-    """Save the merged model and return the earlier logits; returning frees the model."""
     import torch
     from peft import PeftModel
 

@@ -189,7 +189,6 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
 
 
 def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:
-    """The most frequent first, then by name."""
     return dict(by_count(dict(frame[column].drop_nulls().value_counts().iter_rows())))
 
 
@@ -203,7 +202,6 @@ def _speedups(frame: pl.DataFrame) -> Json:
 
 
 def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Candidates, total seconds and mean seconds of each phase."""
     columns = {"build_s": frame["build_s"], "run_s": frame["run_s"]}
     columns |= {name: frame["phases"].struct.field(name) for name in Phases.model_fields}
     found = {}

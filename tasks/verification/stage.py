@@ -192,7 +192,6 @@ class Verification:
                 yield row | {"candidate_id": candidate_id}
 
     def _keyed(self, left: pl.DataFrame) -> pl.DataFrame:
-        """Add each candidate's verdict `key`, in the order of the parts."""
         left = left.sort("part", "row")
         keys = [self.verdict_key(row) for row in self._candidates.rows_of(left, KEYED)]
         return left.with_columns(key=pl.Series(keys, dtype=pl.String))
@@ -216,7 +215,6 @@ class Verification:
         return wanted.join(done, on="candidate_id", how="anti").sort(ORDER)
 
     def _pairs(self, left: pl.DataFrame) -> Generator[tuple[KernelTask, Candidate], None, None]:
-        """Tasks and candidates in the order of `left`. Raises UsageError for a missing task."""
         asked = left.select("task_id").unique(maintain_order=True)
         known = self._tasks.index(["task_id"]).unique("task_id", keep="first")
         places = asked.join(known, on="task_id", how="left", maintain_order="left")
@@ -275,7 +273,6 @@ class Verification:
         return dict(counts)
 
     def _verdicts(self) -> Generator[Verdict, None, None]:
-        """Verdicts as they are reached, each on disk before it is yielded."""
         left, self._left = self._left, None
         if left is None:  # an earlier stream broke
             left = self._to_judge(self._without_verdict())
@@ -309,7 +306,6 @@ class Verification:
         self._joined = ""
 
     def _rows(self, verdict: Verdict) -> Iterator[Json]:
-        """Rows of a verdict, for all candidates that share it."""
         key = self._keys.pop(verdict.candidate_id)
         row = verdict.model_dump(mode="json") | {"verdict_key": key}
         for candidate_id in (verdict.candidate_id, *self._same_code.get(key, ())):

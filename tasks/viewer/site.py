@@ -125,7 +125,6 @@ def _script(name: str, packed: bytes) -> bytes:
 
 
 def _column(values: pl.Series) -> object:
-    """Numbers and ids unchanged; other texts as distinct values and an index per row."""
     if values.name == "id" or values.dtype != pl.String:
         return (values.round_sig_figs(5) if values.dtype.is_float() else values).to_list()
     values = values.fill_null("")

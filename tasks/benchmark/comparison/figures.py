@@ -77,7 +77,6 @@ def _plot_metric(axes: Axes, found: Compared, rows: Sequence[Json], metric: str)
 
 
 def _seeds(found: Compared, name: str, metric: str) -> list[float]:
-    """Single seeds in percent, if several."""
     values = [
         100 * row["value"]
         for row in found.scores_by_seed

@@ -148,7 +148,6 @@ def _table(
 
 
 def _mean(arm: Arm | None, column: str) -> float | None:
-    """The mean over seeds with a value."""
     values = [getattr(branch, column) for branch in arm.branches] if arm else []
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
@@ -200,7 +199,6 @@ def _arms(ablation: Ablation) -> list[Arm]:
 
 
 def _distinct(name: str, taken: set[str]) -> str:
-    """An unused name, numbered if needed, and added to `taken`."""
     free, number = name, 2
     while free in taken:
         free, number = f"{name} ({number})", number + 1
@@ -242,7 +240,6 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
 
 
 def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> pl.DataFrame:
-    """Exec and fast_1 of every branch: branch, arm, seed, track, metric, value."""
     members = [(branch.name, arm.name, branch.seed) for arm in arms for branch in arm.branches]
     # with the references: the same tasks are left out as in the scores of all
     named = frame.with_columns(branch=pl.coalesce("branch", "model"))
@@ -266,5 +263,4 @@ def _baseline(ablation: Ablation, arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _opponent(arm: Arm, against: Sequence[Arm]) -> Arm:
-    """The baseline of the same size, else its largest."""
     return next((each for each in against if each.size == arm.size), against[-1])

@@ -303,6 +303,5 @@ def _branches(found: Compared) -> tuple[Part, ...]:
 
 
 def _links(of: Ablation | Branch, *names: str) -> tuple[Link | None, ...]:
-    """Links to the run's pages in MLflow and Prefect, if any."""
     urls = (of.mlflow_url, of.prefect_url)
     return tuple(Link(name, url) if url else None for name, url in zip(names, urls, strict=True))

@@ -257,7 +257,6 @@ def _differences(context: ReportContext) -> Iterator[Part]:
 
 
 def _groups(context: ReportContext) -> Iterator[Part]:
-    """A table per grouping: models' Exec and fast_1 at the smallest k."""
     known = [row for row in context.groups if row["metric"] in (EXEC, FAST)]
     smallest = min((row["k"] for row in known), default=None)
     by_group = grouped((row["by"], row) for row in known if row["k"] == smallest)
@@ -290,7 +289,6 @@ def _signs_and_errors(context: ReportContext) -> tuple[Part, ...]:
 
 
 def _verdicts(context: ReportContext) -> Table:
-    """Reasons by status, both by count."""
     place = {status: n for n, (status, _) in enumerate(by_count(context.status_counts))}
     statuses = {reason.value: status.value for reason, status in STATUS_OF.items()}
     rows = [

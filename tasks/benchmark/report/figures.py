@@ -45,7 +45,6 @@ def figures(context: ReportContext) -> dict[str, str]:
 
 
 def _scores(context: ReportContext) -> Figure:
-    """Models' Exec by k, and fast_p by p at the smallest k."""
     rows = [row for row in own_scores(context) if row["value"] is not None]
     figure, (left, right) = new_figure(WIDTH, 2.6, 1, 2)
     execs = [row for row in rows if row["metric"] == EXEC]
@@ -64,7 +63,6 @@ def _scores(context: ReportContext) -> Figure:
 
 
 def _fast(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line per model, intervals set apart."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     for number, (model, look) in enumerate(zip(models, cycle(LOOKS), strict=False)):
         own = [row for row in rows if row["model"] == model]

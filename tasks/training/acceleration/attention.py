@@ -171,7 +171,6 @@ def _attend(
     cu_documents: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend from (batch, heads, length, size) to (batch, length, heads, size)."""
     if cu_documents is None:
         output = kernel(query, key, value, scaling)
     elif query.is_cuda:

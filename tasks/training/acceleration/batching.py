@@ -157,7 +157,6 @@ def _lines(lengths: Sequence[int], budget: int, seed: int, epoch: int, window: i
 
 
 def _best_fit(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Plan:
-    """Put each row into the fullest line that has room, else into a new one."""
     lines: Plan = []
     free: list[tuple[int, int]] = []  # (tokens free, line), sorted
     for row in rows:

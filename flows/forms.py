@@ -28,8 +28,6 @@ MOST = 1_000_000
 
 
 def _one_of(names: list[str]) -> tuple[AfterValidator, WithJsonSchema]:
-    """A text that the page offers as a list to pick from."""
-
     def check(value: str) -> str:
         if value not in names:
             raise ValueError(f"is not one of {', '.join(names)}")
@@ -39,7 +37,6 @@ def _one_of(names: list[str]) -> tuple[AfterValidator, WithJsonSchema]:
 
 
 def _choices(config: type[BaseModel], field: str) -> tuple[str, ...]:
-    """What a configuration takes for a field."""
     return get_args(config.model_fields[field].annotation)
 
 

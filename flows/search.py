@@ -164,7 +164,6 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
 
 
 def _request(plan: Plan, config: PipelineConfig, sampler: Sampler, judge: Verification) -> Request:
-    """A model's request, with a seed that no first turn uses."""
     prompt = prompt_of(plan, judge.language, config.synthesis.hardware, judge.snapshot)
     base = config.synthesis.sampling
     sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + plan.step})

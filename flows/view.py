@@ -172,7 +172,6 @@ def _part(name: str, source: Source, tasks: str | None) -> Part:
 
 
 def _told(name: str, source: Source, codes: Mapping[str, str]) -> pl.DataFrame:
-    """Verdicts with `reference` (the task's program) and `key` (identity of a page)."""
     frame = source.verdicts.read(columns=VERDICTS.names, unique="candidate_id")
     texts = source.candidates
     files = [Path(each).stat() for each in texts.files] if isinstance(texts, Files) else []

@@ -138,7 +138,6 @@ class Evaluator:
         libraries: dict[str, str],
         draft: VerdictDraft,
     ) -> None:
-        """Everything that is asked of a candidate's process, in order."""
         phase = draft.phase
         with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
             reference.ask(NewCandidate())

@@ -46,7 +46,6 @@ def render(data: Json) -> str:
 
 
 def _blocks(data: Mapping[str, Any], title: str) -> list[str]:
-    """The lines, tables and sections of a mapping: its plain values first, under its heading."""
     pairs: dict[str, list[str]] = {}
     below: list[str] = []
     for name, value in data.items():
@@ -66,7 +65,6 @@ def _blocks(data: Mapping[str, Any], title: str) -> list[str]:
 
 
 def _plain_lines(name: str, value: Any) -> list[str] | None:
-    """The lines of a value that needs no section or table of its own; None where it does."""
     if isinstance(value, Mapping) and not _is_interval(value):
         inline = inline_text(value)
         flat = not any(isinstance(each, Mapping | list) for each in value.values())
@@ -91,7 +89,6 @@ def _pairs(pairs: Mapping[str, list[str]]) -> str:
 
 
 def _rows(value: Any) -> list[Json] | None:
-    """The rows of a list of mappings, or of a mapping whose values are mappings."""
     if isinstance(value, list):
         return [dict(each) if isinstance(each, Mapping) else {"": each} for each in value]
     of_mappings = all(isinstance(each, Mapping) and each for each in value.values())
@@ -167,7 +164,6 @@ def _shared_lines(shared: Json, width: int) -> list[str]:
 
 
 def _fits(row: Mapping[str, Any]) -> bool:
-    """Is a row no more than one line of a table?"""
     if any(map(_is_nested, row.values())):
         return False
     columns = {name: [value] for name, value in row.items() if value not in (None, "", [])}
@@ -214,7 +210,6 @@ def _naming_columns(columns: Mapping[str, list[Any]]) -> int:
 
 
 def _width(name: str, values: Iterable[Any]) -> int:
-    """Characters of a column: its heading, folded, or its widest cell."""
     heading = label(name)
     word = max([min(len(heading), HEADING_CHARS), *map(len, heading.split())])
     cell = max((len(text_of(name, value)) for value in values), default=0)

@@ -168,7 +168,6 @@ class CandidateRole:
         torch.set_num_threads(self.runner.spec.threads)
 
     def _provide(self, spec: Message) -> ModuleType | str:
-        """The loaded library of a request, built now where it is missing."""
         key = ExtensionSpec.model_validate(spec).key
         path = self.libraries.get(key)
         if path is None or not os.path.exists(path):

@@ -255,7 +255,6 @@ def _as_tensor(value: object) -> Tensor | None:
 
 
 def _reachable(arguments: object) -> list[Tensor]:
-    """Tensors among these arguments, and those that an integer among them points into."""
     leaves = pytree.tree_leaves(arguments)
     found = [tensor for leaf in leaves if (tensor := _as_tensor(leaf)) is not None]
     pointers = [leaf for leaf in leaves if type(leaf) is int and leaf > LOWEST_ADDRESS]

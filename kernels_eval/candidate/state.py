@@ -82,7 +82,6 @@ def patched() -> list[str]:
 
 
 def _function_modes() -> int:
-    """Entered function modes, without torch's own for a default device."""
     stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return sum(type(mode) is not DeviceContext for mode in stack)
 

@@ -194,7 +194,6 @@ def _mark_used(entry: Path) -> None:
 
 
 def _bytes_of(entry: Path) -> int:
-    """Bytes on disk, in whole blocks, the folder's own included."""
     return BLOCK_BYTES + sum(
         -(-file.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES for file in entry.iterdir()
     )

@@ -151,7 +151,6 @@ def _demangled(symbol: str) -> str:
 
 
 def _undefined(data: bytes) -> list[str]:
-    """Undefined symbols of a 64-bit little-endian ELF file. Raises Unreadable."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise Unreadable("not a 64-bit little-endian ELF file")
     try:

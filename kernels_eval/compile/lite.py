@@ -463,5 +463,4 @@ def _is_missing(head: str) -> bool:
 
 
 def _bare(parameters: str) -> str:
-    """Parameters without defaults and blanks, to match declarations with definitions."""
     return re.sub(r"\s", "", re.sub(r"=(\{[^}]*\}|[^,]*)(?=,|$)", "", parameters))

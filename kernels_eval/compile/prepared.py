@@ -246,7 +246,6 @@ class Prepared:
         return names._replace(nvcc_words=words | names.words, nvcc_files=files)
 
     def _absent(self) -> list[str]:
-        """Which STREAM_NAMES occur in no header that torch/extension.h may include."""
         left, roots = list(self.tools.torch_headers("torch/extension.h")), self.tools.torch_includes
         seen, absent = set(left), set(STREAM_NAMES)
         while left:

@@ -147,7 +147,6 @@ class Definition(Finite):
         return places
 
     def _dimensions(self) -> Iterator[tuple[str, str]]:
-        """Each dimension of the inputs as source text, and its axis's name."""
         for index, spec in enumerate(self.inputs.values()):
             for dim, name in enumerate(spec.shape or ()):
                 yield f"inputs[{index}].shape[{dim}]", name
@@ -328,7 +327,6 @@ class Solution(Finite):
         )
 
     def _native(self, files: Mapping[str, str]) -> str:
-        """Python that builds and loads the sources, each with its own headers inlined."""
         of_sol = {"cuda_cpp", "cutlass", "cudnn", "cublas"} & set(self.spec.languages)
         bound = self.spec.binding or ("torch" if of_sol else "tvm-ffi")
         if bound != "torch":
@@ -348,7 +346,6 @@ class Solution(Finite):
 
 
 def _flattened(name: str, files: Mapping[str, str], seen: frozenset[str] = frozenset()) -> str:
-    """A source with the solution's own headers inlined, each once per unit."""
     done = {name, *seen}
 
     def included(found: re.Match[str]) -> str:

@@ -49,8 +49,6 @@ def _arguments() -> tuple[list[object], dict[str, object]]:
 
 @contextmanager
 def _libraries() -> Iterator[None]:
-    """Give the kernel's module the libraries beside it."""
-
     def provided(name: str, *_: object, **options: object) -> ModuleType | None:
         path = str(HERE / f"{name}.so")
         if not options.get("is_python_module", True):
@@ -72,7 +70,6 @@ def _libraries() -> Iterator[None]:
 
 @cache
 def _module(kernel: bool, device: str) -> torch.nn.Module:
-    """The kernel's or the reference's module on a device, without the call's weights."""
     args, kwargs = _arguments()
     with _libraries():
         made = importlib.import_module(".candidate", __name__).ModelNew if kernel else _Reference
@@ -172,7 +169,6 @@ def _apart(tensors: list[torch.Tensor]) -> str:
 
 
 def _called(module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """One call's outputs: contiguous, in storage of their own."""
     left = iter(tensors)
     inputs = [next(left) if "dtype" in form else form["value"] for form in _INPUTS]
     state = {form["name"]: x for form, x in zip(_STATE, left, strict=True)}

@@ -100,8 +100,6 @@ def _fill(
     certificate: Mapping[str, object],
     known: dict[str, str],
 ) -> None:
-    """Write programs, guard, certificate and metadata."""
-
     def put(name: str, text: str) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
@@ -122,7 +120,6 @@ def _fill(
 def _verified(
     task: KernelTask, candidate: Candidate, config: EvalConfig, folder: Path
 ) -> tuple[Verdict, list[ExtensionSpec]]:
-    """A correct candidate's verdict and builds; the judged libraries go to `folder`."""
     with Evaluator(candidate.language, config, cuda_arch=gpu_arch()) as evaluator:
         preparer = evaluator.preparer
         prepared = preparer.prepare(candidate, task)
@@ -203,8 +200,6 @@ def _metadata(language: Language, folder: Path) -> dict[str, object]:
 
 
 def _forms(interface: Interface) -> dict[str, object]:
-    """The interface for the guard: tensors have no value, other arguments no dtype."""
-
     def rows(forms: Iterable[ArgumentForm]) -> list[dict[str, object]]:
         parts = ({"value"} if form.dtype else {"shape", "stride", "dtype"} for form in forms)
         return [form.model_dump(exclude=part) for form, part in zip(forms, parts, strict=True)]

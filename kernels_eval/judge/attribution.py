@@ -126,7 +126,6 @@ def _no_custom_kernel(what: str, process: CandidateProcess, otherwise: str) -> S
 
 
 def _busy_share(child: Child) -> float:
-    """Share of a short window in which an idle child used a processor."""
     # on a busy machine a process that wants to run does not always get a processor
     started, used = time.monotonic(), child.demand_ns()
     if not used:

@@ -150,7 +150,6 @@ class CandidateProcess:
         )
 
     def _late_build(self, spec: object, timeout: float) -> Message:
-        """Build what the candidate asks for, while its deadline is paused."""
         build = self.builds.build(spec)
         if build.ok:
             self.draft.late_tier = build.tier or None

@@ -159,7 +159,6 @@ def _check_calls(process: CandidateProcess) -> None:
 
 
 def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
-    """The trial that shows whether the candidate uses its present weights."""
     reference, shapes = process.reference, process.reference.loaded.parameters
     missing, spare = unmatched_shapes(shapes, process.loaded.parameters)
     wanted = [shapes[index] for index in missing]
@@ -185,7 +184,6 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
 
 
 def _with_transposed(trial: Trial, found: Comparison, process: CandidateProcess) -> Comparison:
-    """The comparison with square matrices transposed where right, else `found`."""
     if not any(len(shape) == 2 and shape[0] == shape[1] for shape in process.loaded.parameters):
         return found
     again = process.call(trial, transposed=True)

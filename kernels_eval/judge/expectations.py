@@ -62,7 +62,6 @@ class Expectations:
         self.oracle = min(seen.oracle for seen in expected)  # float32 where any of them is
 
     def _expect_rows(self, rows: list[TrialRow]) -> None:
-        """Expected values for each row that concerns the task."""
         attempted = 0
         for row in rows:
             if not row.when(self.task):
@@ -74,7 +73,6 @@ class Expectations:
             self._expect_row(row)
 
     def _most_distributions(self, rows: list[TrialRow]) -> int:
-        """How many distributions memory allows."""
         room = EXPECTED_MAX_BYTES // max(3 * self.output_bytes, 1)
         others = [row for row in rows[1:] if row.required and row.when(self.task)]
         return max(0, max(LEAST_DISTRIBUTIONS, room) - 2 - len(others))
@@ -109,7 +107,6 @@ class Expectations:
         return [Trial(name, row, seed, distribution=draw, shape=shape) for draw in drawn]
 
     def _expect_own(self, trial: Trial) -> Expectation:
-        """Expected values on the task's own inputs. Raises Stop with a task_error."""
         seen = self.ask(trial.expect())
         if not seen.deterministic:
             raise degenerate("two runs of the reference on the same inputs differ")

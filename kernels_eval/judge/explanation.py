@@ -47,7 +47,6 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
 
 
 def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:
-    """The name of the gradient that differs most, or "" where an output does."""
     reference = process.reference
     names = reference.loaded.gradients.names if reference.loaded.gradients else []
     place = found.worst - len(reference.trials[0].outputs)
@@ -68,7 +67,6 @@ def errors_of(trial: Trial, found: Comparison) -> str:
 
 
 def _error_varies(trial: Trial, found: Comparison, process: CandidateProcess) -> bool:
-    """Whether the error changes when asked again, by more than last bits."""
     if trial not in process.reference.trials:
         return False  # its inputs are gone
     try:

@@ -234,7 +234,6 @@ class Preparer(Workplace):
             return asked[:MOST_BUILDS]
 
     def _raise_for_import(self, report: CaptureReport, child: Child) -> None:
-        """Raise Stop for a module that cannot be imported anywhere."""
         if report.error in (Reason.NO_MODULE, Reason.SYNTAX_ERROR):
             raise Stop(Reason(report.error), report.detail, child.log_tail(LOG_BYTES))
         if MISUSED.match(report.detail):

@@ -247,7 +247,6 @@ def alone(beside: Child | None) -> AbstractContextManager[None]:
 
 
 def _answered(child: Child, request: Callable[[], Answer]) -> Message:
-    """The child's answer. Raises Stop (REFERENCE_FAILED) where there is none."""
     try:
         answer = request()
     except ChildFailure as failure:

@@ -81,7 +81,6 @@ class TaskMemory:
         return values, self._descriptors[use]
 
     def _with_memory(self, request: MemoryRequest[F], use: str) -> tuple[F, bool]:
-        """The answer to a request with new memory, and whether that is the device's."""
         self.release(use)
         fds: Fds = ()
         if not request.on_device:

@@ -136,7 +136,6 @@ def unsettled(timing: Timing, config: TimingConfig) -> bool:
 
 
 def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: TimingConfig) -> bool:
-    """Whether the budget is spent, or the interval narrow enough."""
     pairs = len(candidate.reported)
     if pairs >= 4 and elapsed_s >= config.max_s:
         return True

@@ -68,7 +68,6 @@ def _gradients(
 
 
 def _parameters(model: Any, names: tuple[str, ...]) -> list[Tensor]:
-    """The parameters of these names; where one is missing, all in order."""
     held = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
     if set(names) <= held.keys():
         return [held[name].requires_grad_() for name in names]

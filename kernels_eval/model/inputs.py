@@ -202,7 +202,6 @@ def smaller_shapes(
 def _shrunk(
     dims: list[tuple[int, int, int, int]], by_place: bool, tail: int, random: Random
 ) -> list[tuple[int, int, int]]:
-    """Draw smaller sizes for (argument, dimension, place from the last, size)."""
     keyed = [((size, by_place and place), i, d, place) for i, d, place, size in dims if size > 4]
     ends = {key for key, *_, place in keyed if place == -1} or {key for key, *_ in keyed}
     drawn = {
@@ -339,7 +338,6 @@ def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _laid_out(drawn: Tensor, value: Tensor) -> Tensor:
-    """Contiguous where `value` is, without a needless copy of gigabytes."""
     return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
 
 

@@ -102,7 +102,6 @@ def _follows_output(y: Tensor, a: Tensor) -> bool:
 
 
 def _explained(error: Tensor, bins: Tensor) -> float:
-    """Unbiased share of the squared error that the bins' means explain."""
     _, index = bins.unique(return_inverse=True)
     counts, squares = index.bincount(), index.bincount(error.square())
     between = index.bincount(error).square() - squares
@@ -222,7 +221,6 @@ def _energy(x: Tensor) -> Tensor:
 
 
 def _near(a: Tensor, r: Tensor, finite: bool) -> Tensor:
-    """allclose at each of KernelBench's limits, NaN equal to NaN."""
     if not finite:
         near = [
             torch.isclose(a, r, atol=x, rtol=x, equal_nan=True).all()

@@ -199,7 +199,6 @@ def _outermost(nodes: list[Answer]) -> set[str]:
 
 
 def _foreign(nodes: list[Answer]) -> set[str]:
-    """Operators of other namespaces than aten, such as mkldnn."""
     names = {node["name"] for node in nodes if any(map(_is_schema, node["attrs"]))}
     return {x.replace("::", ".") for x in names if "::" in x and not x.startswith(INTERNAL)}
 
@@ -209,7 +208,6 @@ def _is_schema(attribute: Answer) -> bool:
 
 
 def _computes(node: Answer) -> bool:
-    """Whether an aten operator computes, and is not composed of others."""
     namespace, _, name = node["name"].partition("::")
     if namespace != "aten" or name in NO_COMPUTE or name.startswith("resolve_"):
         return False
@@ -288,7 +286,6 @@ def _slowest(rows: list[Answer]) -> list[Answer]:
 
 
 def _launched(seen: torch.profiler.profile, own: set[str], calls: int) -> list[Answer]:
-    """The own kernels with the geometry of their longest launch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(path))
@@ -319,7 +316,6 @@ def _launched(seen: torch.profiler.profile, own: set[str], calls: int) -> list[A
 def _by_outermost(
     events: list[FunctionEvent], clock: str, calls: int
 ) -> dict[str, tuple[float, int]]:
-    """Median microseconds of each outermost operator per call, and its number of calls."""
     spent: dict[str, list[float]] = {}
     counts: Counter[str] = Counter()
     for event in events:

@@ -52,8 +52,6 @@ class DeviceMemory:
 
 
 class _Mapping:
-    """Mapped device memory, which is given back with this object."""
-
     def __init__(self, size: int, descriptor: int | None) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
         location = struct.pack("ii", _DEVICE, torch.cuda.current_device())

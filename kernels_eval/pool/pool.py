@@ -320,7 +320,6 @@ class Pool:
                 raise cause from error
 
     def _started(self, slot: _Slot) -> None:
-        """Handle a worker's first answer. Raises UsageError where nodes differ."""
         import ray
 
         try:
@@ -345,7 +344,6 @@ class Pool:
             slot.pending, slot.failures = None, 0
 
     def _check_devices(self) -> None:
-        """Add a caution each time that devices become fewer."""
         now = time.monotonic()
         if now < self._checked + SHORT_S / 2:
             return
@@ -413,7 +411,6 @@ class Pool:
         self.quarantined.append(str(cause.args[0]))
 
     def _next_items(self, slot: _Slot, ready: deque[_Item]) -> list[_Item]:
-        """The oldest item of the worker's task, else of an unserved task, else any."""
         served = {other.last_task for other in self._runners if other is not slot}
 
         def take() -> _Item | None:

@@ -74,7 +74,6 @@ def require_cluster(address: str) -> None:
 
 
 def _fault(head: str) -> tuple[str, str] | None:
-    """Why the head node cannot be joined, and the fix; None where it can."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
     from ray.exceptions import AuthenticationError

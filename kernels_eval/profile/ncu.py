@@ -73,7 +73,6 @@ def unknown_metrics(said: str) -> set[str]:
 
 
 def _number(text: str | None) -> float | None:
-    """A metric's value; None for none, such as ncu's "nan" where nothing was counted."""
     try:
         value = float((text or "").replace(",", ""))
     except ValueError:

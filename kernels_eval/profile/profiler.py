@@ -199,7 +199,6 @@ class Profiler(Preparer):
 
 
 def _of_cubin(kernel: str, resources: Mapping[str, list[float]]) -> Message:
-    """A kernel's resources; of template instances, that with most local memory accesses."""
     found = [numbers for mangled, numbers in resources.items() if named(kernel, mangled)]
     if not found:
         return {}

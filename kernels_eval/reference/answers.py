@@ -144,7 +144,6 @@ class ReferenceRole:
         )
 
     def _alike(self, one: str, other: str) -> bool:
-        """Whether both have the same right answer."""
         values = self.values
         both = one in values.known and other in values.known
         return both and same_all(values.expected_outputs(one), values.expected_outputs(other))
@@ -200,7 +199,6 @@ class ReferenceRole:
         return all(bool(torch.isfinite(computable(x)).all()) for x in self._unseen("own", index))
 
     def _farthest(self, count: int, wanted: int) -> list[int]:
-        """Positions of the outputs that differ most, relative to their largest value."""
         if count <= wanted:
             return []
         step, offset = self._step, 0
@@ -270,7 +268,6 @@ class ReferenceRole:
 
 
 def _few(off: Tensor, own: Tensor) -> bool:
-    """Whether so few elements are off that they may depend on a step."""
     few = max(FEW_BESIDE_STEP, FEW_BESIDE_STEP_SHARE * off.numel())
     return int(off.sum()) <= max(few, REFERENCE_FACTOR * int(own.sum()))
 

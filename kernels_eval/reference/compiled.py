@@ -112,7 +112,6 @@ class CompiledRole:
 
 
 def _set(config: object, values: Mapping[str, object]) -> None:
-    """Set those options that this torch's compilers know."""
     for name, value in values.items():
         if hasattr(config, name):
             setattr(config, name, value)

@@ -257,7 +257,6 @@ class ExpectedValues:
         return Done()
 
     def _constants(self, known: Known) -> list[Comparison]:
-        """Errors of answers that ignore the inputs (see Expectation)."""
         oracle, first = (list(map(_start, x)) for x in (known.oracle, known.expected))
         answers, own = [list(map(torch.zeros_like, first))], self.like
         if [x.shape for x in own] == [x.shape for x in known.expected]:
@@ -417,8 +416,6 @@ def _form(x: Tensor) -> OutputForm:
 
 
 def _copied(inputs: list[Any], dtype: torch.dtype | None = None) -> list[Any]:
-    """Copies of the tensors, floating ones in this dtype."""
-
     def copy_of(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x

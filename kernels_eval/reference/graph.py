@@ -330,7 +330,6 @@ def _spread(unsized: str, own: torch.Size, shape: torch.Size) -> str:
 
 
 def _viewed(names: Names, source: Tensor, result: Tensor) -> Names:
-    """A view, named by what it shows and its shape."""
     if result.shape == source.shape:
         return names
     full, shape = names.viewed or (names.full, source.shape)

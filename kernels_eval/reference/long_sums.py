@@ -174,7 +174,6 @@ def _terms(name: str, args: Values) -> Tensor | None:
 
 
 def _losses(name: str, place: int, args: Values) -> Tensor | None:
-    """The loss of each element, in one row; None where they are not summed."""
     if args[place : place + 1] == (UNREDUCED,):
         return None
     given = [*args[:place], *[None] * (place - len(args))]
@@ -186,7 +185,6 @@ def _losses(name: str, place: int, args: Values) -> Tensor | None:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """A variance's terms: squares, with and without the mean."""
     return torch.cat([rows, rows - rows.mean(1, keepdim=True)]).square()
 
 
@@ -200,7 +198,6 @@ def _layer(name: str, args: Values) -> tuple[Tensor, list[int]]:
 
 
 def _rows(x: Tensor, dims: int | Sequence[int] | None) -> Tensor:
-    """The elements that a few spread outputs reduce, one row each."""
     dims = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
     x = x.movedim(dims, tuple(range(-len(dims), 0)))
     kept = x.shape[: x.dim() - len(dims)]

@@ -100,7 +100,6 @@ class TaskModel:
         return drawn + self._drawn_gradients(drawn, seed, shape)
 
     def _drawn_gradients(self, arguments: list[Any], seed: int, shape: str) -> list[Tensor]:
-        """Normal values in the form of each floating output."""
         if shape not in self._outputs:
             with torch.no_grad():
                 model = copy.deepcopy(self.runner.model)

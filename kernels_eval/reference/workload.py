@@ -199,7 +199,6 @@ def _key(tensor: Tensor) -> int:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements, those of an expanded dimension once."""
     count = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride or size == 0 else 1

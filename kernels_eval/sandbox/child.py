@@ -180,7 +180,6 @@ class Child:
         return process_tree.Deadline(timeout, -process_tree.processor_s(self.pid))
 
     def _watch(self, pid: int) -> None:
-        """Kill the child where it exceeds a limit, and raise ChildFailure."""
         if process_tree.has_ended(pid):  # its orphans can keep the channel open
             raise self._post_mortem("only descendants were left")
         now = time.monotonic()

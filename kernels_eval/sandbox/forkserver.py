@@ -120,7 +120,6 @@ class Server:
         return self.reap(pid, 0.0)
 
     def _reap_orphans(self) -> None:
-        """Kill and reap what a killed keeper has left, which this process adopts."""
         if "subreaper" not in self.layers:
             return
         # Looked at again until none is left: one that ends meanwhile hands its own children on.
@@ -130,7 +129,6 @@ class Server:
                 os.waitpid(pid, 0)
 
     def _keep(self, message: Answer, fds: list[int], server: int) -> None:
-        """The keeper's work. Does not return."""
         command, log = fds
         self.channel.close()
         os.setsid()

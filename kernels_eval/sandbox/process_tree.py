@@ -130,7 +130,6 @@ def headless(pid: int) -> bool:
 
 
 def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
-    """Whether all threads are in one of these states, end, or are gone."""
     try:
         return all(_has_state(each / "stat", states) for each in threads.iterdir())
     except OSError:
@@ -138,7 +137,6 @@ def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
 
 
 def _has_state(stat: Path, states: tuple[str, ...]) -> bool:
-    """Whether a thread is in one of these states, ends, or is gone."""
     try:
         said = stat.read_text("latin-1").rpartition(")")[2].split()
     except OSError:

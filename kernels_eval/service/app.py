@@ -138,7 +138,6 @@ class Service:
             self._loop.call_soon_threadsafe(self._tell, self._loop, found)
 
     def _tell(self, loop: asyncio.AbstractEventLoop, found: Evaluation) -> None:
-        """Wake who waits for it, a while after the last one who was."""
         if found.id in self._waiting:
             pause_s = min(SPREAD_S, LONGEST_SPREAD_S / len(self._waiting))
             self._told_s = max(loop.time(), self._told_s + pause_s)

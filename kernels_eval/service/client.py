@@ -181,7 +181,6 @@ class AsyncVerifierClient:
             pause_s = min(2 * pause_s, SLOWEST_S)
 
     async def _answer(self, method: str, path: str, content: str | None = None) -> httpx.Response:
-        """One attempt; a failed connection becomes an answer to retry after."""
         try:
             return await self._http.request(method, path, content=content)
         except httpx.TransportError as error:
@@ -249,7 +248,6 @@ class VerifierClient:
 
 
 def _batches(requests: Sequence[EvaluationRequest]) -> Iterator[list[str]]:
-    """The requests as JSON with ids, as many together as one body may hold."""
     batch: list[str] = []
     letters = 0
     for request in requests:

@@ -67,7 +67,6 @@ class StrictRoute(APIRoute):
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    """What was wrong with a request, without repeating its content."""
     assert isinstance(error, RequestValidationError)
     faults = [
         f"{'.'.join(str(part)[:60] for part in fault['loc'])}: {fault['msg'][:300]}"
@@ -77,8 +76,6 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
 
 
 class _Guard:
-    """Asks for the token, and marks every answer as data."""
-
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
         self._token = f"Bearer {token}".encode() if token else None

@@ -249,7 +249,6 @@ class Evaluations:
         verdict: str | None = None,
         error: str | None = None,
     ) -> None:
-        """End the unfinished evaluations that `where` selects."""
         change = "state = ?, verdict = ?, error = ?, finished_s = ?, pair = NULL"
         which = f"{OPEN} AND {where} RETURNING {_FIELDS}"
         for row in self._update(change, which, state, verdict, error, time.time(), value):
@@ -290,7 +289,6 @@ class Evaluations:
 
 
 def _evaluation(row: tuple[Any, ...]) -> Evaluation:
-    """An evaluation from a row of `_FIELDS`."""
     fields = dict(zip(_FIELDS.split(", "), row, strict=True))
     if fields["state"] != State.DONE:
         fields["verdict"] = None

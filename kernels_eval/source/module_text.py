@@ -43,7 +43,6 @@ def placed_tokens(code: str) -> Iterator[tuple[tokenize.TokenInfo, int, int]]:
 
 
 def _native(literal: str) -> str:
-    """A Python string without the comments of a native source in it."""
     opened = _OPENED.match(literal)
     if not opened:  # a part of an f-string
         return blank(literal, literals=False)

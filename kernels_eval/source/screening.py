@@ -321,7 +321,6 @@ def screen_native(text: str) -> Screening:
 
 
 def _is_defined(code: str, match: re.Match[str]) -> bool:
-    """Whether this defines a function or member, which the source may then call."""
     before = code[max(0, match.start(1) - 80) : match.start(1)]
     kind = before.rstrip(" \t\r\n*&")
     typed = kind != before and (kind[-1:].isalnum() or kind[-1:] in ("_", ">"))
@@ -329,14 +328,12 @@ def _is_defined(code: str, match: re.Match[str]) -> bool:
 
 
 def _variables(code: str) -> Iterator[str]:
-    """Names after a type: variables and arguments, function pointers included."""
     for match in VARIABLE.finditer(code):
         if match[1] not in NO_TYPES:
             yield match[2]
 
 
 def _is_declared(code: str, position: int) -> bool:
-    """Whether a type precedes the name at this place, as in a declaration."""
     before = code[max(0, position - 80) : position].rstrip(" \t")
     word = re.search(r"(\w+)[*&]*$", before)
     return word is not None and word.group(1) not in NO_TYPES

@@ -46,7 +46,6 @@ class AsyncKernelReward(_Reward):
 
 
 def _rows(completions: Sequence[object], columns: Mapping[str, Sequence[object]]) -> list[Row]:
-    """The columns as rows, without those that are not the verifier's."""
     known = [name for name in FIELDS if name in columns]
     return [{name: columns[name][i] for name in known} for i in range(len(completions))]
 

@@ -158,8 +158,8 @@ def busy_shares(flops: TrainingFlops, recorded: Lengths = ()) -> Values:
     drawn = answer_lengths(round(rows), mean, 1, MODES, recorded)[0]
     lengths = [round(MODES["prompt_tokens"]) + each for each in drawn[:: len(drawn) // round(rows)]]
     costs = [flops.row(length) for length in lengths]
-    plans = balanced_epochs(lengths, rows_per_step=GPUS, epochs=int(MODES["epochs"]), seed=0)
-    shares = [busy_share([costs[line[0]] for line in plan], GPUS) for plan in plans]
+    orders = balanced_epochs(lengths, rows_per_step=GPUS, epochs=int(MODES["epochs"]), seed=0)
+    shares = [busy_share([costs[row] for row in order], GPUS) for order in orders]
     return {"random": busy_share(costs, GPUS), "balanced": statistics.fmean(shares)}
 
 

@@ -90,13 +90,10 @@ class TrainingRecipe(Record):
     recomputation that spends the free memory (tasks.training.acceleration): on with a GPU, 1.6
     times TRL's FSDP2 at rows of 16,384 tokens (measured, two H200); off on a CPU, which gains
     nothing. Where it is off, a GPU recomputes all activations"""
-    packing: bool = False
-    """several rows in one line of up to max_length tokens, each as if it stood alone; needs
-    acceleration, whose attention keeps them apart. gradient_accumulation then counts lines"""
     row_order: Literal["random", "balanced"] = "random"
-    """which rows, or packed lines, share an optimiser step. balanced: those that cost about the
-    same, so that several workers hardly wait for the longest; each completion token of an epoch
-    then weighs the same, where with random each step does"""
+    """which rows share an optimiser step. balanced: those of about the same length, so that several
+    workers hardly wait for the longest; each completion token of an epoch then weighs the same,
+    where with random each step does"""
     seed: NonNegativeInt = 0
     """adapter initialisation, order of rows, dropout"""
     held_out: NonNegativeFloat = 0.02
@@ -109,10 +106,6 @@ class TrainingRecipe(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingRecipe:
-        if self.packing and (self.acceleration == "off" or self.batch_size > 1):
-            raise ValueError(
-                "packing needs acceleration and batch_size 1 (a line of rows is the batch)"
-            )
         if self.gradient_accumulation % self.workers:
             raise ValueError(
                 f"gradient_accumulation {self.gradient_accumulation} cannot be shared among"
@@ -137,8 +130,7 @@ class TrainingRecipe(Record):
         """The recipe with `acceleration: auto` decided for a machine with or without a GPU."""
         if self.acceleration != "auto":
             return self
-        chosen = "on" if self.packing or gpu else "off"
-        return self.model_copy(update={"acceleration": chosen})
+        return self.model_copy(update={"acceleration": "on" if gpu else "off"})
 
 
 class ReinforceRecipe(Record, allow_inf_nan=False):

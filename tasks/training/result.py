@@ -59,7 +59,7 @@ class TrainingResult(Record):
     held_out_rows: int = 0
     held_out_tasks: int = 0
     batches: dict[str, float] = {}
-    """rows and real tokens of an optimiser step, and padding_waste, of the first epoch"""
+    """rows and real tokens of an optimiser step; busy_share of balanced ones in the first epoch"""
     decided: dict[str, str] = {}
     """what `auto` chose and why: parallelism; and under acceleration the plan of recomputation and
     the attention kernel"""

@@ -68,7 +68,7 @@ def train(
             trainer = LoraTrainer(
                 recipe, base_model_dir, out_dir, tokenizer, examples, held_out, on_log
             )
-            accelerated = trainer.accelerate(max_length)
+            accelerated = trainer.accelerate()
             checkpoint = checkpoints.agreed(checkpoints.newest_checkpoint(out_dir / "checkpoints"))
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             adapter_dir = checkpoints.save_adapter(trainer, out_dir / "adapter")
@@ -153,14 +153,12 @@ class LoraTrainer(SFTTrainer):
             self.eval_dataset = _dataset(held_out)
             self.args.eval_strategy = IntervalStrategy.EPOCH
 
-    def accelerate(self, max_length: int) -> Accelerated:
+    def accelerate(self) -> Accelerated:
         accelerated = accelerate_training(
             self,
             self.lengths,
             self.flops.row,
-            max_length=max_length,
             layers=self.recipe.acceleration == "on",
-            packing=self.recipe.packing,
             balanced=self.recipe.row_order == "balanced",
         )
         if accelerated.step_share:
@@ -257,10 +255,9 @@ def _dataset(examples: Sequence[Example]) -> Dataset:
 
 
 def _tokens_in(batch: Mapping[str, torch.Tensor]) -> int:
-    """Tokens of the rows with loss, prompts included; a packed line counts as computed."""
+    """Tokens of the rows with loss, prompts included."""
     with_loss = (batch["labels"] != IGNORED).any(1, keepdim=True)
-    held = batch.get("attention_mask", torch.ones_like(batch["labels"]))
-    return int((held * with_loss).sum())
+    return int((batch["attention_mask"] * with_loss).sum())
 
 
 def last_batch(rows: int, size: int, workers: int, worker: int) -> int:

@@ -18,6 +18,9 @@ def accelerated(adapted, seed=0, **options):
     return accelerate(adapted, tokens=TOKENS, seed=seed, options=made)
 
 
-def row(length=TOKENS, seed=1):
-    ids = torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return {"input_ids": ids, "labels": [-100] * (length // 3) + ids[length // 3 :]}
+def line(length=TOKENS, seed=1):
+    """A micro batch of one row; its first third has no loss."""
+    ids = torch.randint(1, 128, (1, length), generator=torch.Generator().manual_seed(seed))
+    labels = ids.clone()
+    labels[:, : length // 3] = -100
+    return {"input_ids": ids, "labels": labels}

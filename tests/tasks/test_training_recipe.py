@@ -54,7 +54,6 @@ def test_a_recipe_is_frozen_read_back_and_decided_by_the_device():
     decided = [recipe.resolve(gpu=gpu).acceleration for gpu in (True, False)]
     assert decided == ["on", "off"]
     assert TrainingRecipe(acceleration="off").resolve(gpu=True).acceleration == "off"
-    assert TrainingRecipe(packing=True).resolve(gpu=False).acceleration == "on"
 
 
 def test_every_value_has_its_source_beside_it():

@@ -1,12 +1,11 @@
 """What the recipe switches on reaches the run: held-out tasks, early stop, the log's columns,
-acceleration and packed lines."""
+acceleration."""
 
 import math
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from pydantic import ValidationError
 from transformers import GPTNeoXConfig, LlamaConfig, Qwen3MoeConfig
 
 from kernels_eval.errors import UsageError
@@ -43,24 +42,19 @@ def test_the_log_holds_every_step_once_with_what_it_took(plain):
     assert plain.batches["rows_mean"] == 2 and plain.batches["tokens_mean"] > 2
 
 
-def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(base, tmp_path, monkeypatch):
-    """Without dropout, whose masks differ, and uncompiled (test_acceleration compiles). All six
-    rows make one step here, however they are packed: the losses of a step agree."""
+def test_accelerated_rows_teach_the_same(base, tmp_path, monkeypatch):
+    """Without dropout, whose masks differ, and uncompiled (test_layers compiles)."""
     uncompiled = partial(accelerate, options=AccelerationOptions(compile=False))
     monkeypatch.setattr(layers, "accelerate", uncompiled)
-    changes = {"lora_dropout": 0.0, "gradient_accumulation": 6}
-    alone = train(ROWS, RECIPE.model_copy(update=changes), base, tmp_path / "alone")
-    packed = RECIPE.model_copy(
-        update=changes
-        | {"acceleration": "on", "packing": True, "max_length": 4096, "gradient_accumulation": 1}
-    )
-    together = train(ROWS, packed, base, tmp_path / "packed")
-    assert together.batches["rows_mean"] == 6 and together.batches["padding_waste"] < 0.15
-    assert [entry["step"] for entry in together.history] == [1, 2]
-    for ours, theirs in zip(together.history, alone.history, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
-    measured = [run.held_out[-1]["loss"] for run in (together, alone)]
+    recipe = RECIPE.model_copy(update={"lora_dropout": 0.0, "gradient_accumulation": 6})
+    alone = train(ROWS, recipe, base, tmp_path / "alone")
+    accelerated = recipe.model_copy(update={"acceleration": "on"})
+    ours = train(ROWS, accelerated, base, tmp_path / "accelerated")
+    assert [entry["step"] for entry in ours.history] == [1, 2]
+    for entry, plain_entry in zip(ours.history, alone.history, strict=True):
+        assert entry["loss"] == pytest.approx(plain_entry["loss"], rel=1e-4)
+        assert entry["grad_norm"] == pytest.approx(plain_entry["grad_norm"], rel=1e-3)
+    measured = [run.held_out[-1]["loss"] for run in (ours, alone)]
     assert measured[0] == pytest.approx(measured[1], rel=1e-3), "through the same attention"
 
 
@@ -120,16 +114,3 @@ def test_a_model_of_another_form_is_refused_by_auto(tmp_path, monkeypatch):
     with_gpu(monkeypatch, 1 << 30)
     with pytest.raises(UsageError, match="cannot be planned: .*num_key_value_heads"):
         with_parallelism(TrainingRecipe(parallelism="auto", workers=2), tmp_path, 256)
-
-
-def test_what_does_not_go_together_is_refused():
-    for beside in ({"acceleration": "off"}, {"batch_size": 2}):
-        with pytest.raises(ValidationError, match="packing needs acceleration and batch_size 1"):
-            TrainingRecipe(packing=True, **beside)
-
-
-def test_acceleration_is_on_by_itself_on_a_gpu_and_where_lines_are_packed():
-    decided = [TrainingRecipe().resolve(gpu=gpu).acceleration for gpu in (True, False)]
-    assert decided == ["on", "off"]
-    assert TrainingRecipe(packing=True).resolve(gpu=False).acceleration == "on"
-    assert TrainingRecipe(acceleration="off").resolve(gpu=True).acceleration == "off"

@@ -1,6 +1,7 @@
-"""Causal attention kernels for training rows, registered with transformers: right padding only
-(else refused), no mask in memory; packed rows (`cu_documents`, see `packing`) attend within
-themselves."""
+"""Causal attention kernels for training rows, registered with transformers.
+
+Guarantees: causal, right padding only (else refused), no mask in memory. Does not guarantee equal
+bits between kernels."""
 
 from __future__ import annotations
 
@@ -46,19 +47,7 @@ def beyond_causal(base: Any, layers: int) -> list[str]:
     return [name if value is True else f"{name} {value}" for name, value in asked.items()]
 
 
-def keeps_rows_apart(base: Any, layers: int) -> bool:
-    """Whether every attention layer is told where packed rows begin. Some models drop arguments
-    that they do not know."""
-    try:
-        calls = _observed(base, _no_mask, cu_documents=torch.tensor([0, 2], dtype=torch.int32))
-    except TypeError:  # it takes no such argument
-        return False
-    return sum("cu_documents" in given for _, given in calls) == layers
-
-
-def _observed(
-    base: Any, mask: Callable[..., Tensor | None], **more: Any
-) -> list[tuple[Any, dict[str, Any]]]:
+def _observed(base: Any, mask: Callable[..., Tensor | None]) -> list[tuple[Any, dict[str, Any]]]:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     calls = []
@@ -71,7 +60,7 @@ def _observed(
 
     AttentionInterface.register(OBSERVED, attend)
     AttentionMaskInterface.register(OBSERVED, mask)
-    _pass_through(base, calls, more)
+    _pass_through(base, calls)
     return calls
 
 
@@ -93,7 +82,7 @@ def _asked(
     return {name: value for name, value in asked.items() if value and name not in WITHOUT_EFFECT}
 
 
-def _pass_through(base: Any, calls: list[Any], more: dict[str, Any]) -> None:
+def _pass_through(base: Any, calls: list[Any]) -> None:
     """Pass two tokens through a causal model, without weights where its code allows that."""
     before = base.config._attn_implementation
     base.config._attn_implementation = OBSERVED
@@ -101,18 +90,18 @@ def _pass_through(base: Any, calls: list[Any], more: dict[str, Any]) -> None:
     shapes = {name: tensor.to("meta") for name, tensor in weights.items()}
     try:
         try:
-            _two_tokens(base.model, shapes, more)
+            _two_tokens(base.model, shapes)
         except (RuntimeError, NotImplementedError):  # it asks what a value is
             calls.clear()
-            _two_tokens(base.model, weights, more)
+            _two_tokens(base.model, weights)
     finally:
         base.config._attn_implementation = before
 
 
-def _two_tokens(model: torch.nn.Module, tensors: dict[str, Tensor], more: dict[str, Any]) -> None:
+def _two_tokens(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
     device = next(iter(tensors.values())).device
     ids = torch.ones(1, 2, dtype=torch.long, device=device)
-    given = {"input_ids": ids, "use_cache": False, **more}
+    given = {"input_ids": ids, "use_cache": False}
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.func.functional_call(model, tensors, kwargs=given)
 
@@ -168,15 +157,10 @@ def _attend(
     value: Tensor,
     mask: Tensor | None,
     scaling: float | None = None,
-    cu_documents: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    if cu_documents is None:
-        output = kernel(query, key, value, scaling)
-    elif query.is_cuda:
-        output = _varlen(query, key, value, scaling, cu_documents)
-    else:
-        output = _block_diagonal(query, key, value, scaling, cu_documents)
+    """Attend from (batch, heads, length, size) to (batch, length, heads, size)."""
+    output = kernel(query, key, value, scaling)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -204,40 +188,6 @@ def _cudnn_expanded(query: Tensor, key: Tensor, value: Tensor, scaling: float | 
 
 
 KERNELS = {SDPA: _sdpa, CUDNN: _cudnn, CUDNN_EXPANDED: _cudnn_expanded}
-
-
-def _varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    cu: Tensor,
-) -> Tensor:
-    # the operator under torch.nn.attention.varlen, whose own signature differs between the torch
-    # versions that we support
-    # (tokens, heads, size)
-    flat = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
-    # an upper bound of the longest row: the exact one would be another compiled code for every line
-    length = query.shape[2]
-    output: Tensor = torch.ops.aten._flash_attention_forward(
-        *flat, cu, cu, length, length, 0.0, True, False, scale=scaling
-    )[0]
-    return output.transpose(0, 1).unsqueeze(0)
-
-
-def _block_diagonal(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    cu: Tensor,
-) -> Tensor:
-    position = torch.arange(query.shape[2], device=query.device)
-    document = torch.bucketize(position, cu[1:], right=True)
-    mask = (document[:, None] == document[None, :]) & (position[:, None] >= position[None, :])
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
-    )
 
 
 def _no_mask(attention_mask: Tensor | None = None, **_: Any) -> None:

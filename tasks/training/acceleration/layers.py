@@ -45,7 +45,6 @@ ATTENTION_OPERATORS = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
-    "_flash_attention_forward",
 )
 
 
@@ -298,19 +297,7 @@ def require_causal(model: nn.Module) -> None:
         raise UsageError(
             f"the attention of {type(base).__name__} asks for {', '.join(asked)}: accelerated"
             " attention is causal over the whole row and would train on other logits",
-            "set training.acceleration to off and training.packing to false",
-        )
-
-
-def require_rows_apart(model: nn.Module) -> None:
-    """Raise UsageError for a model that would attend across packed rows. Call it before FSDP shards
-    the model."""
-    base = _base_of(model)
-    if not attention.keeps_rows_apart(base, len(decoder_layers(base))):
-        raise UsageError(
-            f"{type(base).__name__} does not tell its attention where the rows of a packed line"
-            " begin: they would see one another",
-            "set training.packing to false",
+            "set training.acceleration to off",
         )
 
 

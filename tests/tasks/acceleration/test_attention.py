@@ -2,16 +2,13 @@
 is accelerated gives the same logits."""
 
 import copy
-from contextlib import nullcontext
 
 import pytest
 import torch
 
 from kernels_eval.errors import UsageError
 from tasks.training.acceleration import attention
-from tasks.training.acceleration.layers import require_rows_apart
-from tasks.training.acceleration.packing import pack
-from tests.support.accelerated import accelerated, model, row
+from tests.support.accelerated import accelerated, line, model
 from tests.support.training import adapted_qwen
 
 
@@ -55,7 +52,7 @@ def farthest_logit(shape):
     plain = adapted_qwen(initializer_range=0.5, attn_implementation="eager", **shape).eval()
     changed = copy.deepcopy(plain)
     accelerated(changed)
-    ids = pack([row()])["input_ids"]
+    ids = line()["input_ids"]
     with torch.no_grad():
         return float((plain(ids).logits - changed(ids).logits).abs().max())
 
@@ -116,7 +113,6 @@ def test_an_argument_counts_unless_it_is_known_to_change_nothing(given, named):
 
 
 def test_layers_with_an_attention_of_their_own_are_refused(monkeypatch):
-    """They would not keep packed rows apart."""
     adapted = model()
     monkeypatch.setattr(
         type(adapted.get_base_model().model.layers[1].self_attn),
@@ -125,28 +121,6 @@ def test_layers_with_an_attention_of_their_own_are_refused(monkeypatch):
     )
     with pytest.raises(UsageError, match="attention of its own 3"):
         accelerated(adapted)
-
-
-@pytest.mark.parametrize(
-    ("kind", "apart"),
-    [("Qwen2", True), ("Mixtral", True), ("StableLm", False), ("Nemotron", False)],
-)
-def test_models_that_do_not_hand_on_where_rows_begin_are_not_packed(kind, apart):
-    few = {"num_local_experts": 2, "num_experts_per_tok": 1} if kind == "Mixtral" else {}
-    adapted = adapted_qwen(kind=kind, **few).eval()
-    with nullcontext() if apart else pytest.raises(UsageError, match=f"{kind}ForCausalLM does not"):
-        require_rows_apart(adapted)
-    accelerated(adapted)
-    rows = [row(9, seed=1), row(7, seed=2)]
-    with torch.no_grad():
-        logits = [
-            adapted(
-                **{name: value for name, value in pack(each).items() if name != "labels"}
-            ).logits
-            for each in (rows, rows[:1], rows[1:])
-        ]
-    line, *alone = logits
-    assert torch.allclose(line, torch.cat(alone, dim=1), atol=1e-4) == apart
 
 
 def test_layers_are_counted_once_where_the_pass_needs_weights(monkeypatch):

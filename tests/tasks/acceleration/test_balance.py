@@ -2,15 +2,12 @@
 and several workers take the steps of one."""
 
 import shutil
-from functools import partial
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
 from tasks.models import load_tokenizer
-from tasks.training.acceleration import layers
-from tasks.training.acceleration.layers import AccelerationOptions, accelerate
 from tasks.training.formatting import examples_of
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import LoraTrainer, train
@@ -49,16 +46,13 @@ def one_epoch(base, out, **changes):
     row_lengths = [example.tokens for example in examples]
     made = LoraTrainer(recipe, base, out, tokenizer, examples)
     made.args.max_grad_norm = 0.0
-    # packed lines hold no more than the longest row
-    told = made.accelerate(max(row_lengths) if recipe.packing else 4096).batches
+    told = made.accelerate().batches
     gradients, tokens = Gradients(), []
     count = made.get_batch_samples
 
     def counted(*args):
         batches, divisor = count(*args)
-        lengths = [
-            int(n) for b in batches if "attention_mask" in b for n in b["attention_mask"].sum(1)
-        ]
+        lengths = [int(n) for b in batches for n in b["attention_mask"].sum(1)]
         tokens.append((sum(int((b["labels"] != -100).sum()) for b in batches), lengths))
         return batches, divisor
 
@@ -117,15 +111,3 @@ def test_a_resumed_run_goes_on_in_the_same_order_to_the_last_bit(base, tmp_path)
     assert resumed.resumed_from_step == 11, "amid the second epoch"
     assert resumed.history == uninterrupted.history
     assert adapter_bytes(resumed) == adapter_bytes(uninterrupted)
-
-
-def test_packed_lines_in_steps_of_like_cost_have_the_gradient_of_all_rows(
-    base, tmp_path, whole, monkeypatch
-):
-    uncompiled = partial(accelerate, options=AccelerationOptions(compile=False))
-    monkeypatch.setattr(layers, "accelerate", uncompiled)
-    gradients, losses, steps, told, _ = one_epoch(base, tmp_path, packing=True, acceleration="on")
-    assert len(steps) > 1 and told["rows_mean"] > 2 and told["busy_share"] == 1
-    assert difference(gradients, whole[0], steps=len(losses)) < 1e-4
-    total = sum(loss * tokens for loss, (tokens, _) in zip(losses, steps, strict=True))
-    assert total / sum(tokens for tokens, _ in steps) == pytest.approx(whole[1][0], rel=1e-5)

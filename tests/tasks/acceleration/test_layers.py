@@ -15,9 +15,8 @@ from tasks.training.acceleration.layers import (
     shape_of,
 )
 from tasks.training.acceleration.offloading import WIDE, MainMemory
-from tasks.training.acceleration.packing import pack
 from tasks.training.acceleration.recomputation import AHEAD, RecomputationPlan
-from tests.support.accelerated import TOKENS, accelerated, model, row
+from tests.support.accelerated import TOKENS, accelerated, line, model
 from tests.support.cases import cases
 from tests.support.training import adapted_qwen, use_plan
 
@@ -54,20 +53,17 @@ def test_losses_gradients_and_names_are_those_of_the_plain_model(recompute):
     assert list(changed.state_dict()) == list(plain.state_dict()), (
         "an adapter saved before loads after, and the other way round"
     )
-    line = pack([row()])
-    theirs, ours = loss_and_gradients(plain, line), loss_and_gradients(changed, line)
+    theirs, ours = loss_and_gradients(plain, line()), loss_and_gradients(changed, line())
     assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
     assert_same(ours[1], theirs[1])
 
 
 def test_masks_follow_seed_and_step_and_a_resumed_position():
-    line = pack([row()])
-
     def losses(seed, start, count, recompute="keep"):
         adapted = model(dropout=0.3)
         acceleration = accelerated(adapted, seed=seed, recompute=recompute)
         acceleration.micro_step = start
-        return [float(loss_and_gradients(adapted, line)[0]) for _ in range(count)]
+        return [float(loss_and_gradients(adapted, line())[0]) for _ in range(count)]
 
     uninterrupted = losses(5, 0, 4)
     assert len(set(uninterrupted)) == 4, "every step draws new masks"
@@ -77,12 +73,11 @@ def test_masks_follow_seed_and_step_and_a_resumed_position():
 
 
 def test_recomputation_draws_the_masks_of_the_forward_pass():
-    line = pack([row()])
     gradients = {}
     for recompute in ("keep", "layer", "mlp"):
         adapted = model(dropout=0.3)
         accelerated(adapted, seed=5, recompute=recompute)
-        gradients[recompute] = loss_and_gradients(adapted, line)[1]
+        gradients[recompute] = loss_and_gradients(adapted, line())[1]
     assert_same(gradients["layer"], gradients["keep"])
     assert_same(gradients["mlp"], gradients["keep"])
 
@@ -99,7 +94,7 @@ def moving(monkeypatch, compile=False, **counts):
 
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_activations_that_wait_in_main_memory_change_nothing(compile, monkeypatch, fresh_compiler):
-    lines = [pack([row(length)]) for length in (TOKENS, 17, TOKENS)]
+    lines = [line(length) for length in (TOKENS, 17, TOKENS)]
     on_device = []
     really = MainMemory._bring_back
 
@@ -114,8 +109,8 @@ def test_activations_that_wait_in_main_memory_change_nothing(compile, monkeypatc
         )
         moved = moving(monkeypatch, compile, **counts)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            for line in lines:
-                theirs, ours = loss_and_gradients(kept, line), loss_and_gradients(moved, line)
+            for each in lines:
+                theirs, ours = loss_and_gradients(kept, each), loss_and_gradients(moved, each)
                 assert ours[0] == theirs[0]
                 assert all(torch.equal(ours[1][name], theirs[1][name]) for name in theirs[1])
         assert len(on_device) == 3 * counts["host"] and max(on_device) <= WIDE * (1 + AHEAD)
@@ -189,12 +184,12 @@ def test_a_sharded_model_learns_what_the_whole_one_learns(recompute, gathered, a
     )
     found = accelerated(parted, seed=5, recompute=recompute)
     assert len(found.gathered) == gathered
-    line, held = pack([row()]), []
+    held = []
     forward = parted.get_base_model().model.register_forward_hook(
         lambda *_: held.append(gathered_layers(parted))
     )
     for _ in range(2):
-        theirs, ours = loss_and_gradients(whole, line), loss_and_gradients(parted, line)
+        theirs, ours = loss_and_gradients(whole, line()), loss_and_gradients(parted, line())
         assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
         assert_same({name: each.full_tensor() for name, each in ours[1].items()}, theirs[1])
     forward.remove()
@@ -205,46 +200,11 @@ def test_a_sharded_model_learns_what_the_whole_one_learns(recompute, gathered, a
 def test_evaluation_draws_nothing_and_moves_no_position():
     adapted = model(dropout=0.3)
     acceleration = accelerated(adapted, seed=5)
-    ids = pack([row()])["input_ids"]
+    ids = line()["input_ids"]
     adapted.eval()
     with torch.no_grad():
         assert torch.equal(adapted(ids).logits, adapted(ids).logits)
     assert acceleration.micro_step == 0
-
-
-@pytest.mark.parametrize("padding", [0, 7])
-def test_a_packed_row_is_computed_as_if_alone(padding):
-    adapted = model()
-    accelerated(adapted)
-    rows = [row(9, 1), row(14, 2), row(5, 3)]
-    line = pack(rows, padded_tokens=28 + padding)
-    with torch.no_grad():
-        packed = adapted(
-            **{name: value for name, value in line.items() if name != "labels"}
-        ).logits[0]
-        begin = 0
-        for single in rows:
-            alone = adapted(torch.tensor([single["input_ids"]])).logits[0]
-            assert torch.allclose(packed[begin : begin + len(alone)], alone, atol=1e-5)
-            begin += len(alone)
-    together = loss_and_gradients(adapted, line)
-    separate = [loss_and_gradients(adapted, pack([single])) for single in rows]
-    assert torch.allclose(together[0], sum(loss for loss, _ in separate), rtol=1e-5)
-    assert_same(
-        together[1],
-        {name: sum(gradients[name] for _, gradients in separate) for name in together[1]},
-    )
-
-
-def test_without_isolation_a_packed_row_is_computed_otherwise():
-    adapted = model()
-    accelerated(adapted)
-    rows = [row(9, 1), row(14, 2)]
-    line = pack(rows)
-    with torch.no_grad():
-        crossed = adapted(line["input_ids"], position_ids=line["position_ids"]).logits[0, 9:]
-        alone = adapted(torch.tensor([rows[1]["input_ids"]])).logits[0]
-    assert not torch.allclose(crossed, alone, atol=1e-3)
 
 
 def test_a_model_without_decoder_layers_is_refused():
@@ -286,12 +246,11 @@ def fresh_compiler():
     ],
 )
 def test_layers_share_one_compiled_code_that_computes_the_same(options, fresh_compiler):
-    line = pack([row()])
     eager, compiled = model(dropout=0.3), model(dropout=0.3)
     accelerated(eager, seed=5, recompute=options.get("recompute", "auto"))
     accelerated(compiled, seed=5, compile=True, **options)
     for _ in range(3):
-        theirs, ours = loss_and_gradients(eager, line), loss_and_gradients(compiled, line)
+        theirs, ours = loss_and_gradients(eager, line()), loss_and_gradients(compiled, line())
         assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
         assert_same(ours[1], theirs[1], tolerance=1e-3)
     assert compiled_codes() == 1
@@ -301,29 +260,28 @@ def test_layers_share_one_compiled_code_that_computes_the_same(options, fresh_co
 def test_evaluation_compiles_nothing(fresh_compiler):
     compiled = model(dropout=0.3, layers=2)
     accelerated(compiled, seed=5, compile=True, compile_backend="aot_eager")
-    before = loss_and_gradients(compiled, pack([row()]))
+    before = loss_and_gradients(compiled, line())
     for length in (3, 9, 14):
         with torch.no_grad():
             compiled.eval()(torch.ones(1, length, dtype=torch.long))
     assert compiled_codes() == 1
-    assert loss_and_gradients(compiled.train(), pack([row()]))[0] != before[0], (
+    assert loss_and_gradients(compiled.train(), line())[0] != before[0], (
         "the next step, with other masks"
     )
     assert compiled_codes() == 1
 
 
 @pytest.mark.slow
-def test_lines_of_any_length_share_compiled_code(fresh_compiler):
+def test_rows_of_any_length_share_compiled_code(fresh_compiler):
     eager, compiled = model(dropout=0.3, layers=2), model(dropout=0.3, layers=2)
     accelerated(eager, seed=5)
     accelerated(compiled, seed=5, compile=True, dynamic_lengths=True, compile_backend="aot_eager")
-    for lengths, padding in CASES["line_lengths"]:
-        rows = [row(length, length) for length in lengths]
-        line = pack(rows, padded_tokens=sum(lengths) + padding)
-        theirs, ours = loss_and_gradients(eager, line), loss_and_gradients(compiled, line)
+    for length in CASES["row_lengths"]:
+        row = line(length)
+        theirs, ours = loss_and_gradients(eager, row), loss_and_gradients(compiled, row)
         assert torch.allclose(ours[0], theirs[0], rtol=1e-4)
         assert_same(ours[1], theirs[1], tolerance=1e-3)
-    assert compiled_codes() == 2, "lines of several rows, and lines of one"
+    assert compiled_codes() == 1
 
 
 @pytest.mark.slow

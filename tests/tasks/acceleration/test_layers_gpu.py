@@ -1,5 +1,4 @@
-"""What only a GPU has: kernels for packed rows, the choice of attention, generated code under
-autocast."""
+"""What only a GPU has: the choice of attention, generated code under autocast."""
 
 import copy
 
@@ -8,7 +7,7 @@ import torch
 
 from tasks.training.acceleration.attention import SDPA, fastest_attention
 from tasks.training.acceleration.layers import AccelerationOptions, accelerate
-from tasks.training.acceleration.packing import pack
+from tests.support.accelerated import line
 from tests.support.training import adapted_qwen, use_plan
 
 pytestmark = pytest.mark.gpu
@@ -26,17 +25,12 @@ def model(dropout=0.0):
     )
 
 
-def row(length):
-    ids = torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-    return {"input_ids": ids, "labels": ids}
-
-
-def loss_and_gradient(adapted, line):
+def loss_and_gradient(adapted, row):
     adapted.zero_grad()
-    line = {name: value.to(CUDA) for name, value in line.items()}
-    labels = line.pop("labels")
+    row = {name: value.to(CUDA) for name, value in row.items()}
+    labels = row.pop("labels")
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        logits = adapted(**line).logits.float()
+        logits = adapted(**row).logits.float()
     loss = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], reduction="sum")
     loss.backward()
     return float(loss), torch.cat(
@@ -55,17 +49,6 @@ def test_attention_is_chosen_by_time():
     assert min(times.values()) > 0
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_packed_rows_are_computed_as_if_alone(compile):
-    adapted = model()
-    accelerate(adapted, tokens=512, seed=0, options=AccelerationOptions(compile=compile))
-    rows = [row(130), row(77), row(205)]
-    loss, gradient = loss_and_gradient(adapted, pack(rows, padded_tokens=512))
-    alone = [loss_and_gradient(adapted, pack([single])) for single in rows]
-    assert loss == pytest.approx(sum(value for value, _ in alone), rel=2e-3)
-    assert relative(gradient, sum(part for _, part in alone)) < 0.03
-
-
 @pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
 @pytest.mark.parametrize("attention", ["sdpa", "cudnn", "cudnn_expanded"])
 def test_generated_code_computes_what_the_plain_model_does(recompute, attention):
@@ -78,8 +61,8 @@ def test_generated_code_computes_what_the_plain_model_does(recompute, attention)
         options=AccelerationOptions(recompute=recompute, attention=attention),
     )
     theirs, ours = (
-        loss_and_gradient(plain, pack([row(256)])),
-        loss_and_gradient(changed, pack([row(256)])),
+        loss_and_gradient(plain, line(256)),
+        loss_and_gradient(changed, line(256)),
     )
     assert ours[0] == pytest.approx(theirs[0], rel=2e-3)
     assert relative(ours[1], theirs[1]) < 0.03
@@ -91,8 +74,8 @@ def test_generated_code_draws_the_masks_of_the_uncompiled_one():
     accelerate(compiled, tokens=256, seed=5)
     for _ in range(2):
         theirs, ours = (
-            loss_and_gradient(eager, pack([row(256)])),
-            loss_and_gradient(compiled, pack([row(256)])),
+            loss_and_gradient(eager, line(256)),
+            loss_and_gradient(compiled, line(256)),
         )
         assert ours[0] == pytest.approx(theirs[0], rel=2e-3)
         assert relative(ours[1], theirs[1]) < 0.03
@@ -109,7 +92,7 @@ def deterministic(monkeypatch):
 def test_activations_come_back_from_main_memory_as_they_were(deterministic, monkeypatch):
     """Wide enough that a copy takes longer than a layer: a tensor that is read before it has come
     back, or given up before it has left, changes the gradient."""
-    line, layers = pack([row(4096)]), 8
+    row, layers = line(4096), 8
     gradients = []
     for counts in ({"keep": layers}, {"host": layers - 1, "keep": 1}):
         use_plan(monkeypatch, **counts)
@@ -123,6 +106,6 @@ def test_activations_come_back_from_main_memory_as_they_were(deterministic, monk
             num_hidden_layers=layers,
         )
         accelerate(adapted, tokens=4096, seed=5, options=AccelerationOptions(attention="sdpa"))
-        gradients.append([loss_and_gradient(adapted, line) for _ in range(3)])
+        gradients.append([loss_and_gradient(adapted, row) for _ in range(3)])
     for kept, moved in zip(*gradients, strict=True):
         assert kept[0] == moved[0] and torch.equal(kept[1], moved[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -79,44 +78,6 @@ def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
     if not ref.open().finished:
         ref = step.with_options(refresh_cache=True)(*args, **kwargs)
     return ref
-
-
-def secret(block: str) -> str:
-    """The text of a Prefect secret block. It appears in no message and no cause of an exception.
-
-    Raises UsageError where there is no such block or text, EvalError where Prefect does not answer.
-    """
-    from prefect.blocks import system
-
-    blocks: Any = system.Secret
-    try:
-        # `_sync` because it would return a coroutine where some event loop runs
-        value = blocks.load(block, _sync=True).get()
-    except ValueError:
-        # what Prefect raises for a name that it does not know; a validation error, which is one
-        # too, may quote the value
-        value = None
-    except Exception as error:
-        kind = type(error).__name__
-        fault = f"Prefect could not be asked for the secret block {block!r} ({kind})"
-        raise EvalError(fault, "check PREFECT_API_URL, and that the server runs") from None
-    if not isinstance(value, str) or not value.strip():
-        from prefect.settings import get_current_settings
-
-        settings = get_current_settings()
-        name, where = "PREFECT_HOME", str(settings.home)
-        if settings.api.url:
-            name, where = "PREFECT_API_URL", str(settings.api.url)
-        # asks for the secret, so that it is in no shell's history and in no list of processes
-        store = (
-            "from getpass import getpass; from prefect.blocks.system import Secret;"
-            f" Secret(value=getpass()).save({block!r}, overwrite=True)"
-        )
-        raise UsageError(
-            f"Prefect ({name}={where}) has no secret block {block!r} that holds a text",
-            f'store it there: {name}={where} {sys.executable} -c "{store}"',
-        )
-    return value.strip()
 
 
 class ProgressArtifact:

@@ -62,9 +62,7 @@ class JudgeOptions(Record):
     judge_model: str
     """the judge's name at its endpoint"""
     judge_base_url: str
-    """the judge's endpoint, such as http://127.0.0.1:8000/v1"""
-    judge_key_block: str | None = None
-    """name of a Prefect secret block that holds its key; null: $OPENAI_API_KEY does"""
+    """the judge's endpoint, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY holds its key"""
     judge_tokens: PositiveInt = 4096
     """most tokens of an answer of it, reasoning included"""
 
@@ -83,10 +81,7 @@ class CoderAndJudge(WrappedSampler):
         options = read_options(JudgeOptions, config.options, "synthesis.options")
         inner = make_sampler(inner_config(config, options.sampler), root, adapter)
         judge = SynthesisConfig(
-            sampler="openai",
-            model=options.judge_model,
-            base_url=options.judge_base_url,
-            api_key_block=options.judge_key_block,
+            sampler="openai", model=options.judge_model, base_url=options.judge_base_url
         )
         return cls(inner, make_sampler(judge, root), options, Path(root) / "judge")
 

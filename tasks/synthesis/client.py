@@ -1,18 +1,17 @@
-"""A generator behind OpenAI-compatible endpoints (vLLM, SGLang, a hosted service).
+"""A generator behind an OpenAI-compatible endpoint (vLLM, SGLang, a hosted service).
 
-Guarantees: at most `concurrency` requests in flight; retries and failover; the API key is in no
-message, log line or repr. Refused requests (400, 413, 422) are logged, unless all are refused.
-"""
+Guarantees: at most `concurrency` requests in flight, cancelled on leaving the loop; retries; the
+API key is in no message, log line or repr. Refused requests (400, 413, 422) are
+logged, unless all are refused."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +23,6 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Json
-from tasks.policy import secret
 from tasks.sources.files import shown
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.sampler import (
@@ -45,7 +43,7 @@ T = TypeVar("T")
 PATH = "/chat/completions"
 CONNECT_TIMEOUT_S = 10.0
 ATTEMPTS = 3
-"""Attempts of a request, each at the next address and with the client's own retries."""
+"""Attempts of a request, each with the client's own retries: an answer may be malformed, too."""
 UNAUTHORIZED, NOT_FOUND = (401, 403), 404
 REFUSED = (400, 413, 422)
 RETRIED = (408, 409, 429)
@@ -68,14 +66,13 @@ class _Refused(Exception):
 
 @dataclass(repr=False)
 class OpenAISampler(Sampler):
-    """Chat completions of one model (`generator`) at one or several equivalent endpoints.
+    """Chat completions of one model (`generator`).
 
-    `api_key` replaces KEY_VARIABLE's value (`key_place` says where to correct it); `direct` ignores
-    the environment's proxies. `retries` after a fault pause 0.5 s, doubling up to 8 s, or as
-    `Retry-After` says, at each address in turn.
-    """
+    `api_key` replaces KEY_VARIABLE's value; `direct` ignores the environment's proxies. `timeout_s`
+    bounds the wait for an answer. `retries` after a fault pause 0.5 s, doubling up to 8 s, or as
+    `Retry-After` says."""
 
-    base_url: str | Sequence[str]
+    base_url: str
     model: str
     concurrency: int = 64
     timeout_s: float = 3600.0
@@ -83,36 +80,29 @@ class OpenAISampler(Sampler):
     tokenizer: str | Path | None = None
     api_key: str | None = None
     direct: bool = False
-    key_place: str = f"the environment variable {KEY_VARIABLE}"
 
     def __post_init__(self) -> None:
         self.generator = self.model
-        urls = [self.base_url] if isinstance(self.base_url, str) else self.base_url
-        for url in urls or [""]:
-            if not _is_http(url):
-                raise UsageError(
-                    f"base_url {url!r} is not an HTTP address",
-                    "give something like http://127.0.0.1:8000/v1",
-                )
-        self.urls = [url.rstrip("/") for url in urls]
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(
+                f"base_url {self.base_url!r} is not an HTTP address",
+                "give something like http://127.0.0.1:8000/v1",
+            )
 
     @classmethod
     def from_config(
         cls, config: SynthesisConfig, root: str, adapter: Path | None = None
     ) -> OpenAISampler:
-        sampler = cls(
+        return cls(
             required(config, "base_url", "http://HOST:PORT/v1"),
             required(config, "model", "NAME"),
             concurrency=config.concurrency,
             tokenizer=tokenizer_of(config, root),
         )
-        if block := config.api_key_block:
-            sampler.api_key = secret(block)
-            sampler.key_place = f"the Prefect secret block {block}"
-        return sampler
 
     def __repr__(self) -> str:
-        return f"OpenAISampler({', '.join(self.urls)!r}, {self.model!r})"
+        return f"OpenAISampler({self.base_url!r}, {self.model!r})"
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses as they finish. Raises UsageError for a wrong key, address or model, EvalError
@@ -130,39 +120,38 @@ class OpenAISampler(Sampler):
             asking.result()
 
     def require_model(self) -> str:
-        """Ask every address for its models, and report them in words. Raises EvalError where one
-        does not answer, UsageError where it refuses the key or lacks the model. One without a list
-        is trusted."""
+        """Ask for the endpoint's models, and report them in words. Raises EvalError where it does
+        not answer, UsageError where it refuses the key or lacks the model. One without a list, such
+        as some gateways, is trusted."""
         with start_blocking_portal() as portal:
-            found = {url: portal.call(self._models_at, url) for url in self.urls}
-        for url, names in found.items():
-            if names and self.model not in names:
-                has = shown(self._line(", ".join(names[:5])))
-                raise UsageError(
-                    f"{url} has no model {self.model!r}; it has {has}",
-                    "--set synthesis.model=NAME",
-                )
-        urls = ", ".join(self.urls)
-        if all(found.values()):
-            return f"{urls}: has {self.model}"
-        return f"{urls}: answers, and does not list {self.model}"
+            names = portal.call(self._models)
+        if not names:
+            return f"{self.base_url}: answers, and does not list {self.model}"
+        if self.model not in names:
+            has = shown(self._line(", ".join(names[:5])))
+            raise UsageError(
+                f"{self.base_url} has no model {self.model!r}; it has {has}",
+                "--set synthesis.model=NAME",
+            )
+        return f"{self.base_url}: has {self.model}"
 
-    async def _models_at(self, url: str) -> list[str]:
+    async def _models(self) -> list[str]:
         from openai import APIConnectionError, APIStatusError
 
-        async with self._client(url) as client:
+        async with self._client() as client:
             try:
                 once = client.with_options(max_retries=0, timeout=CONNECT_TIMEOUT_S)
                 page = await once.models.list()
                 return [str(model.id) for model in page.data]
             except APIConnectionError as error:
+                cause = self._line(str(error.__cause__ or error))
                 raise EvalError(
-                    f"{url} does not answer: {self._line(str(error.__cause__ or error))}",
+                    f"{self.base_url} does not answer: {cause}",
                     "start the server, or correct synthesis.base_url",
                 ) from error
             except APIStatusError as error:
                 if error.status_code in UNAUTHORIZED:
-                    raise self._fatal(error, url) from error
+                    raise self._fatal(error) from error
             except (ValueError, TypeError, AttributeError):
                 pass  # no list in the protocol's form
         return []
@@ -175,7 +164,7 @@ class OpenAISampler(Sampler):
             nonlocal answered
             for request in waiting:  # one iterator for all: each takes the next
                 try:
-                    response = await self._ask(clients, next(turns), request)
+                    response = await self._ask(client, request)
                 except _Refused as error:
                     refusals.append(str(error))
                     log.warning("%s", error)
@@ -185,9 +174,7 @@ class OpenAISampler(Sampler):
                 if len(refusals) >= REFUSALS_BEFORE_GIVING_UP and not answered:
                     return
 
-        async with out, AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(self._client(url)) for url in self.urls]
-            turns = itertools.count()
+        async with out, self._client() as client:
             try:
                 async with anyio.create_task_group() as group:
                     for _ in range(min(self.concurrency, len(requests))):
@@ -202,39 +189,38 @@ class OpenAISampler(Sampler):
                 " repetition_penalty",
             )
 
-    def _client(self, url: str) -> AsyncOpenAI:
+    def _client(self) -> AsyncOpenAI:
         import httpx2
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         connections = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         return AsyncOpenAI(
             api_key=self._key,
-            base_url=url,
+            base_url=self.base_url,
             max_retries=self.retries,
             timeout=httpx2.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S),
             http_client=DefaultAsyncHttpxClient(limits=connections, trust_env=not self.direct),
         )
 
-    async def _ask(self, clients: Sequence[AsyncOpenAI], turn: int, request: Request) -> Response:
+    async def _ask(self, client: AsyncOpenAI, request: Request) -> Response:
+        """Raises _Refused, UsageError or EvalError."""
         from openai import APIConnectionError, APIStatusError
 
         cause = ""
-        for attempt in range(max(ATTEMPTS, len(clients))):
-            place = (turn + attempt) % len(clients)
-            url = self.urls[place]
+        for _ in range(ATTEMPTS):
             try:
-                body = await clients[place].post(PATH, body=self.body(request), cast_to=object)
+                body = await client.post(PATH, body=self.body(request), cast_to=object)
                 return self.read(request, _parsed(body))
             except APIStatusError as error:
-                self._raise_unless_retried(error, url, request)
+                self._raise_unless_retried(error, request)
                 cause = str(error)
             except APIConnectionError as error:
                 cause = str(error.__cause__ or error) or type(error).__name__
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 cause = f"the answer is no chat completion: {error!r}"
-        asked, task_id = ", ".join(self.urls), request.task.task_id
+        task_id = request.task.task_id
         raise EvalError(
-            f"{asked} gave no answer for {task_id}: {self._line(cause)}",
+            f"{self.base_url} gave no answer for {task_id}: {self._line(cause)}",
             "check that the server runs and is not overloaded; answers so far are kept, so run the"
             " same command again",
         )
@@ -263,20 +249,20 @@ class OpenAISampler(Sampler):
             finish_reason=_text(choice.get("finish_reason")),
         )
 
-    def _raise_unless_retried(self, error: APIStatusError, url: str, request: Request) -> None:
+    def _raise_unless_retried(self, error: APIStatusError, request: Request) -> None:
         status = error.status_code
         if status in REFUSED:
             said = self._line(str(error))
-            raise _Refused(f"{url} refused {request.task.task_id}: {said}") from None
+            raise _Refused(f"{self.base_url} refused {request.task.task_id}: {said}") from None
         if status not in RETRIED and status < 500:
-            raise self._fatal(error, url) from None
+            raise self._fatal(error) from None
 
-    def _fatal(self, error: APIStatusError, url: str) -> UsageError:
-        status = error.status_code
+    def _fatal(self, error: APIStatusError) -> UsageError:
+        status, url = error.status_code, self.base_url
         if status in UNAUTHORIZED:
             return UsageError(
                 f"{url} refused the API key (HTTP {status})",
-                f"put a valid key for it into {self.key_place}",
+                f"put a valid key for it into the environment variable {KEY_VARIABLE}",
             )
         if status == NOT_FOUND:
             return UsageError(
@@ -306,11 +292,6 @@ def _result(future: Future[T]) -> T:
 
 def _parsed(body: object) -> Any:
     return json.loads(body) if isinstance(body, str) else body
-
-
-def _is_http(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _count(value: object) -> int | None:

@@ -51,15 +51,12 @@ class SynthesisConfig(Record):
     """model name at the endpoint, hub id or directory; 'small' is the local demo model"""
     responses: str | None = None
     """recorded: a Parquet file of responses instead of the bundled ones"""
-    base_url: str | tuple[str, ...] | None = None
-    """openai: the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same
-    model"""
-    api_key_block: Annotated[str | None, UNKEYED] = Field(default=None, min_length=1)
-    """openai: name of a Prefect secret block that holds the key; null: $OPENAI_API_KEY does. Never
-    logged"""
+    base_url: str | None = None
+    """openai: the endpoint, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY holds its key"""
     tokenizer: str | None = None
     """the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the
-    demo's, 'usage' for what an endpoint counts itself (completion_tokens_details in its usage)"""
+    demo's, 'usage' for what an endpoint counts itself (completion_tokens_details in its usage).
+    null: the model's own, of an endpoint none"""
     samples_per_task: PositiveInt = 5
     """paper section 3: five candidates per task"""
     sampling: SamplingParams = Field(default=SamplingParams(), validate_default=True)

@@ -1,8 +1,8 @@
 """The sampler `vllm`: its own `vllm serve` command and a client.
 
-Guarantees: starts at the first request, restarts when it ends and repeats unanswered requests; no
-server is left after `close` or an exception; its random key is on no command line.
-"""
+Guarantees: starts at the first request; no server is left after `close` or an exception, so that a
+retried stage starts another one; its random key is on no command line. Does not guarantee equal
+draws for other batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import secrets
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from tasks.synthesis import sizing
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.sampler import (
-    Request,
     Requests,
     Response,
     Sampler,
@@ -41,12 +40,9 @@ log = logging.getLogger(__name__)
 ASK_AHEAD = 1.25
 """Requests in flight beyond what the replicas write at once, so that a successor is waiting."""
 ANSWER_TIMEOUT_S = 4 * 3600.0
-RESTARTS = 5
-"""Restarts of an ended server for the rest of some requests."""
 RETRIES = 1
 """Of the client: few, so that an ended server is noticed soon."""
 CPU_MEMORY = {"VLLM_CPU_KVCACHE_SPACE": str(sizing.CPU_CACHE_BYTES >> 30)}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 def serve_command(config: ServerConfig) -> list[str]:
@@ -96,14 +92,6 @@ def options(
     return [*map(str, words), *config.args]
 
 
-def served_tokenizer(model: str) -> Path | None:
-    """The tokenizer that vllm serve uses for `model`, if its files are on this machine. Uses no
-    network."""
-    directory = sizing.model_directory(model)
-    held = directory is not None and any((directory / name).is_file() for name in TOKENIZER_FILES)
-    return directory if held else None
-
-
 class VllmSampler(Sampler):
     """Chat completions of a server that starts at the first request and ends with `close`.
 
@@ -126,7 +114,6 @@ class VllmSampler(Sampler):
         self._model, self._name, self._adapter = model, name, adapter
         self.generator = model_name(name, adapter)
         self._logs = Path(logs or Path(tempfile.gettempdir()) / "concur-vllm-logs").absolute()
-        self._uncounted = False
         self._running = ExitStack()
         self.server: VllmServer | None = None
         self.api_key = secrets.token_urlsafe(24)
@@ -139,7 +126,8 @@ class VllmSampler(Sampler):
     ) -> VllmSampler:
         name = required(config, "model", "NAME")
         logs = None if "://" in root else Path(root) / "logs" / "vllm"
-        model, tokenizer = resolve_model(name, root), tokenizer_of(config, root)
+        model = resolve_model(name, root)
+        tokenizer = tokenizer_of(config, root) or model
         return cls(model, name, config.server, adapter_of(config, adapter), logs, tokenizer)
 
     @classmethod
@@ -150,43 +138,17 @@ class VllmSampler(Sampler):
         """Responses as they finish. An exception here or in the caller stops the server."""
         if not requests:
             return
-        left = Unanswered(requests)
         try:
             server = self._serve(requests)
-            for fault in range(1 + RESTARTS):
-                try:
-                    for response in self._client(server).sample(left):
-                        left.answered.add(response.request_key)
-                        yield response
-                    return
-                except UsageError:
+            try:
+                yield from self._client(server).sample(requests)
+            except EvalError as error:
+                if isinstance(error, UsageError) or server.is_healthy():
                     raise
-                except EvalError as error:
-                    healthy = server.is_healthy()
-                    cause = str(error) if healthy else server.fault()
-                    if fault == RESTARTS:
-                        words = f"vLLM failed {fault + 1} times, the last: {cause}"
-                        raise EvalError(words, FAILED) from error
-                    log.warning("what is left is asked again: %s", cause)
-                    if not healthy:
-                        server.restart()
+                raise EvalError(f"vLLM failed: {server.fault()}", FAILED) from error
         except BaseException:
             self.close(at_once=True)
             raise
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text by the given tokenizer, else the served one; None, with a warning,
-        where this machine has neither."""
-        if self.tokenizer is None:
-            self.tokenizer = served_tokenizer(self._model)
-            if self.tokenizer is None and not self._uncounted:
-                self._uncounted = True
-                log.warning(
-                    "no tokenizer of %s is on this machine: tokens are not counted; set"
-                    " synthesis.tokenizer",
-                    self._model,
-                )
-        return super().count_tokens(texts)
 
     def close(self, at_once: bool = False) -> None:
         """Stop the server; sampling again restarts it. `at_once`: do not wait for answers in
@@ -237,17 +199,3 @@ class VllmSampler(Sampler):
             stack.enter_context(server)
             self._running = stack.pop_all()
         return server
-
-
-class Unanswered:
-    """Requests without an answer yet."""
-
-    def __init__(self, requests: Requests) -> None:
-        self._requests = requests
-        self.answered: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._requests) - len(self.answered)
-
-    def __iter__(self) -> Iterator[Request]:
-        return (each for each in self._requests if each.request_key not in self.answered)

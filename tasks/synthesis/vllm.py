@@ -60,7 +60,6 @@ class VllmServer:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.command, self.log = command, log
-        self.starts = 0
         self.address = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._mark = uuid.uuid4().hex
@@ -87,20 +86,15 @@ class VllmServer:
         self.address = f"http://{HOST}:{port}"
         command = [*self.command, "--host", HOST, "--port", str(port)]
         try:
-            with self.log.open("ab" if self.starts else "wb") as output:
+            with self.log.open("wb") as output:
                 self.process = self._thread.submit(self._popen, command, output).result()
         except OSError as error:
             raise EvalError(f"vLLM cannot be started: {error}", FAILED) from error
-        self.starts += 1
         began_s = time.monotonic()
         while not self.is_healthy():
             if self.process.poll() is not None or time.monotonic() - began_s > START_S:
                 raise EvalError(f"vLLM did not become healthy: {self.fault()}", FAILED)
             time.sleep(LOOK_S)
-
-    def restart(self) -> None:
-        self._end(HURRY_S)
-        self.start()
 
     def stop(self, at_once: bool = False) -> None:
         """Stop; returns when nothing of the server is left. `at_once`: do not wait for answers in

@@ -185,6 +185,7 @@ def test_servers_of_ours_are_gone_with_the_run(line, how, tmp_path, record_prope
     synthesis = {
         "sampler": "vllm",
         "model": "served",
+        "tokenizer": "small",
         "samples_per_task": SAMPLES,
         "server": server,
     }

@@ -5,7 +5,7 @@ What it does is said by files in $FAKE_VLLM_DIR, looked at whenever they matter:
 with status 3 after a traceback), `never_healthy`, `hold` (answers wait while it exists), `hang`
 (nothing is answered any more), `engine_ends_with_server`. It appends its arguments, process ids and
 environment to `starts.jsonl`, every request to `asked.jsonl` and every answer to `answers.jsonl`.
-The prompt "kill the server" ends it with SIGKILL while `poison` exists.
+With `dies_after_three`, it ends with SIGKILL in the place of its fourth answer.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def note(name, **what):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     options: argparse.Namespace
-    in_flight = 0
+    in_flight = answered = 0
     lock = threading.Lock()
 
     def do_GET(self):
@@ -72,8 +72,10 @@ class Handler(BaseHTTPRequestHandler):
             prompt = body["messages"][0]["content"]
             while there("hold") or there("hang"):
                 time.sleep(0.02)
-            if prompt == "kill the server" and there("poison"):
-                os.kill(os.getpid(), signal.SIGKILL)
+            with Handler.lock:
+                if Handler.answered == 3 and there("dies_after_three"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                Handler.answered += 1
             model, seed = body["model"], body["seed"]
             note("answers.jsonl", port=self.options.port, model=model, prompt=prompt, seed=seed)
             message = {"role": "assistant", "content": f"{model} says {prompt} {seed}"}

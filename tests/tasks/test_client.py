@@ -89,16 +89,6 @@ def test_no_request_makes_no_call():
         assert ask(server, count=0) == [] == server.bodies
 
 
-def test_what_fails_at_one_address_is_asked_at_another():
-    with (
-        serving(lambda number, body: (503, {"error": {"message": "away"}})) as broken,
-        serving(lambda number, body: (200, completion())) as works,
-    ):
-        wanted = [make_request(index) for index in range(6)]
-        found = list(client([broken.url, works.url], retries=0).sample(wanted))
-    assert len(found) == len(works.bodies) == 6 and broken.bodies
-
-
 def test_answers_come_as_they_finish_and_concurrency_is_bounded():
     first_may_go, together = threading.Event(), threading.Barrier(3)
 

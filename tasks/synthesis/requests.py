@@ -3,7 +3,6 @@ Requests are made when read."""
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -15,15 +14,12 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Row, Status, Verdict, stable_hash
-from tasks.progress import duration
 from tasks.store import Snapshot
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import LIMIT, follow_up_prompt, followed_up, limit_words, said_of
-from tasks.synthesis.sampler import Request, Response, Sampler
+from tasks.synthesis.sampler import Request, Sampler
 
-ENOUGH = 5
-"""Answers before a rate is shown."""
 SEED_STEP = 1_000_000
 """Distance of the seeds of a sample's turns: more than the samples of any task, so that no two
 answers share a seed."""
@@ -195,22 +191,3 @@ def _limits(profiles: Snapshot) -> dict[str, str]:
 def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
     found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
     return found.unique("candidate_id", keep="first", maintain_order=True)
-
-
-class Speed:
-    """Tokens a second and time left, from this run's answers."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._answers = self._tokens = 0
-
-    def count(self, response: Response) -> None:
-        self._answers += 1
-        self._tokens += response.completion_tokens or 0
-
-    def line(self, left: int) -> str:
-        if self._answers < ENOUGH:
-            return ""
-        passed_s = max(1e-6, time.monotonic() - self._began)
-        tokens = f"{self._tokens / passed_s:,.0f} tokens/s, " if self._tokens else ""
-        return f" ({tokens}{duration(left * passed_s / self._answers)} left)"

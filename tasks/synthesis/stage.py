@@ -25,7 +25,6 @@ from tasks.synthesis.refine import FOLLOW_UP_VERSION
 from tasks.synthesis.requests import (
     Questions,
     RequestSet,
-    Speed,
     first_requests,
     follow_up_requests,
 )
@@ -147,12 +146,10 @@ class Synthesis:
             # Loading a tokenizer takes seconds, in which answers that have arrived would not be
             # on the disk.
             sampler.count_tokens([""])
-        speed = Speed()
         with snapshot.journal(CANDIDATES) as add:
             for number, response in enumerate(sampler.sample(left), start=1):
                 add(candidate_row(requests[response.request_key], response, sampler))
-                speed.count(response)
-                report(STAGE, answered + number, total, f"{asked}{speed.line(len(left) - number)}")
+                report(STAGE, answered + number, total, asked)
         unanswered = len(requests.without(snapshot.keys("request_key")))
         return {"requests": total, "unanswered": unanswered}
 

@@ -5,10 +5,8 @@ import pytest
 
 from kernels_eval.records import Language
 from tasks.sources.stage import read_tasks
-from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.requests import Questions, Speed, first_requests
-from tasks.synthesis.sampler import Response
+from tasks.synthesis.requests import Questions, first_requests
 from tests.support.requests import named_sampler, tasks_snapshot
 
 
@@ -42,18 +40,3 @@ def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks):
     assert len(left) == 5 and done.isdisjoint(request.request_key for request in left)
     assert requests.keys.isdisjoint(asked(tasks, hardware="one H200").keys)
     assert requests.keys == asked(tasks, concurrency=3).keys
-
-
-def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(requests_module.time, "monotonic", lambda: now[0])
-    speed = Speed()
-    answer = Response(request_key="k", text="x", completion_tokens=1000)
-    for _ in range(4):
-        speed.count(answer)
-    assert speed.line(96) == ""
-    now[0] += 10
-    speed.count(answer)
-    assert speed.line(95) == " (500 tokens/s, 3 min left)"
-    assert speed.line(5) == " (500 tokens/s, 10 s left)"
-    assert speed.line(9_000) == " (500 tokens/s, 5 h 00 min left)"

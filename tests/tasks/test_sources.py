@@ -20,6 +20,7 @@ from tasks.sources.degenerate import degenerate_tasks
 from tasks.sources.files import check_task_source
 from tasks.sources.stage import load_tasks
 from tests.support.cases import cases
+from tests.support.hub_server import hub_of
 
 CASES = cases("sources")
 
@@ -324,26 +325,24 @@ def test_kernelbench_from_its_repository_is_the_same(tmp_path):
     assert {task.level for task in kernelbench.load(tmp_path / "repo", levels=[2])} == {2}
 
 
-def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(monkeypatch):
+def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(server, monkeypatch):
     rows = [
         {"code": good(number), "level": 3, "name": f"{number}_x", "problem_id": number}
         for number in (2, 1)
     ]
-    monkeypatch.setattr("datasets.load_dataset", Hub({"level_3": rows}))
+    server.keep("c" * 40, level_3=rows)
     monkeypatch.setitem(kernelbench.CONTENT, 3, kernelbench.content_of(rows[::-1]))
-    config = TasksConfig(source="kernelbench", levels=(3,), revision="abc")
+    config = TasksConfig(source="kernelbench", levels=(3,), revision="c" * 40)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert [task.task_id for task in load_tasks(config)] == [
-            "kernelbench/L3/1",
-            "kernelbench/L3/2",
-        ]
+        found = load_tasks(config)
+    assert [task.task_id for task in found] == ["kernelbench/L3/1", "kernelbench/L3/2"]
     rows[0]["code"] += "# changed"
-    with pytest.warns(
-        UserWarning,
-        match="level 3 of ScalingIntelligence/KernelBench at revision abc differs from the release",
-    ):
-        assert len(load_tasks(config)) == 2, "a warning, not a refusal"
+    server.keep("d" * 40, level_3=rows)
+    message = "level 3 of ScalingIntelligence/KernelBench at revision d+ differs from the release"
+    with pytest.warns(UserWarning, match=message):
+        changed = load_tasks(config.model_copy(update={"revision": "d" * 40}))
+    assert len(changed) == 2, "a warning, not a refusal"
 
 
 def test_kernelbench_leaves_broken_rows_out_and_says_so(tmp_path):
@@ -455,66 +454,26 @@ def test_what_counts_as_a_hub_id(location, is_id):
     assert hub.is_hub_id(location) is is_id
 
 
-@pytest.fixture(autouse=True)
-def _no_copies(tmp_path, monkeypatch):
-    """Copies of what the stand-in gives (tasks.sources.pinned) go nowhere near the user's."""
-    monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "no-copies"))
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    with hub_of(monkeypatch, tmp_path) as server:
+        yield server
 
 
-class Hub:
-    """datasets.load_dataset over rows given here; records what it was asked."""
-
-    def __init__(self, splits):
-        self.splits, self.asked = splits, []
-
-    def __call__(self, hub_id, *, split, revision):
-        import datasets
-
-        self.asked.append((hub_id, split, revision))
-        return datasets.Dataset.from_list(self.splits[split])
-
-
-def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch):
+def test_sources_ask_the_hub_for_splits_at_a_revision(server):
     levels = {
         f"level_{level}": [
             {"code": good(), "level": level, "name": "1_x", "problem_id": 1, "more": 0}
         ]
         for level in kernelbench.LEVELS
     }
-    fake = Hub(
-        levels | {"train": [{"uuid": 5, "entry_point": "Model", "python_code": good(), "stars": 1}]}
-    )
-    monkeypatch.setattr("datasets.load_dataset", fake)
+    server.keep("c" * 40, **levels)
     with pytest.warns(UserWarning, match="differs from the release"):
-        found = kernelbench.load(kernelbench.HUB_ID, levels=(2, 1), revision="abc")
+        found = kernelbench.load(kernelbench.HUB_ID, levels=(2, 1), revision="c" * 40)
     assert [task.task_id for task in found] == ["kernelbench/L1/1", "kernelbench/L2/1"]
+    row = {"uuid": 5, "entry_point": "Model", "python_code": good(), "stars": 1}
+    server.keep(kernelbook.PINNED, train=[row])
     assert [task.task_id for task in kernelbook.load(kernelbook.HUB_ID)] == ["kernelbook/5"]
-    assert fake.asked == [
-        (kernelbench.HUB_ID, "level_1", "abc"),
-        (kernelbench.HUB_ID, "level_2", "abc"),
-        (kernelbook.HUB_ID, "train", kernelbook.PINNED),
-    ]
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        ConnectionError("no route"),
-        FileNotFoundError("no such data set"),
-        ValueError("Unknown split"),
-    ],
-)
-def test_an_unreachable_hub_says_how_to_go_on(monkeypatch, fault):
-    def fail(*args, **options):
-        raise fault
-
-    monkeypatch.setattr("datasets.load_dataset", fail)
-    with pytest.raises(
-        UsageError,
-        match=rf"cannot load GPUMODE/KernelBook .*{kernelbook.PINNED}.*{fault}.*Parquet file",
-    ) as caught:
-        kernelbook.load(kernelbook.HUB_ID)
-    assert caught.value.__cause__ is fault
 
 
 def test_pinned_revision_is_a_whole_commit():

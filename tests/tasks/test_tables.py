@@ -14,6 +14,7 @@ from tasks.sources.stage import keep
 from tasks.synthesis.tables import SCHEMA, CandidateTable
 from tasks.tables import CANDIDATES
 from tests.support.cases import cases
+from tests.support.hub_server import hub_of
 
 CASES = cases("tables")
 
@@ -276,22 +277,13 @@ def test_the_minimal_table_is_named_after_its_file(tmp_path):
 
 
 def test_a_data_set_on_the_hub(tmp_path, monkeypatch):
-    """By a stand-in for `datasets.load_dataset`."""
-    import datasets
-
-    asked = []
-
-    def load(hub_id, *, split, revision):
-        asked.append((hub_id, split))
-        return datasets.Dataset.from_list([{"level": 1, "problem_id": 3, "response": ANSWER}])
-
-    monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("datasets.load_dataset", load)
-    monkeypatch.setattr("tasks.sources.hub._commit_of", lambda *_: "c" * 40)
-    for place in ("me/kernels", "me/kernels:test"):
-        assert read(place) == [("kernelbench/L1/3", 0, "kernels", CODE)]
-    assert asked == [("me/kernels", "train"), ("me/kernels", "test")]
+    rows = [{"level": 1, "problem_id": 3, "response": ANSWER}]
+    with hub_of(monkeypatch, tmp_path) as server:
+        server.keep("c" * 40, train=rows, test=rows * 2)
+        found = ("kernelbench/L1/3", 0, "kernels", CODE)
+        assert read("me/kernels") == [found]
+        assert [row[0] for row in read("me/kernels:test")] == ["kernelbench/L1/3"] * 2
     (tmp_path / "me").mkdir()
     table(tmp_path / "me" / "kernels", [{"task_id": "here", "code": CODE}])
     assert read("me/kernels") == [("here", 0, "kernels", CODE)]  # what is here wins

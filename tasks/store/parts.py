@@ -1,4 +1,4 @@
-"""Columns of a snapshot's parts that several versions wrote, and how they combine."""
+"""Columns that a snapshot's parts have, and text that they can hold."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
-    import polars as pl
     import pyarrow as pa
-
-ANOTHER_ROOT = "its parts were not written by one program: run its stage again under another root"
 
 
 def present_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
@@ -33,41 +30,6 @@ def present_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
         for each in column.type
     }
     return [name for name in columns if name in schema.names or name in nested]
-
-
-def combine_parts(tables: Sequence[pl.DataFrame], where: str) -> pl.DataFrame:
-    """The rows of all parts. Missing columns and struct fields are null; numeric types may differ.
-    Raises UsageError for a column of two kinds, such as text and numbers."""
-    import polars as pl
-
-    seen: dict[str, pl.DataType] = {}
-    for table in tables:
-        for name, kind in table.schema.items():
-            if _kind_of(seen.setdefault(name, kind)) is None:
-                seen[name] = kind
-            if _kind_of(kind) not in (None, _kind_of(seen[name])):
-                raise UsageError(
-                    f"the column {name} is {seen[name]} in one part of {where} and {kind} in"
-                    " another",
-                    ANOTHER_ROOT,
-                )
-    try:
-        return pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
-    except pl.exceptions.PolarsError as error:
-        problem = f"the parts of {where} do not fit together: {str(error).splitlines()[0]}"
-        raise UsageError(problem, ANOTHER_ROOT) from error
-
-
-def _kind_of(of: pl.DataType) -> str | None:
-    import polars as pl
-
-    if of == pl.Null:
-        return None
-    if of.is_numeric():
-        return "numbers"
-    if isinstance(of, pl.String | pl.Categorical | pl.Enum):
-        return "text"
-    return str(of.base_type())
 
 
 def storable(value: object) -> object:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +32,7 @@ from kernels_eval.records import Json, Record, Row
 from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash, fingerprint
 from tasks.store.journal import Journal, abandoned, another_runs, part_suffix, read_journal
-from tasks.store.parts import combine_parts, present_columns, storable
+from tasks.store.parts import present_columns, storable
 from tasks.versions import modules_of
 
 if TYPE_CHECKING:
@@ -152,17 +150,6 @@ class Snapshot:
             (local / name).mkdir(parents=True, exist_ok=True)
         return local / name
 
-    @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """Path of a temporary directory that the caller makes; removed after the block or, after a
-        kill, by `recover`."""
-        home = self._local_path or Path(tempfile.gettempdir())
-        directory = home / f".scratch-{uuid.uuid4().hex[:8]}-{os.getpid()}"
-        try:
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
     # -- reading -----------------------------------------------------------------------------------
 
     def parts(self) -> list[str]:
@@ -225,7 +212,8 @@ class Snapshot:
         """All rows in the order of writing, with the columns of `frames`, null where missing.
 
         `unique` keeps the first row per value of that column, `among` only its values of that
-        column. Raises UsageError where a column differs in kind between parts or cannot be a key.
+        column. Memory holds the result and one batch. Raises UsageError where a column cannot be
+        a key.
         """
         import polars as pl
 
@@ -239,7 +227,7 @@ class Snapshot:
             if unique and among is not None:
                 frame = frame.join(among, on=unique, how="semi", maintain_order="left")
             tables.append(frame)
-        frame = combine_parts(tables, self.path)
+        frame = pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
         if unique and not frame.is_empty():
             frame = frame.filter(pl.col(unique).is_first_distinct())
         return frame
@@ -261,7 +249,7 @@ class Snapshot:
             frame.with_columns(part=pl.lit(part, dtype=pl.Categorical))
             for part, frame in self.frames(columns)
         ]
-        found = combine_parts(frames, self.path) if frames else pl.DataFrame(schema=kinds)
+        found = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame(schema=kinds)
         number = pl.int_range(pl.len(), dtype=pl.UInt32).over("part")
         return found.select(*kinds, row=number)
 
@@ -378,14 +366,11 @@ class Snapshot:
             yield add
 
     def recover(self, schema: pa.Schema) -> int:
-        """Turn journals of killed processes into parts, each once, and remove their other files.
-        Returns the number of rows saved."""
+        """Turn journals of killed processes into parts, each once, and remove their half-written
+        files. Returns the number of rows saved."""
         local = self._local_path
         if local is None or self.finished:
             return 0
-        for path in local.glob(".scratch-*"):
-            if not another_runs(int(path.name.rsplit("-", 1)[1])):
-                shutil.rmtree(path, ignore_errors=True)
         for path in local.glob(".*.tmp"):
             if not another_runs(int(path.name.rsplit(".", 2)[1])):
                 path.unlink(missing_ok=True)

@@ -571,7 +571,6 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path, model):
                 f"k.cpp: error of {parent['candidate_id']}" in request.prompt
                 and "/tmp/build" not in request.prompt
             )
-    assert not list(Path(second.open().path).glob(".scratch-*"))
 
     # the third turn goes on from the second's answers only
     model.asked.clear()

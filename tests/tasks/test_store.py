@@ -169,28 +169,17 @@ def test_an_index_says_where_each_row_lies(snapshot):
     assert list(snapshot.rows_of(index[5:6], ["value"])) == [{"value": 5}]
 
 
-def test_scratch_files_go_with_their_block_and_what_killed_processes_left_with_the_next_run(
-    snapshot,
-):
-    with snapshot.scratch() as directory:
-        assert not directory.exists()
-        directory.mkdir(parents=True)
-        (directory / "x").touch()
-    assert not directory.exists()
+def test_what_killed_processes_left_half_written_goes_with_the_next_run(snapshot):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    # of a process that is dead, and of one that lives
     gone, kept = (
-        [
-            snapshot.local_dir(f".scratch-0-{pid}"),
-            snapshot.local_dir() / f".part-1-f00dcafe.parquet.{pid}.tmp",
-        ]
+        snapshot.local_dir() / f".part-1-f00dcafe.parquet.{pid}.tmp"
         for pid in (dead.pid, os.getppid())
     )
-    for _, half in (gone, kept):
+    for half in (gone, kept):
         half.write_bytes(b"half of a part")
     assert snapshot.recover(SCHEMA) == 0
-    assert not any(path.exists() for path in gone) and all(path.exists() for path in kept)
+    assert not gone.exists() and kept.exists()
 
 
 # -- the journal -----------------------------------------------------------------------------------

@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kernels_eval.errors import UsageError
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 def present_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
-    """Those of the columns that a file has, including struct fields ("timing.speedup"). Raises
-    UsageError for a field of a non-empty column that is no struct."""
+    """Those of the columns that a file has, including struct fields ("timing.speedup")."""
     import pyarrow as pa
 
-    for column in {name.partition(".")[0] for name in columns if "." in name} & set(schema.names):
-        kind = schema.field(column).type
-        if not pa.types.is_struct(kind) and not pa.types.is_null(kind):
-            raise UsageError(
-                f"the column {column} is {kind}, not a struct",
-                "give the tables that verification and synthesis wrote",
-            )
     nested = {
         f"{column.name}.{each.name}"
         for column in schema

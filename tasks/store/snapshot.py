@@ -182,8 +182,10 @@ class Snapshot:
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
         """Batches of some thousand rows with their part, in the order of writing, without missing
-        columns. "column.field" reads a struct's field as a column of its name. Raises UsageError
-        for a field of no struct."""
+        columns.
+
+        "column.field" reads a struct's field as a column of its name.
+        """
         import polars as pl
 
         for part in self.parts():

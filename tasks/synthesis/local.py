@@ -25,7 +25,7 @@ from tasks.synthesis.sampler import (
     required,
 )
 
-CPU_BATCH, MOST_IN_BATCH = 16, 1024
+CPU_BATCH, GPU_BATCH = 16, 256
 NO_CHAT = "sample from an instruct or reasoning model"
 
 
@@ -34,23 +34,20 @@ class TransformersSampler(Sampler):
     once).
 
     A response is the text after the generation prompt; where the template opens the think block it
-    starts inside. `name` identifies the generator. `batch_size` is the number of responses at once;
-    None: 16 on a CPU; on a GPU as many as have keys and values in half of its free memory, at most
-    1,024, halved where memory runs out. Raises UsageError where model or adapter cannot be loaded,
-    a prompt leaves no room in the window, or the device cannot hold one response.
-    """
+    starts inside and keeps `</think>`. `name` identifies the generator. 16 responses are
+    written at once, on a GPU 256, halved where memory runs out. The model is loaded at the first
+    request. Raises UsageError where model or adapter cannot be loaded, a prompt leaves no room in
+    the window, or the device cannot hold one response."""
 
     def __init__(
         self,
         model: str | Path,
         adapter: Path | None,
         name: str,
-        batch_size: int | None = None,
     ) -> None:
         super().__init__(tokenizer=model)
         self.generator = name
         self._location, self._adapter = model, adapter
-        self._batch_size = batch_size
 
     @classmethod
     def from_config(
@@ -72,8 +69,7 @@ class TransformersSampler(Sampler):
         loaded = self.loaded
         # neighbours in length share a batch: less padding
         waiting = sorted(map(loaded.encode, requests), key=_order)
-        longest = max((len(row.prompt) + row.room for row in waiting), default=1)
-        size = self._batch_size or loaded.batch_size(longest)
+        size = GPU_BATCH if loaded.model.device.type == "cuda" else CPU_BATCH
         while waiting:
             batch = [row for row in waiting[:size] if row.settings == waiting[0].settings]
             try:
@@ -126,8 +122,8 @@ class Loaded:
         if not self.ends:
             raise UsageError("the model has no end token", NO_CHAT)
         self.window = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
-        pad = tokenizer.pad_token_id
-        self.pad = min(self.ends) if pad is None else pad
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(min(self.ends))
 
     @classmethod
     def load(cls, location: str | Path, adapter: Path | None) -> Loaded:
@@ -141,24 +137,6 @@ class Loaded:
         dtype = torch.bfloat16 if gpu else torch.float32
         model: Any = load_causal_model(location, dtype=dtype, adapter=adapter)
         return cls(tokenizer, model.to("cuda" if gpu else "cpu"))
-
-    def batch_size(self, tokens: int) -> int:
-        import torch
-
-        if self.model.device.type != "cuda":
-            return CPU_BATCH
-        config = self.model.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or (
-            config.hidden_size // config.num_attention_heads
-        )
-        each = 2 * config.num_hidden_layers * heads * width * self.model.dtype.itemsize
-        device = self.model.device
-        free, _ = torch.cuda.mem_get_info(device)
-        # what this process holds and does not use: most of the memory, after a step of training
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        fit = int(free // (2 * each * min(tokens, self.window)))
-        return max(1, min(MOST_IN_BATCH, fit))
 
     def encode(self, request: Request) -> Row:
         """Token ids of the chat up to the generation prompt. Raises UsageError where it fills the
@@ -195,40 +173,28 @@ class Loaded:
     def respond(self, rows: Sequence[Row]) -> list[list[int]]:
         """Tokens of one batch of responses with equal settings. Padding follows a row's end."""
         import torch
-        from transformers import GenerationConfig, StoppingCriteriaList
+        from transformers import GenerationConfig
 
-        longest = max(len(row.prompt) for row in rows)
-        padded = [[self.pad] * (longest - len(row.prompt)) + row.prompt for row in rows]
-        ids = torch.tensor(padded, device=self.model.device)
-        starts = torch.tensor([longest - len(row.prompt) for row in rows], device=ids.device)
-        mask = (torch.arange(longest, device=ids.device) >= starts[:, None]).long()
-        rooms = torch.tensor([row.room for row in rows], device=ids.device)
-
-        def room_ends(written: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            return written.shape[1] - longest >= rooms
-
+        prompts = {"input_ids": [row.prompt for row in rows]}
+        padded = self.tokenizer.pad(prompts, padding_side="left", return_tensors="pt")
+        given = padded.to(self.model.device)
         config = GenerationConfig(
             **rows[0].settings,
             max_new_tokens=max(row.room for row in rows),
             eos_token_id=sorted(self.ends),
-            pad_token_id=self.pad,
+            pad_token_id=self.tokenizer.pad_token_id,
         )
         # the draws of a batch are those of its requests and their seeds
         asked = [[row.request.request_key, row.request.sampling.seed] for row in rows]
-        devices = [ids.device] if ids.device.type == "cuda" else []
+        device = self.model.device
         with (
-            torch.random.fork_rng(devices),
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
             torch.inference_mode(),
             attention_of_any_length(),
         ):
             torch.manual_seed(int(stable_hash(asked)[:15], 16))
-            written = self.model.generate(
-                ids,
-                attention_mask=mask,
-                generation_config=config,
-                stopping_criteria=StoppingCriteriaList([room_ends]),
-            )
-        tokens: list[list[int]] = written[:, longest:].tolist()
+            written = self.model.generate(**given, generation_config=config)
+        tokens: list[list[int]] = written[:, given["input_ids"].shape[1] :].tolist()
         return tokens
 
 

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SDPA, CUDNN, CUDNN_EXPANDED = "concur_sdpa", "concur_cudnn", "concur_cudnn_expanded"
-OBSERVED = "concur_observed"
-WITHOUT_EFFECT = {"position_ids", "use_cache"}
-"""Arguments that models pass to attention without effect."""
+PLAIN = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of models whose attention is causal over the whole row, but for a window or dropout."""
 
 
 def register() -> None:
@@ -28,82 +27,15 @@ def register() -> None:
         AttentionMaskInterface.register(name, _no_mask)
 
 
-def beyond_causal(base: Any, layers: int) -> list[str]:
-    """What a causal model's attention uses beyond causal attention over the whole row (a window, a
-    softcap, sinks, a mask, dropout), by name, as observed in a pass over two tokens."""
-    from transformers.masking_utils import causal_mask_function
-
-    def mask(mask_function: object, local_size: int = 0, **_: Any) -> Tensor | None:
-        if mask_function is causal_mask_function:
-            return None
-        return torch.full((1, 1, 2, 2), local_size)  # counts where a layer is given it
-
-    calls = _observed(base, mask)
-    asked = {
-        name: value for module, given in calls for name, value in _asked(module, **given).items()
-    }
-    if len(calls) != layers:
-        asked["attention of its own"] = layers - len(calls)
-    return [name if value is True else f"{name} {value}" for name, value in asked.items()]
-
-
-def _observed(base: Any, mask: Callable[..., Tensor | None]) -> list[tuple[Any, dict[str, Any]]]:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    calls = []
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **given: Any
-    ) -> tuple[Tensor, None]:
-        calls.append((module, {"attention_mask": mask, **given}))
-        return _attend(_sdpa, module, query, key, value, None)
-
-    AttentionInterface.register(OBSERVED, attend)
-    AttentionMaskInterface.register(OBSERVED, mask)
-    _pass_through(base, calls)
-    return calls
-
-
-def _asked(
-    module: Any,
-    attention_mask: Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    **given: Any,
-) -> dict[str, Any]:
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    asked = {name: isinstance(value, Tensor) or value for name, value in given.items()} | {
-        "attention_mask": attention_mask is not None and (int(attention_mask.max()) or True),
-        # evaluation passes 0 where training would drop
-        "dropout": dropout or getattr(module, "attention_dropout", None),
-        "bidirectional": not causal,
-    }
-    return {name: value for name, value in asked.items() if value and name not in WITHOUT_EFFECT}
-
-
-def _pass_through(base: Any, calls: list[Any]) -> None:
-    """Pass two tokens through a causal model, without weights where its code allows that."""
-    before = base.config._attn_implementation
-    base.config._attn_implementation = OBSERVED
-    weights = {**dict(base.model.named_parameters()), **dict(base.model.named_buffers())}
-    shapes = {name: tensor.to("meta") for name, tensor in weights.items()}
-    try:
-        try:
-            _two_tokens(base.model, shapes)
-        except (RuntimeError, NotImplementedError):  # it asks what a value is
-            calls.clear()
-            _two_tokens(base.model, weights)
-    finally:
-        base.config._attn_implementation = before
-
-
-def _two_tokens(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
-    device = next(iter(tensors.values())).device
-    ids = torch.ones(1, 2, dtype=torch.long, device=device)
-    given = {"input_ids": ids, "use_cache": False}
-    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.func.functional_call(model, tensors, kwargs=given)
+def beyond_causal(config: Any) -> str | None:
+    """What a model's configuration asks of attention beyond causal attention over the whole row;
+    None for nothing."""
+    if config.model_type not in PLAIN:
+        return f"what {config.model_type} models may"
+    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if window and (layers is None or "sliding_attention" in layers):
+        return f"sliding_window {window}"
+    return f"dropout {config.attention_dropout}" if config.attention_dropout else None
 
 
 def fastest_attention(

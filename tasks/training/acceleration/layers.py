@@ -48,19 +48,19 @@ ATTENTION_OPERATORS = (
 )
 
 
+MEMORY_SHARE = 0.92
+"""Share of a device's memory that is planned for."""
+
+
 class AccelerationOptions(Record):
     """What is made faster. The defaults are what measured best.
 
     Attributes:
         compile: compile each decoder layer; alike layers share the code
         compile_backend: of torch.compile; aot_eager generates no code (tests, debugging)
-        dynamic_lengths: null: code for one length, and for all lengths once a second is met; true:
-            for all at once; false: for each
-        lean_dropout: masks computed from (seed, module, step, index) instead of stored
-        attention: the kernel; auto times them on a GPU; unchanged leaves what transformers chose
+        attention: the kernel; auto times them on a GPU
         recompute: what each layer recomputes in the backward pass: auto spends the free memory, the
             others force one level
-        memory_share: share of the device's memory that auto plans for
         host_memory_gb: main memory, page-locked, that a worker may fill with activations of the
             MLP instead of computing them again; null: its share of 60 % of the machine's, where
             copies are fast enough to overlap
@@ -68,11 +68,8 @@ class AccelerationOptions(Record):
 
     compile: bool = True
     compile_backend: str = "inductor"
-    dynamic_lengths: bool | None = None
-    lean_dropout: bool = True
-    attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = "auto"
+    attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded"] = "auto"
     recompute: Literal["auto", "layer", "mlp", "keep"] = "auto"
-    memory_share: float = Field(default=0.92, gt=0, le=1)
     host_memory_gb: float | None = Field(default=None, ge=0)
 
 
@@ -127,24 +124,22 @@ def accelerate(
     padded length).
 
     Call it after attaching the adapter and moving the model, before the first step, with the
-    trainer's gradient checkpointing off; for FSDP2 after `require_causal` and sharding by layer.
-    Each process gives its `rank`. Raises UsageError for a model without decoder layers, with
-    attention that is not causal over the whole row, or too large even with full recomputation.
-    """
+    trainer's gradient checkpointing off; for FSDP2 after sharding by layer.
+    Each process gives its `rank`, for its own masks. Evaluation and generation run uncompiled.
+    Raises UsageError for a model without decoder layers, with attention that is not causal over the
+    whole row, or too large even with full recomputation."""
     options = options or AccelerationOptions()
     base = _base_of(model)
     layers = decoder_layers(base)
     device = next(base.parameters()).device
     shape = shape_of(model)
-    if options.attention != "unchanged" and not isinstance(model, FSDPModule):
-        require_causal(model)
+    require_causal(base)
 
-    dropouts = _replace_dropout(model, device) if options.lean_dropout else []
+    dropouts = _replace_dropout(model, device)
     _compute_in_input_type(model)
-    name, times = _choose_attention(options.attention, shape, tokens, device)
-    if name:
-        attention.register()
-        base.config._attn_implementation = name
+    attention_name, times = _choose_attention(options.attention, shape, tokens, device)
+    attention.register()
+    base.config._attn_implementation = attention_name
     # the first layer's input must want a gradient like those of the others, or it is compiled for
     # itself
     base.enable_input_require_grads()
@@ -180,13 +175,11 @@ def accelerate(
             layer.forward = torch.compile(
                 layer.forward,
                 fullgraph=True,
-                dynamic=options.dynamic_lengths,
                 backend=options.compile_backend,
             )
     if memory:
         for number, layer in enumerate(layers):
             layer.forward = memory.around(layer, number, layer.forward)
-    attention_name = name or base.config._attn_implementation
     keys = DropoutKeys(dropouts, seed, rank)
     acceleration = Acceleration(plan, attention_name, times, keys, tuple(gathered))
     # on the backbone: PEFT and TRL call the causal model's forward past its hooks
@@ -204,8 +197,8 @@ def accelerate_trainer(
     options: AccelerationOptions | None = None,
     made: Callable[[Acceleration], object] = lambda _: None,
 ) -> None:
-    """`accelerate` a trainer's model now, or once FSDP2 has sharded it (`sharded`, with
-    `require_causal` now); then call `made`."""
+    """`accelerate` a trainer's model now, or once FSDP2 has sharded it (`sharded`); then call
+    `made`."""
     from transformers import TrainerCallback
 
     def act() -> None:
@@ -230,8 +223,6 @@ def accelerate_trainer(
     if not sharded:
         act()
         return
-    if (options or AccelerationOptions()).attention != "unchanged":
-        require_causal(cast(nn.Module, trainer.model))
     exchange_in_float32(trainer)
     trainer.add_callback(OnceSharded())
 
@@ -289,14 +280,12 @@ def decoder_layers(base: object) -> nn.ModuleList:
     return layers
 
 
-def require_causal(model: nn.Module) -> None:
-    """Raise UsageError for a model with other than plain causal attention. Passes two tokens
-    through it: call it before FSDP shards it."""
-    base = _base_of(model)
-    if asked := attention.beyond_causal(base, len(decoder_layers(base))):
+def require_causal(base: CausalModel) -> None:
+    """Raise UsageError for a model with other than plain causal attention."""
+    if asked := attention.beyond_causal(base.config):
         raise UsageError(
-            f"the attention of {type(base).__name__} asks for {', '.join(asked)}: accelerated"
-            " attention is causal over the whole row and would train on other logits",
+            f"the attention of {type(base).__name__} asks for {asked}: accelerated attention is"
+            " causal over the whole row and would train on other logits",
             "set training.acceleration to off",
         )
 
@@ -332,9 +321,7 @@ def _compute_in_input_type(model: nn.Module) -> None:
 
 def _choose_attention(
     asked: str, shape: LayerShape, tokens: int, device: torch.device
-) -> tuple[str | None, dict[str, float]]:
-    if asked == "unchanged":
-        return None, {}
+) -> tuple[str, dict[str, float]]:
     if asked != "auto":
         return f"concur_{asked}", {}
     if device.type != "cuda":
@@ -367,7 +354,7 @@ def _plan(
         weight_bytes=frozen_bytes + _exchanged_bytes(model),
         trained=sum(each.numel() for each in trained),
         tokens=tokens,
-        margin_bytes=int(total * (1 - options.memory_share)),
+        margin_bytes=int(total * (1 - MEMORY_SHARE)),
         gathered_bytes=_whole_bytes(decoder_layers(_base_of(model))[0]) if sharded else 0,
     )
     if not options.compile:

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kernels_eval.errors import UsageError
 from tasks.training.acceleration import offloading
-from tasks.training.acceleration.layers import AccelerationOptions
+from tasks.training.acceleration.layers import MEMORY_SHARE
 from tasks.training.acceleration.recomputation import BYTES, LayerShape, plan_recomputation
 
 Parallelism = Literal["ddp", "fsdp2"]
@@ -30,7 +30,7 @@ def parallelism_for(
         weight_bytes=BYTES * model.num_parameters(),
         device_bytes=device_bytes,
         tokens=tokens,
-        margin_bytes=int(device_bytes * (1 - AccelerationOptions().memory_share)),
+        margin_bytes=int(device_bytes * (1 - MEMORY_SHARE)),
         host_bytes=offloading.free_bytes(),
     )
 

@@ -11,16 +11,13 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Self, TypeVar
 
-import polars as pl
 from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.protocol import AboutTask, MeasureWorkload, TimeOperators
 from kernels_eval.records import Json, KernelTask, Reason, Record, Row
-from kernels_eval.sandbox.child import Child, ChildFailure
-from kernels_eval.sandbox.server_handle import ForkServer
-from tasks.store import SnapshotRef
+from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 from tasks.workload.record import Profile, Workload
 
 SERVER_TRIES = 3
@@ -161,13 +158,6 @@ class Profiler(ReferenceProcess):
         return record_of(Profile, task, answer)
 
 
-def workload_of(task: KernelTask) -> Workload:
-    """One task's workload. The sandbox takes seconds to start: use `measured` or `annotate` for
-    many."""
-    with Measurer() as measurer:
-        return measurer.measure(task).workload
-
-
 def measured(
     tasks: Iterable[KernelTask], jobs: int | None = None
 ) -> Iterator[tuple[KernelTask, Measured]]:
@@ -197,11 +187,3 @@ def measured(
         for measurer in measurers:
             measurer.close()
         pool.shutdown(cancel_futures=True)
-
-
-def tasks_of(tasks: SnapshotRef | pl.DataFrame) -> list[KernelTask]:
-    """Tasks of tasks.tables.TASKS rows; other columns are ignored. Raises pydantic's
-    ValidationError for an invalid row."""
-    frame = tasks.open().read(unique="task_id") if isinstance(tasks, SnapshotRef) else tasks
-    columns = [name for name in KernelTask.model_fields if name in frame.columns]
-    return [KernelTask.model_validate(row) for row in frame.select(columns).to_dicts()]

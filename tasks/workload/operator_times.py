@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kernels_eval.records import Json, KernelTask, stable_hash
+from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import PROFILES
 from tasks.versions import PROFILE_VERSION
-from tasks.workload.measure import Profiler, tasks_of
+from tasks.workload.measure import Profiler
 from tasks.workload.stage import fill
 
 STAGE = "profiles"
@@ -32,7 +33,7 @@ def run(tasks: SnapshotRef, threads: int, device: str, device_name: str) -> Snap
     snapshot = planned(tasks, threads, device, device_name)
     if snapshot.finished:
         return snapshot.ref
-    found = tasks_of(tasks)
+    found = read_tasks(tasks)
     conditions = [*_conditions(threads, device, device_name), PROFILE_VERSION]
 
     def profiled(programs: Mapping[str, KernelTask]) -> Iterator[Json]:

@@ -4,7 +4,7 @@ rows with a reason."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import polars as pl
 import pyarrow as pa
@@ -12,10 +12,11 @@ import pyarrow as pa
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, KernelTask, stable_hash
 from tasks.progress import report
-from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.sources.stage import keep, read_tasks
+from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.tables import WORKLOADS
 from tasks.versions import WORKLOAD_VERSION
-from tasks.workload.measure import measured, tasks_of
+from tasks.workload.measure import measured
 
 STAGE = "workloads"
 KEY, TASK, *COLUMNS = WORKLOADS.names
@@ -40,8 +41,13 @@ def run(tasks: SnapshotRef) -> SnapshotRef:
     snapshot = planned(tasks)
     if snapshot.finished:
         return snapshot.ref
-    found = tasks_of(tasks)
-    _count(snapshot, found)
+    found = read_tasks(tasks)
+
+    def counted(programs: Programs) -> Iterator[Json]:
+        for task, result in measured(programs.values()):
+            yield result.workload.row() | {KEY: workload_key(task)}
+
+    fill(snapshot, WORKLOADS, [(workload_key(task), task) for task in found], counted)
     rows = snapshot.read(columns=[TASK, "operator_kind", "families"], unique=TASK)
     kinds = rows["operator_kind"].fill_null("not counted").value_counts()
     families = rows["families"].list.explode(empty_as_null=False).drop_nulls().value_counts()
@@ -52,34 +58,16 @@ def run(tasks: SnapshotRef) -> SnapshotRef:
     return snapshot.publish(config={}, rows=len(found), extra=extra).ref
 
 
-def annotate(tasks: pl.DataFrame | SnapshotRef, root: str | None = None) -> pl.DataFrame:
-    """The tasks (tasks.tables.TASKS rows) with COLUMNS beside them. A snapshot's are kept as by
-    `run`; a table's too, with `root`. Raises as `run` does."""
-    if isinstance(tasks, SnapshotRef):
-        key, named = TASK, tasks.open().read(unique=TASK)
-        counted = run(tasks).open().read(unique=TASK)
-    else:
-        programs = [(workload_key(task), task) for task in tasks_of(tasks)]
-        keys = [name for name, _ in programs]
-        key, named = KEY, tasks.with_columns(pl.Series(KEY, keys, dtype=pl.String))
-        once = dict(programs)
-        with tempfile.TemporaryDirectory() as scratch:
-            name = fingerprint(STAGE, {}, sorted(once), WORKLOAD_VERSION)
-            snapshot = Snapshot(root or scratch, STAGE, name)
-            if not snapshot.finished:
-                _count(snapshot, once.values())
-                snapshot.publish(config={}, rows=len(once))
-            counted = snapshot.read(unique=KEY)
-    named, counted = named.drop(COLUMNS, strict=False), counted.select(key, *COLUMNS)
-    return named.join(counted, on=key, how="left", maintain_order="left").drop(KEY, strict=False)
-
-
-def _count(snapshot: Snapshot, tasks: Iterable[KernelTask]) -> None:
-    def counted(programs: Programs) -> Iterator[Json]:
-        for task, result in measured(programs.values()):
-            yield result.workload.row() | {KEY: workload_key(task)}
-
-    fill(snapshot, WORKLOADS, [(workload_key(task), task) for task in tasks], counted)
+def annotate(tasks: pl.DataFrame, root: str | None = None) -> pl.DataFrame:
+    """The tasks (tasks.tables.TASKS rows; other columns stay) with COLUMNS beside them, which are
+    kept under `root`, where given. Raises as `run` does."""
+    fields = [name for name in KernelTask.model_fields if name in tasks.columns]
+    found = [KernelTask.model_validate(row) for row in tasks.select(fields).to_dicts()]
+    with tempfile.TemporaryDirectory() as scratch:
+        counted = run(keep(found, root or scratch, {})).open().read(unique=TASK)
+    return tasks.drop(COLUMNS, strict=False).join(
+        counted.select(TASK, *COLUMNS), on=TASK, how="left", maintain_order="left"
+    )
 
 
 def fill(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pydantic import Field
-
 from kernels_eval.records import Record
 
 Level = Literal["exact", "normalised", "shapes", "operators", "near"]
@@ -15,19 +13,14 @@ sizes; operators and what flows between them; most of the operators or of the te
 
 
 class DecontaminationConfig(Record):
-    """When a training task counts as contained in the benchmark."""
+    """When a training task counts as contained in the benchmark: at the first of LEVELS."""
 
     enabled: bool = True
     """leave out training tasks that are in the benchmark"""
-    levels: tuple[Level, ...] = Field(default=LEVELS, min_length=1)
-    """comparisons, always tried in the order of this default"""
 
 
 class DeduplicationConfig(Record):
-    """When two rows of a set are one. Changed sizes make another task here, unless `levels` has
-    "shapes"."""
+    """When two rows of a set are one: the same text or program. Changed sizes make another task."""
 
     enabled: bool = True
     """keep one of equal tasks and one of equal kernels of a task"""
-    levels: tuple[Level, ...] = Field(default=("exact", "normalised"), min_length=1)
-    """tasks: comparisons, in decontamination's order"""

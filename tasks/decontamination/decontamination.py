@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from tasks.decontamination.config import DecontaminationConfig, Level
+from tasks.decontamination.config import LEVELS, DecontaminationConfig, Level
 from tasks.decontamination.matching import Fingerprint, Index, fingerprints
 from tasks.reporting.page import markdown
 from tasks.reporting.parts import Part, Table
@@ -82,20 +82,18 @@ def decontaminate(
     """
     if not config.enabled:
         ids = tasks["task_id"].unique().sort().to_list()
-        return Decontaminated(tuple(ids), removed_frame([]), config.levels)
+        return Decontaminated(tuple(ids), removed_frame([]), LEVELS)
     if benchmark.is_empty():
         raise UsageError(
             "there is no benchmark task to compare with",
             "name some with benchmark.tasks, or set decontamination.enabled=false",
         )
-    return compare(fingerprints(tasks), fingerprints(benchmark), config)
+    return compare(fingerprints(tasks), fingerprints(benchmark))
 
 
-def compare(
-    tasks: Sequence[Fingerprint], benchmark: Iterable[Fingerprint], config: DecontaminationConfig
-) -> Decontaminated:
+def compare(tasks: Sequence[Fingerprint], benchmark: Iterable[Fingerprint]) -> Decontaminated:
     """`decontaminate` for fingerprints, in time and memory linear in the tasks."""
-    index = Index(config.levels)
+    index = Index()
     for task in sorted(benchmark, key=lambda task: task.task_id):
         index.add(task)
     ordered = sorted(tasks, key=lambda task: task.task_id)

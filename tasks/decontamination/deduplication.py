@@ -12,15 +12,15 @@ from tasks.decontamination.decontamination import Compared
 from tasks.decontamination.kernels import program_key
 from tasks.decontamination.matching import Index, fingerprints, require_columns
 
-SAMPLE_LEVELS: tuple[Level, ...] = ("exact", "normalised")
+EQUAL: tuple[Level, ...] = ("exact", "normalised")
 
 
 def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compared:
     """Keep the smallest task_id of equal tasks (columns task_id, code, graph). Raises UsageError
     for a missing column."""
-    index = Index(config.levels)
+    index = Index(EQUAL)
     if not config.enabled:
-        return _compared(tasks["task_id"].unique().sort().to_list(), [], index.levels)
+        return _compared(tasks["task_id"].unique().sort().to_list(), [])
     kept, removed = [], []
     for task in fingerprints(tasks):
         if found := index.find(task):
@@ -28,7 +28,7 @@ def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compa
         else:
             index.add(task)
             kept.append(task.task_id)
-    return _compared(kept, removed, index.levels)
+    return _compared(kept, removed)
 
 
 def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> Compared:
@@ -40,7 +40,7 @@ def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> C
     rows = samples.select(columns).unique("candidate_id", keep="first", maintain_order=True)
     rows, name, first = rows.sort("candidate_id"), pl.col("candidate_id"), pl.first("candidate_id")
     if not config.enabled:
-        return _compared(rows["candidate_id"].to_list(), [], SAMPLE_LEVELS)
+        return _compared(rows["candidate_id"].to_list(), [])
     coded = rows.drop_nulls("code").with_columns(
         same_text=first.over("task_id", pl.col("code").str.strip_chars())
     )
@@ -59,7 +59,7 @@ def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> C
     level = parsed_equal.then(pl.lit("normalised")).otherwise(pl.lit("exact")).alias("level")
     removed = found.select(name, level, "equals", similarity=1.0).rows()
     kept = rows.join(found, on="candidate_id", how="anti", maintain_order="left")
-    return _compared(kept["candidate_id"].to_list(), removed, SAMPLE_LEVELS)
+    return _compared(kept["candidate_id"].to_list(), removed)
 
 
 def equal_kernels(config: DeduplicationConfig) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
@@ -68,11 +68,7 @@ def equal_kernels(config: DeduplicationConfig) -> Callable[[pl.DataFrame], pl.Da
     return (lambda rows: deduplicate_samples(rows, config).removed) if config.enabled else None
 
 
-def _compared(
-    kept: Sequence[str],
-    removed: Sequence[tuple[str, Level, str, float]],
-    levels: tuple[Level, ...],
-) -> Compared:
-    """`removed`: id, level, equals (kept id), similarity (1.0 except for "near")."""
+def _compared(kept: Sequence[str], removed: Sequence[tuple[str, Level, str, float]]) -> Compared:
+    """`removed`: id, level, equals (kept id), similarity."""
     schema = {"id": pl.String, "level": pl.String, "equals": pl.String, "similarity": pl.Float64}
-    return Compared(tuple(kept), pl.DataFrame(removed, schema=schema, orient="row"), levels)
+    return Compared(tuple(kept), pl.DataFrame(removed, schema=schema, orient="row"), EQUAL)

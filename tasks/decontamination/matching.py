@@ -105,8 +105,8 @@ class Match(NamedTuple):
 class Index:
     """Tasks by their keys at each level; the first added per key is found."""
 
-    def __init__(self, levels: Sequence[Level]) -> None:
-        self.levels = tuple(level for level in LEVELS if level in levels)
+    def __init__(self, levels: Sequence[Level] = LEVELS) -> None:
+        self.levels = levels
         self._near = NearIndex() if "near" in self.levels else None
         self._known: dict[tuple[Level, str], str] = {}
 

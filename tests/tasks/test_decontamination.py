@@ -14,6 +14,7 @@ from kernels_eval.records import KernelTask
 from tasks.decontamination.config import LEVELS, DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.decontamination import decontaminate
 from tasks.decontamination.deduplication import deduplicate_samples, deduplicate_tasks
+from tasks.decontamination.matching import Index, fingerprints
 from tasks.workload.measure import Measurer
 from tests.support.cases import cases
 from tests.support.planted_tasks.changes import PLANTED, kernelbook_form, near_misses
@@ -80,8 +81,8 @@ def frame(trace):
 
 @pytest.fixture(scope="module")
 def found(frame):
-    def removed(tasks, known=BENCHMARK, **settings):
-        return decontaminate(frame(tasks), frame(known), DecontaminationConfig(**settings))
+    def removed(tasks, known=BENCHMARK):
+        return decontaminate(frame(tasks), frame(known), DecontaminationConfig())
 
     return removed
 
@@ -199,12 +200,12 @@ def test_operators_without_their_numbers_count_from_three_on(found):
     assert dict(result.removed.select("task_id", "level").iter_rows()) == {"three": "operators"}
 
 
-def test_a_task_is_reported_at_the_first_of_the_levels_that_are_asked_for(found):
-    code = {"train/copy": BENCHMARK["bench/attention"]}
-    for i, level in enumerate(LEVELS):
-        result = found(code, levels=LEVELS[i:][::-1])
-        assert levels(result) == [level]
-        assert result.levels == LEVELS[i:]
+def test_a_copy_is_found_at_every_level(frame):
+    (copy,) = fingerprints(frame({"bench": BENCHMARK["bench/attention"]}))
+    for start, level in enumerate(LEVELS):
+        index = Index(LEVELS[start:])
+        index.add(copy)
+        assert index.find(copy).level == level
 
 
 def test_the_report_counts_every_level_and_shows_ids_not_code(found):
@@ -269,11 +270,10 @@ def test_of_equal_tasks_the_smallest_id_stays_whatever_the_order(frame, order):
     assert again.kept == result.kept and again.removed.is_empty()
 
 
-def test_other_sizes_are_duplicates_only_where_asked_for(frame):
+def test_other_sizes_are_no_duplicates(frame):
     code = BENCHMARK["bench/attention"]
     tasks = frame({"a": code, "b": PLANTED["shapes"][1](code)})
     assert deduplicate_tasks(tasks, DeduplicationConfig()).kept == ("a", "b")
-    assert deduplicate_tasks(tasks, DeduplicationConfig(levels=("exact", "shapes"))).kept == ("a",)
     assert deduplicate_tasks(tasks, DeduplicationConfig(enabled=False)).kept == ("a", "b")
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from benchmarks.decoding import H200, Card, decoding
 from benchmarks.replicas import UTILIZATION, Service, Values, answer_lengths, simulate
 from benchmarks.training_subject import SHAPES, counted_flops
 from tasks.synthesis import sizing
@@ -45,17 +46,17 @@ CHARACTERS_PER_TOKEN = 3.6
 DATA_SET = ("synthesis", "verification", "curation")
 FP8 = ("--quantization", "fp8")
 FP8_CACHE = (*FP8, "--kv-cache-dtype", "fp8")
-H100 = sizing.Gpu(
+H100 = Card(
     name="NVIDIA H100 80GB",
     memory_bytes=int(MODES["h100_memory_mib"]) << 20,
     bytes_per_s=MODES["h100_bytes_per_s"],
 )
-BF16 = Service("H200, bf16", "h200", sizing.H200, 1)
-BOTH_FP8 = Service("H200, FP8 weights and cache", "h200", sizing.H200, 1, FP8_CACHE)
+BF16 = Service("H200, bf16", "h200", H200, 1)
+BOTH_FP8 = Service("H200, FP8 weights and cache", "h200", H200, 1, FP8_CACHE)
 SERVICES = (
     BF16,
-    Service("H200, bf16, 2 a replica", "h200", sizing.H200, 2),
-    Service("H200, FP8 weights", "h200", sizing.H200, 1, FP8),
+    Service("H200, bf16, 2 a replica", "h200", H200, 2),
+    Service("H200, FP8 weights", "h200", H200, 1, FP8),
     BOTH_FP8,
     Service("H100, bf16, 2 a replica", "h100", H100, 2),
     Service("H100, FP8 weights and cache", "h100", H100, 1, FP8_CACHE),
@@ -243,7 +244,7 @@ def slot_rows(recorded: Lengths) -> list[list[str]]:
         known["slot_share of those that fit"] = service.decoding(MODES, mean).sequences
         known["all that fit on average"] = service.decoding(MODES, mean, 1.0).sequences
         of = (service.shape, service.gpu, service.gpus, UTILIZATION)
-        known["contexts of 4,100"] = sizing.decoding(*of, 600, 7000).sequences
+        known["contexts of 4,100"] = decoding(*of, 600, 7000).sequences
         for what, slots in known.items():
             tail = simulate(lengths, service, MODES, slots, GPUS)
             cells = [service.name, what, str(slots), f"{sum(lengths) / tail.wall_s / GPUS:,.0f}"]

@@ -1,7 +1,7 @@
 """Simulated vLLM replicas that write answers of given lengths: for `benchmarks.night`.
 
 Guarantees: every answer is written once, and the speed at each moment is what
-`tasks.synthesis.sizing.decoding` says of the answers that are being written and of their contexts.
+`benchmarks.decoding` says of the answers that are being written and of their contexts.
 Where keys and values fill the memory, the answer that was taken last waits and is read again, as in
 vLLM. Does not know of prefixes that answers share in memory, nor of blocks of a waiting answer that
 are still there when it continues: both make real servers faster. Values are those of `night.toml`.
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks.decoding import Card, Decoding, decoding
 from tasks.synthesis import sizing
 from tasks.synthesis.server import ASK_AHEAD
 
@@ -29,7 +30,7 @@ class Service(NamedTuple):
 
     name: str
     card: str
-    gpu: sizing.Gpu
+    gpu: Card
     gpus: int
     args: tuple[str, ...] = ()
 
@@ -43,15 +44,13 @@ class Service(NamedTuple):
         found = sizing.kv_cache_bytes(self.shape, self.gpu.memory_bytes, self.gpus, UTILIZATION)
         return max(0, found or 0)
 
-    def decoding(
-        self, values: Values, tokens: float, share: float | None = None
-    ) -> sizing.Decoding:
+    def decoding(self, values: Values, tokens: float, share: float | None = None) -> Decoding:
         """With `share` of the slots that fit (default: `slot_share`) full. An answer that is being
         written is longer than the mean answer, since long ones take longer: hence the spread."""
         answer = tokens * values["answer_spread"]
         of = (self.shape, self.gpu, self.gpus, UTILIZATION, values["prompt_tokens"], answer)
         share = values["slot_share"] if share is None else share
-        return sizing.decoding(*of, max(1, int(sizing.decoding(*of).sequences * share)))
+        return decoding(*of, max(1, int(decoding(*of).sequences * share)))
 
 
 def answer_lengths(
@@ -148,7 +147,7 @@ class _Replica:
         steps = min(self._next_end() - self.step, max(1, (self.room - self.held) // self.count))
         context = self.held / self.count + (steps + 1) / 2  # the mean while these steps last
         of = (self.service.shape, self.service.gpu, self.service.gpus, 1.0, context, 0, self.count)
-        self.now_s += steps * self.count / (sizing.decoding(*of).tokens_per_s * self.speed)
+        self.now_s += steps * self.count / (decoding(*of).tokens_per_s * self.speed)
         self.step += steps
         self.held += steps * self.count
         before = self.count

@@ -105,7 +105,7 @@ class Match(NamedTuple):
 class Index:
     """Tasks by their keys at each level; the first added per key is found."""
 
-    def __init__(self, levels: Sequence[Level] = LEVELS) -> None:
+    def __init__(self, levels: tuple[Level, ...] = LEVELS) -> None:
         self.levels = levels
         self._near = NearIndex() if "near" in self.levels else None
         self._known: dict[tuple[Level, str], str] = {}

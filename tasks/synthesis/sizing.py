@@ -1,4 +1,4 @@
-"""Size and speed of a vLLM server, computed from a model's config.json and the GPUs.
+"""Size of a vLLM server, computed from a model's config.json and the GPUs.
 
 A token of context takes `2 * layers * kv_heads * head_dim * value_bytes` bytes
 (https://docs.vllm.ai/en/stable/design/paged_attention.html). Memory for keys and values is the GPU
@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from kernels_eval.errors import DeviceError
 from kernels_eval.records import Json, Record
@@ -27,13 +26,9 @@ LEAST_SEQS = 16
 """Below this many sequences, most of the time goes into reading weights."""
 GPU_SHARE = 0.9
 """--gpu-memory-utilization: share of a GPU's memory for a server."""
-ENOUGH = 0.85
-"""Share of the fastest speed at which the smaller replica is taken: estimates can be off by 7 %."""
-STEP_S, SEQUENCE_S = 1.5e-3, 0.045e-3
-"""Time of a step beyond moving bytes, and per sequence in it: measured, see `decoding`."""
-READING_SHARE, FP8_READING = 0.7, 2.2e12
-"""Speed at which attention reads keys and values: share of the bandwidth; at most these bytes per
-second and GPU for an FP8 cache, which is converted."""
+ENOUGH_SEQS = 56
+"""Sequences at once of a replica, beyond which further GPUs add less than 15 % to what each writes:
+computed for QwQ-32B on H100 and H200 (benchmarks/decoding.py)."""
 FP8_WEIGHTS = 0.55
 """Share of 16-bit weights: layers halve, embeddings stay (measured, QwQ-32B's shape)."""
 ANSWER_SHARE = 0.5
@@ -86,105 +81,77 @@ class Shape(Record):
 
 
 class Gpu(Record):
-    """Of a GPU: its memory, and what it moves at most."""
+    """A GPU's memory."""
 
     name: str
     memory_bytes: PositiveInt
-    bytes_per_s: PositiveFloat
-
-
-class Decoding(Record):
-    """How a replica on `gpus` GPUs writes. `sequences` at once is 0 where not one fits; the speed
-    is then that of one."""
-
-    sequences: int
-    tokens_per_s: float
-    gpus: int
-
-    def gpu_s(self, tokens: float) -> float:
-        """GPU-seconds to write so many tokens."""
-        return tokens / self.tokens_per_s * self.gpus
 
 
 QWQ_32B = Shape(layers=64, kv_heads=8, head_dim=128, window=40960, weight_bytes=65_530_000_000)
 """QwQ-32B, Kevin-32B and KernelCoder: 32.8 billion parameters in 16 bits."""
-H200 = Gpu(name="NVIDIA H200", memory_bytes=143_771 << 20, bytes_per_s=4.8e12)
-
-
-def decoding(
-    shape: Shape,
-    gpu: Gpu,
-    gpus: int,
-    utilization: float,
-    prompt: float,
-    answer: float,
-    most: int = MOST_SEQS,
-) -> Decoding:
-    """How a replica writes answers of `answer` tokens to prompts of `prompt` tokens.
-
-    context = prompt + answer / 2
-    n = memory for keys and values / (bytes per token * context)
-    step = weights / bandwidth + n * context * bytes per token / reading + STEP_S + n * SEQUENCE_S
-    tokens/s = n / step
-
-    Bytes over bandwidth are the memory bound (Pope et al., arXiv 2211.05102, section 2.1);
-    `reading` is attention's part of it (READING_SHARE, FP8_READING). Constants are fitted to
-    fourteen measurements of QwQ-32B's shape (2026-11-23-decoding-h200.md: eager;
-    2026-11-26-protocol-14-and-h200.md, 2026-11-26-refresh-on-gpus.md and
-    2026-11-26-client-fp8-and-two-h200.md: CUDA graphs, H200 and H100, one and two GPUs; 256 answers
-    of 384 tokens). Thirteen are within 7.5 %; 4 sequences on an H100 wrote 0.90 times as much.
-    Other model sizes are unmeasured. Prefill (1 to 4 %) is not counted."""
-    context = prompt + answer / 2
-    memory = kv_cache_bytes(shape, gpu.memory_bytes, gpus, utilization) or 0
-    fit = min(most, _fitting(shape, memory, context))
-    held = max(1, fit)
-    reading = min(READING_SHARE * gpu.bytes_per_s, FP8_READING if shape.value_bytes == 1 else inf)
-    held_bytes = held * context * shape.token_bytes
-    step_s = (shape.weight_bytes / gpu.bytes_per_s + held_bytes / reading) / gpus
-    step_s += STEP_S + held * SEQUENCE_S
-    return Decoding(sequences=fit, tokens_per_s=held / step_s, gpus=gpus)
+H200 = Gpu(name="NVIDIA H200", memory_bytes=143_771 << 20)
 
 
 def gpus_a_replica(
     shape: Shape | None,
     gpu: Gpu | None,
     server: ServerConfig,
-    nodes: Sequence[int],
+    machine_gpus: int,
     prompt: float,
     answer: float,
 ) -> int:
-    """GPUs of a replica on nodes of so many GPUs: `tensor_parallel`, where given.
+    """GPUs of a replica: `tensor_parallel`, where given.
 
-    Else the fewest of 1, 2, 4 or 8 that divide the key and value heads and with which a GPU, idle
-    ones counted, writes at least ENOUGH of the most by `decoding`. 1 where nothing is known, or
-    nothing fits.
-    """
+    Else the fewest of 1, 2, 4 or 8 that divide the machine's GPUs (or fit `replicas` times) and the
+    key and value heads, and hold ENOUGH_SEQS answers at once, or the most. 1 where shape or GPU is
+    unknown, or nothing fits."""
     if server.tensor_parallel or not (shape and shape.weight_bytes and gpu):
         return server.tensor_parallel or 1
-    rates = dict[int, float]()
-    for each in (1, 2, 4, 8):
-        fit = sum(gpus // each for gpus in nodes)
-        replicas = server.replicas or fit
-        found = _decoding_of(shape, gpu, each, server, prompt, answer)
-        if found.sequences and 0 < replicas <= fit and shape.kv_heads % each == 0:
-            taken = replicas * each if server.replicas else sum(nodes)
-            rates[each] = replicas * found.tokens_per_s / taken
-    most = max(rates.values(), default=0.0)
-    return min((each for each, rate in rates.items() if rate >= ENOUGH * most), default=1)
+    held = dict[int, int]()
+    for gpus in (1, 2, 4, 8):
+        fits = (
+            gpus * server.replicas <= machine_gpus if server.replicas else not machine_gpus % gpus
+        )
+        if fits and machine_gpus and shape.kv_heads % gpus == 0:
+            held[gpus] = _held(shape, gpu, gpus, server, prompt, answer)
+    enough = (gpus for gpus, count in held.items() if count >= ENOUGH_SEQS)
+    return next(enough, max(held, key=lambda gpus: held[gpus], default=1))
 
 
-def _decoding_of(
+def _held(
     shape: Shape, gpu: Gpu, gpus: int, server: ServerConfig, prompt: float, answer: float
-) -> Decoding:
-    return decoding(shape.served(server.args, gpus), gpu, gpus, GPU_SHARE, prompt, answer)
+) -> int:
+    """Answers that a replica holds at once, half written on average."""
+    served = shape.served(server.args, gpus)
+    memory = kv_cache_bytes(served, gpu.memory_bytes, gpus, GPU_SHARE) or 0
+    return min(MOST_SEQS, fitting(served, memory, prompt + answer / 2))
 
 
 def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus: int) -> int:
     """GPUs of a replica on a machine of `gpus` GPUs like this one's, before any prompt is known."""
-    if server.tensor_parallel:
-        return server.tensor_parallel
-    shape, answer = read_shape(model) if model else None, ANSWER_SHARE * max_tokens
-    return gpus_a_replica(shape, read_gpu(), server, [gpus], PROMPT_TOKENS, answer)
+    shape = read_shape(model) if model and not server.tensor_parallel else None
+    answer = ANSWER_SHARE * max_tokens
+    return gpus_a_replica(shape, read_gpu(), server, gpus, PROMPT_TOKENS, answer)
+
+
+def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[int, str]:
+    """How many answers a replica for this model holds at once, and in words what is assumed where
+    model or GPU are absent: QwQ-32B's shape, an H200."""
+    shape, gpu = read_shape(model) if model else None, read_gpu()
+    assumed = ""
+    if shape is None or not shape.weight_bytes:
+        shape = QWQ_32B
+        assumed += ", QwQ-32B's shape assumed"
+    if gpu is None:
+        gpu = H200
+        assumed += ", an H200 assumed"
+    answer = ANSWER_SHARE * max_tokens
+    gpus = gpus_a_replica(shape, gpu, server, len(visible_gpus()), PROMPT_TOKENS, answer)
+    held = _held(shape, gpu, gpus, server, PROMPT_TOKENS, answer)
+    return held, (
+        f"{held} answers of {answer:,.0f} tokens at once on {gpus} x {gpu.name}: computed from the"
+        f" memory for keys and values{assumed}"
+    )
 
 
 class ServerSize(Record):
@@ -214,7 +181,7 @@ def server_size(
     memory: int | None = CPU_CACHE_BYTES
     if machine_gpus:
         answer = ANSWER_SHARE * max_tokens
-        gpus = gpus_a_replica(shape, gpu, server, [machine_gpus], mean, answer)
+        gpus = gpus_a_replica(shape, gpu, server, machine_gpus, mean, answer)
         replicas = server.replicas or max(1, machine_gpus // gpus)
         shape = shape.served(server.args, gpus) if shape else None
         memory = kv_cache_bytes(shape, gpu.memory_bytes if gpu else None, gpus, GPU_SHARE)
@@ -233,20 +200,14 @@ def server_size(
 
 
 def read_gpu() -> Gpu | None:
-    """This machine's first GPU, by NVML: memory clock times bus width, two bits a line and clock.
-    None where NVML does not answer."""
+    """This machine's first GPU, by NVML. None where NVML does not answer."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        clock_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
-        bus_bits = pynvml.nvmlDeviceGetMemoryBusWidth(handle)
-        return Gpu(
-            name=pynvml.nvmlDeviceGetName(handle),
-            memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-            bytes_per_s=2e6 * clock_mhz * bus_bits / 8,
-        )
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+        return Gpu(name=pynvml.nvmlDeviceGetName(handle), memory_bytes=memory)
     except Exception:  # no driver, no library
         return None
 
@@ -308,11 +269,12 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
     """
     if shape is None or memory_bytes is None:
         return MOST_SEQS
-    fit = _fitting(shape, memory_bytes, prompt + ANSWER_SHARE * max_tokens / 2)
+    fit = fitting(shape, memory_bytes, prompt + ANSWER_SHARE * max_tokens / 2)
     return min(MOST_SEQS, max(1, fit))
 
 
-def _fitting(shape: Shape, memory_bytes: int, context: float) -> int:
+def fitting(shape: Shape, memory_bytes: int, context: float) -> int:
+    """Sequences of so many tokens that fit into memory for keys and values."""
     return max(0, int(memory_bytes / (shape.token_bytes * max(1, context))))
 
 

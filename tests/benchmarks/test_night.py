@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks import night, replicas
-from benchmarks.night import GPUS, INPUTS, MODES, SERVICES, Night, draws, estimate, verification_s
+from benchmarks.decoding import H200, Card, decoding
+from benchmarks.night import (
+    GPUS,
+    H100,
+    INPUTS,
+    MODES,
+    SERVICES,
+    Night,
+    draws,
+    estimate,
+    verification_s,
+)
 from benchmarks.replicas import answer_lengths, simulate
 from tasks.synthesis import sizing
 from tasks.training.telemetry import TrainingFlops
@@ -56,9 +67,9 @@ def test_full_memory_makes_answers_wait_and_loses_none(monkeypatch):
     assert len(roomy.finished_s) == len(full.finished_s) == 200
     assert roomy.preempted == 0 < full.preempted
     contexts = []
-    asked = sizing.decoding
+    asked = replicas.decoding
     monkeypatch.setattr(
-        replicas.sizing,
+        replicas,
         "decoding",
         lambda *of: contexts.append(of[4] * of[6]) or asked(*of),
     )
@@ -194,3 +205,51 @@ def test_the_program_prints_markdown_or_json(form, monkeypatch, capsys):
     else:
         assert said[0].count("| whole |") >= len(SERVICES) and "not measured" in said[0]
         assert "FP8 costs in quality is not known" in said[0] and "Goal of 11 h" in said[0]
+
+
+# -- the speed of a replica ------------------------------------------------------------------------
+
+NIGHT = 90_810
+FP8_ARGS = ("--quantization", "fp8")
+FP8_CACHE = (*FP8_ARGS, "--kv-cache-dtype=fp8")
+MEASURED = [
+    (H200, 1, (), 54, 4100, 1585),
+    (H200, 1, FP8_ARGS, 84, 4100, 2006),
+    (H200, 1, FP8_CACHE, 160, 4100, 2896),
+    (H200, 1, (), 48, 5649, 1308),
+    (H200, 1, FP8_ARGS, 71, 5591, 1729),
+    (H200, 1, FP8_CACHE, 135, 5895, 2104),
+    (H100, 1, FP8_ARGS, 31, 5027, 1050),
+    (H100, 1, FP8_CACHE, 54, 5653, 1667),
+    (H100, 2, (), 58, 5768, 1855),
+    (H100, 2, FP8_CACHE, 162, 5809, 3746),
+    (H200, 2, (), 143, 5796, 3244),
+    (H200, 2, FP8_CACHE, 330, 5809, 4580),
+]
+"""GPU, GPUs a replica, arguments, sequences, mean context, tokens/s; the first three are eager."""
+
+
+@pytest.mark.parametrize("gpu, gpus, args, sequences, context, tokens_per_s", MEASURED)
+def test_decoding_lands_where_it_was_measured(gpu, gpus, args, sequences, context, tokens_per_s):
+    found = decoding(sizing.QWQ_32B.served(args), gpu, gpus, 0.99, context, 0, most=sequences)
+    assert found.sequences == sequences
+    assert found.tokens_per_s == pytest.approx(tokens_per_s, rel=0.075)
+
+
+def test_a_night_does_not_write_at_the_speed_of_short_answers():
+    """5,308 tokens/s were measured with 384 tokens an answer; a night's are 7,000."""
+    short, long = (decoding(sizing.QWQ_32B, H200, 1, 0.9, 900, answer) for answer in (384, 7000))
+    assert short.tokens_per_s > 2 * long.tokens_per_s
+    assert 0.9 * 5308 < short.tokens_per_s < 5308, "an estimate errs on the side of longer"
+    assert NIGHT * long.gpu_s(7000) / 3600 / 8 > 13
+
+
+def test_what_fits_decides():
+    assert decoding(sizing.QWQ_32B, H200, 1, 0.9, 2000, 7000).sequences == 47
+    alone, two = (decoding(sizing.QWQ_32B, H100, gpus, 0.9, 2000, 7000) for gpus in (1, 2))
+    assert 5 <= alone.sequences < sizing.LEAST_SEQS <= two.sequences
+    assert alone.gpu_s(7000) > 3 * two.gpu_s(7000), "GPU-seconds"
+    nothing = decoding(
+        sizing.QWQ_32B, Card(name="x", memory_bytes=24 << 30, bytes_per_s=1e12), 1, 0.9, 0, 9
+    )
+    assert nothing.sequences == 0 and 0 < nothing.tokens_per_s < 16

@@ -14,8 +14,8 @@ import polars as pl
 from flows.config import load_strategy, strategy_names
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
-from tasks.curation.config import CurationConfig
-from tasks.files import AtomicFiles
+from tasks.curation.config import STRATEGY_GROUP, STRATEGY_NAMES, CurationConfig
+from tasks.files import Content, atomic_write, explain_write_errors
 
 if TYPE_CHECKING:
     from tasks.curation.decisions import Decided
@@ -81,36 +81,39 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
         )
     sets: list[Json] = []
     refusals: list[UsageError] = []
-    with AtomicFiles("choose another --out, or free some disk") as files:
-        families, drawn = task_families(frame) if out else frame, []
-        for config, name in zip(asked.configs, names, strict=True):
-            decided, found = _decided(asked, config)
-            sets.append(found)
-            if isinstance(decided, UsageError):
-                refusals.append(decided)
-            elif decided.taken.is_empty():
-                refusals.append(nothing_taken(decided.decisions))
-            elif out:
-                place = Path(out) / f"{name}.parquet"
-                found["file"] = str(place)
-                files.add(place, source.curated(decided.taken).write_parquet)
-                files.add(place.with_suffix(".decisions.parquet"), decided.decisions.write_parquet)
-                drawn.append(composition(name, decided.taken, families))
-        if len(refusals) == len(sets):
-            raise refusals[0]
-        about = {
-            "verdicts": source.verdicts.path,
-            "candidates": source.candidates.path,
-            "rows": frame.height,
-            "correct": frame.filter(CORRECT).height,
-            "operators_from": operators_from(frame),
-        }
-        data: Json = {"source": about, "sets": sets}
-        if out:
-            data["figures"] = [str(path) for path in write_figures(drawn, Path(out))]
-            text = json.dumps(data, indent=2) + "\n"
-            files.add(Path(out) / SUMMARY_FILE, lambda path: path.write_text(text, "utf-8"))
+    figures = SetFigures(frame) if out else None
+    for config, name in zip(asked.configs, names, strict=True):
+        decided, found = _decided(asked, config)
+        sets.append(found)
+        if isinstance(decided, UsageError):
+            refusals.append(decided)
+        elif decided.taken.is_empty():
+            refusals.append(nothing_taken(decided.decisions))
+        elif out and figures:
+            place = Path(out) / f"{name}.parquet"
+            found["file"] = str(place)
+            _write(place, source.curated(decided.taken).write_parquet)
+            _write(place.with_suffix(".decisions.parquet"), decided.decisions.write_parquet)
+            figures.add(name, decided.taken)
+    if len(refusals) == len(sets):
+        raise refusals[0]
+    about = {
+        "verdicts": source.verdicts.path,
+        "candidates": source.candidates.path,
+        "rows": frame.height,
+        "correct": frame.filter(CORRECT).height,
+        "operators_from": operators_from(frame),
+    }
+    data: Json = {"source": about, "sets": sets}
+    if out and figures:
+        data["figures"] = [str(path) for path in figures.write(Path(out))]
+        _write(Path(out) / SUMMARY_FILE, json.dumps(data, indent=2) + "\n")
     return data
+
+
+def _write(path: Path, content: Content) -> None:
+    with explain_write_errors(path, "choose another --out, or free some disk"):
+        atomic_write(path, content)
 
 
 def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageError, Json]:

@@ -95,35 +95,6 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-class AtomicFiles:
-    """Context manager for files that take their places when the block ends; none if it raises.
-    `hint` is the advice of the UsageError for a file that cannot be written."""
-
-    def __init__(self, hint: str) -> None:
-        self._hint = hint
-        self._waiting: dict[Path, Path] = {}
-
-    def add(self, path: Path, write: Callable[[Path], object]) -> None:
-        """Write a file beside its place. Raises UsageError."""
-        temporary = self._waiting[path] = temporary_name(path)
-        with explain_write_errors(path, self._hint):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(temporary)
-
-    def __enter__(self) -> AtomicFiles:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            for path, temporary in self._waiting.items() if kind is None else ():
-                with explain_write_errors(path, self._hint):
-                    temporary.replace(path)
-        finally:
-            for temporary in self._waiting.values():
-                if temporary.parent.is_dir():
-                    temporary.unlink(missing_ok=True)
-
-
 def make_writable(directory: Path) -> Path:
     """Make a directory if needed, and try to write there. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)

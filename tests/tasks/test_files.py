@@ -8,7 +8,12 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from tasks import files
-from tasks.files import AtomicFiles, atomic_directory, atomic_write, atomic_write_at
+from tasks.files import (
+    atomic_directory,
+    atomic_write,
+    atomic_write_at,
+    explain_write_errors,
+)
 
 
 @pytest.mark.parametrize("content", ["né", "né".encode(), lambda path: path.write_text("né")])
@@ -59,21 +64,11 @@ def test_a_directory_appears_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_files_are_replaced_together_or_not_at_all(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.write_text("old")
-    with pytest.raises(ValueError, match="stop"), AtomicFiles("free some disk") as waiting:
-        waiting.add(one, lambda path: path.write_text("new"))
-        raise ValueError("stop")
-    assert one.read_text() == "old"
-    with AtomicFiles("free some disk") as waiting:
-        for target in (one, two):
-            waiting.add(target, lambda path: path.write_text("new"))
-        assert one.read_text() == "old" and not two.exists()
-    assert sorted(tmp_path.iterdir()) == [one, two] and one.read_text() == "new"
+def test_what_cannot_be_written_is_one_clear_error(tmp_path):
+    (tmp_path / "one").write_text("a file, not a folder")
     with pytest.raises(UsageError, match=r"cannot write .*one/file.*free some disk"):
-        with AtomicFiles("free some disk") as waiting:
-            waiting.add(one / "file", lambda path: path.write_text("new"))
+        with explain_write_errors(tmp_path / "one" / "file", "free some disk"):
+            atomic_write(tmp_path / "one" / "file", "new")
 
 
 def test_a_remote_file_is_replaced():

@@ -1,20 +1,14 @@
-"""Settings that came later leave every key and every snapshot of before as it was: what has been
-asked is not asked again."""
+"""A setting that is not sent is no part of a key: what has been asked is not asked again."""
 
-import json
-from pathlib import Path
-
-import pyarrow as pa
 import pytest
 
 from kernels_eval.records import KernelTask, Language, SamplingParams, candidate_id
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, known_rows
+from tasks.store import Snapshot
 from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.requests import Questions, first_requests
-from tasks.synthesis.stage import STAGE, Synthesis
-from tasks.tables import CANDIDATES, SAMPLING, TASKS
+from tasks.tables import TASKS
 from tests.support.cases import cases
 from tests.support.requests import named_sampler
 
@@ -22,13 +16,6 @@ CASES = cases("sampling_keys")
 
 TASK = KernelTask(task_id="t/0", name="t0", code="# 0")
 LATER = CASES["later"]
-
-OLD_SAMPLING = pa.struct(
-    [SAMPLING.field(name) for name in ("temperature", "top_p", "max_tokens", "seed")]
-)
-OLD_CANDIDATES = pa.schema(
-    [field.with_type(OLD_SAMPLING) if field.name == "sampling" else field for field in CANDIDATES]
-)
 
 
 @pytest.fixture
@@ -77,65 +64,3 @@ def test_a_request_keeps_its_key_and_a_setting_that_is_sent_gives_another(tasks,
             assert list(request_keys(tasks, SamplingParams(**sampling))) == case["keys"]
     found = [key for later in [{}, *LATER] for key in request_keys(tasks, SamplingParams(**later))]
     assert len(set(found)) == len(found)
-
-
-def old_row(request_key, index):
-    sampling = CASES["old_sampling"] | {"seed": index}
-    row = {
-        "candidate_id": f"c{index}",
-        "task_id": "t/0",
-        "language": "cuda",
-        "generator": "m",
-        "sampling": sampling,
-        "sample_index": index,
-    }
-    return row | {"response": f"text {index}", "request_key": request_key}
-
-
-def test_an_older_snapshot_answers_what_is_asked_now(tasks):
-    """Through the whole stage, at an address where nobody listens."""
-    keys = request_keys(tasks, SamplingParams())
-    old = Snapshot(tasks.root, STAGE, "0ld")
-    old.append([old_row(key, index) for index, key in enumerate(keys)], OLD_CANDIDATES)
-    old.publish(config={})
-    made = Synthesis(tasks, config(SamplingParams()), Language.CUDA).run().open()
-    assert made.fingerprint != "0ld" and made.manifest["rows"] == 2
-    frame = made.read()
-    assert frame["response"].to_list() == ["text 0", "text 1"]
-    expected = CASES["old_sampling"] | CASES["unset"]
-    assert frame["sampling"].to_list() == [expected | {"seed": index} for index in range(2)]
-
-
-def test_parts_of_both_forms_read_as_one_table_whichever_is_first(tmp_path):
-    new_row = old_row("k1", 1)
-    new_row["sampling"] |= CASES["set"]
-    both = [(OLD_CANDIDATES, old_row("k0", 0)), (CANDIDATES, new_row)]
-    for name, parts in (("old first", both), ("new first", both[::-1])):
-        snapshot = Snapshot(str(tmp_path), "synthesis", name)
-        for schema, row in parts:
-            snapshot.append([row], schema)
-        read = {row["request_key"]: row["sampling"] for row in snapshot.read().to_dicts()}
-        assert (read["k0"]["top_k"], read["k0"]["seed"]) == (None, 0)
-        assert CASES["set"].items() <= read["k1"].items()
-        assert {
-            row["request_key"]: row["sampling"].get("top_k")
-            for row in known_rows(str(tmp_path), "synthesis", "request_key", read, CANDIDATES)
-        } == {"k0": None, "k1": 40}
-
-
-def test_rows_of_an_older_journal_are_recovered(tmp_path):
-    """A run of before that was killed left a journal, whose rows are without the settings that came
-    later."""
-    snapshot = Snapshot(str(tmp_path), "synthesis", "killed")
-    snapshot.append([old_row("k0", 0)], OLD_CANDIDATES)
-    journal = Path(snapshot.path) / ".journal-01700000000000000000-999999.jsonl"
-    journal.write_text(
-        "".join(json.dumps(old_row(f"k{index}", index)) + "\n" for index in (1, 2)),
-        encoding="utf-8",
-    )
-    assert snapshot.recover(CANDIDATES) == 2 and not journal.exists()
-    assert [(row["seed"], row["top_k"]) for row in snapshot.read()["sampling"].to_list()] == [
-        (0, None),
-        (1, None),
-        (2, None),
-    ]

@@ -14,7 +14,7 @@ import polars as pl
 from flows.config import load_strategy, strategy_names
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
-from tasks.curation.config import STRATEGY_GROUP, STRATEGY_NAMES, CurationConfig
+from tasks.curation.config import CurationConfig
 from tasks.files import Content, atomic_write, explain_write_errors
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
         )
     sets: list[Json] = []
     refusals: list[UsageError] = []
-    figures = SetFigures(frame) if out else None
+    families, drawn = task_families(frame) if out else frame, []
     for config, name in zip(asked.configs, names, strict=True):
         decided, found = _decided(asked, config)
         sets.append(found)
@@ -89,12 +89,12 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
             refusals.append(decided)
         elif decided.taken.is_empty():
             refusals.append(nothing_taken(decided.decisions))
-        elif out and figures:
+        elif out:
             place = Path(out) / f"{name}.parquet"
             found["file"] = str(place)
             _write(place, source.curated(decided.taken).write_parquet)
             _write(place.with_suffix(".decisions.parquet"), decided.decisions.write_parquet)
-            figures.add(name, decided.taken)
+            drawn.append(composition(name, decided.taken, families))
     if len(refusals) == len(sets):
         raise refusals[0]
     about = {
@@ -105,8 +105,8 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
         "operators_from": operators_from(frame),
     }
     data: Json = {"source": about, "sets": sets}
-    if out and figures:
-        data["figures"] = [str(path) for path in figures.write(Path(out))]
+    if out:
+        data["figures"] = [str(path) for path in write_figures(drawn, Path(out))]
         _write(Path(out) / SUMMARY_FILE, json.dumps(data, indent=2) + "\n")
     return data
 

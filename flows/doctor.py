@@ -161,29 +161,6 @@ def vllm(synthesis: SynthesisConfig) -> str:
     return found
 
 
-def answers_at_once(synthesis: SynthesisConfig) -> str:
-    """Answers that a server on these GPUs writes at once; below 16, the GPUs that a replica
-    needs."""
-    served = synthesis.sampler == "vllm"
-    if not served and not re.search(r"//(127\.|localhost)", str(synthesis.base_url)):
-        return "no server on this machine generates answers"
-    server, limit = synthesis.server, synthesis.sampling.max_tokens
-    if not served and not server.tensor_parallel:
-        server = server.model_copy(update={"tensor_parallel": 1})  # vllm serve's default
-    at_once, basis = sizing.expected(synthesis.model, server, limit)
-    if at_once >= sizing.LEAST_SEQS:
-        return basis
-    key = (
-        "--set synthesis.server.tensor_parallel" if served else "vllm serve --tensor-parallel-size"
-    )
-    for gpus in (2, 4, 8):
-        wider = server.model_copy(update={"tensor_parallel": gpus})
-        held, _ = sizing.expected(synthesis.model, wider, limit)
-        if held >= sizing.LEAST_SEQS:
-            raise UsageError(basis, f"{key}={gpus} holds {held} at once")
-    raise UsageError(basis, "use GPUs with more memory, or vllm serve --kv-cache-dtype fp8")
-
-
 def disk(location: str) -> str:
     root = Path(location)
     if "://" in location:

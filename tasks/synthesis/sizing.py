@@ -22,8 +22,6 @@ from tasks.synthesis.config import ServerConfig
 
 MOST_SEQS = 256
 """vLLM's own default on most GPUs."""
-LEAST_SEQS = 16
-"""Below this many sequences, most of the time goes into reading weights."""
 GPU_SHARE = 0.9
 """--gpu-memory-utilization: share of a GPU's memory for a server."""
 ENOUGH_SEQS = 56
@@ -132,26 +130,6 @@ def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus:
     shape = read_shape(model) if model and not server.tensor_parallel else None
     answer = ANSWER_SHARE * max_tokens
     return gpus_a_replica(shape, read_gpu(), server, gpus, PROMPT_TOKENS, answer)
-
-
-def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[int, str]:
-    """How many answers a replica for this model holds at once, and in words what is assumed where
-    model or GPU are absent: QwQ-32B's shape, an H200."""
-    shape, gpu = read_shape(model) if model else None, read_gpu()
-    assumed = ""
-    if shape is None or not shape.weight_bytes:
-        shape = QWQ_32B
-        assumed += ", QwQ-32B's shape assumed"
-    if gpu is None:
-        gpu = H200
-        assumed += ", an H200 assumed"
-    answer = ANSWER_SHARE * max_tokens
-    gpus = gpus_a_replica(shape, gpu, server, len(visible_gpus()), PROMPT_TOKENS, answer)
-    held = _held(shape, gpu, gpus, server, PROMPT_TOKENS, answer)
-    return held, (
-        f"{held} answers of {answer:,.0f} tokens at once on {gpus} x {gpu.name}: computed from the"
-        f" memory for keys and values{assumed}"
-    )
 
 
 class ServerSize(Record):

@@ -140,50 +140,6 @@ def test_vllm_is_asked_in_its_own_environment(monkeypatch, tmp_path):
     assert refused(doctor.vllm, named).hint == "pip install vllm in its environment"
 
 
-@pytest.mark.parametrize(
-    "memory_gb, sampler, fix",
-    [
-        (141, "vllm", ""),
-        (80, "vllm", "--set synthesis.server.tensor_parallel=2 holds "),
-        (80, "openai", "vllm serve --tensor-parallel-size=2 holds "),
-        (40, "vllm", "--set synthesis.server.tensor_parallel=4 holds "),
-        (8, "vllm", "use GPUs with more memory"),
-        (80, "recorded", ""),
-    ],
-)
-def test_a_server_that_holds_fewer_than_16_answers_at_once_is_warned_of(
-    monkeypatch, memory_gb, sampler, fix
-):
-    gpu = sizing.Gpu(name="card", memory_bytes=memory_gb * 10**9)
-    monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
-    monkeypatch.setattr(sizing, "visible_gpus", lambda: ["card"])
-    base = "http://127.0.0.1:8000/v1" if sampler == "openai" else None
-    config = SynthesisConfig(sampler=sampler, model="Qwen/QwQ-32B", base_url=base)
-    if fix:
-        error = refused(doctor.answers_at_once, config)
-        found = error.args[0]
-        assert error.hint.startswith(fix)
-    else:
-        found = doctor.answers_at_once(config)
-    assert ("computed from the memory for keys and values" in found) is (sampler != "recorded")
-
-
-def test_gpus_that_concur_joins_by_itself_are_no_warning(monkeypatch):
-    gpu = sizing.Gpu(name="card", memory_bytes=81_559 << 20)
-    monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
-    monkeypatch.setattr(sizing, "visible_gpus", lambda: ["card"] * 8)
-    config = SynthesisConfig(sampler="vllm", model="cognition-ai/Kevin-32B")
-    assert " on 2 x card: " in doctor.answers_at_once(config)
-    own = SynthesisConfig(sampler="openai", model="m", base_url="http://127.0.0.1:8000/v1")
-    fix = refused(doctor.answers_at_once, own).hint
-    assert fix.startswith("vllm serve --tensor-parallel-size=2 holds ")
-
-
-def test_an_endpoint_elsewhere_is_not_judged_by_the_gpus_here():
-    config = SynthesisConfig(sampler="openai", model="m", base_url="https://api.example.com/v1")
-    assert doctor.answers_at_once(config) == "no server on this machine generates answers"
-
-
 def test_a_fault_of_a_check_is_its_line(quick, monkeypatch, tmp_path):
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(tmp_path / "gone"))
     assert "CONCUR_VLLM_PYTHON" in examined("local", "synthesis.sampler=vllm")["vLLM"].fix

@@ -11,14 +11,12 @@ from tasks.sources.small_model import build_small_model
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.sizing import (
     H200,
-    LEAST_SEQS,
     MOST_SEQS,
     QWQ_32B,
     ROUND_TO,
     TEMPLATE_TOKENS,
     Gpu,
     Shape,
-    expected,
     gpus_a_replica,
     kv_cache_bytes,
     lora_rank,
@@ -195,17 +193,6 @@ def test_arguments_of_the_server_change_what_it_holds():
     assert QWQ_32B.served(FP8_CACHE).token_bytes * 2 == QWQ_32B.token_bytes
     assert QWQ_32B.served(("-q", "fp8")).weight_bytes < 0.6 * QWQ_32B.weight_bytes
     assert QWQ_32B.served(("--kv_cache_dtype", "fp8_e4m3")).value_bytes == 1
-
-
-def test_an_estimate_says_what_it_is_computed_from_and_what_it_assumes(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.synthesis.sizing.read_gpu", lambda: None)
-    at_once, basis = expected(None, ServerConfig(), 14_000)
-    assert basis.startswith(f"{at_once} answers of 7,000 tokens at once on 1 x NVIDIA H200")
-    assert "memory for keys and values" in basis
-    assert basis.endswith("QwQ-32B's shape assumed, an H200 assumed")
-    monkeypatch.setattr("tasks.synthesis.sizing.read_gpu", lambda: H100)
-    small, basis = expected(model(tmp_path / "m", QWQ, 100), ServerConfig(), 14_000)
-    assert small > LEAST_SEQS and "assumed" not in basis
 
 
 def test_a_gpu_is_read_from_nvml(monkeypatch):

@@ -17,7 +17,8 @@ from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.protocol import AboutTask, MeasureWorkload, TimeOperators
 from kernels_eval.records import Json, KernelTask, Reason, Record, Row
-from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.sandbox.child import Child, ChildFailure
+from kernels_eval.sandbox.server_handle import ForkServer
 from tasks.workload.record import Profile, Workload
 
 SERVER_TRIES = 3

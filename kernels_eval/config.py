@@ -232,6 +232,12 @@ MOST_TASK_OPERATORS = 256
 SCATTER_DRAWS, SCATTER_UNITS = 4, 2
 """How often operators round otherwise, by how many units, in a look for how far apart outputs are;
 gates allow for a multiple of that. A choice."""
+COMPARED_AT_ONCE, OUTPUTS_AT_ONCE, TERMS_AT_ONCE = 1 << 24, 8, 1 << 17
+"""Elements, outputs of a round, and terms of sums that are worked on at once: float64 copies of
+whole outputs would not fit, and page faults of longer arrays cost a new process more than adding
+them."""
+DIGEST_BYTES = 1 << 20
+"""Bytes that tell whether two answers are one: hashing costs processor time."""
 FEW_OUTPUTS = 64
 """Fewer floating elements tell too little of what rounding costs. A choice."""
 MOST_SCATTER = 0.03
@@ -339,6 +345,26 @@ look as if it mattered."""
 INDIFFERENT_RTOL = 1e-4
 """Of an answer, what counts as no change: the gate of single elements."""
 
+DEEPEST_CLASS = 4
+"""Classes within classes of an extension's module whose functions are watched. A choice."""
+LOWEST_ADDRESS = 1 << 20
+"""Integers below are no pointers."""
+SHARE_CALLS = 5
+"""Calls whose median tells the kernels' share of the time."""
+SYNCHRONISE_NS = 30_000
+"""What to wait for an idle device takes."""
+MOST_OPERATORS, MOST_CUSTOM_KERNELS, MOST_FLAGS = 64, 32, 64
+"""Library calls, kernels and flags of the text that a verdict names. A choice."""
+HOARD_BYTES, HOARD_SHARE = 1 << 30, 32
+"""Device memory that a process may keep for its next call: so much, or of a large device one in so
+many parts. To ask the driver again takes longer than the call."""
+SANITIZED_KERNELS = 8
+"""Kernels by whose names compute-sanitizer looks. A choice."""
+PRINTED_ERRORS, PRINTED_READS = 3, 400
+"""Errors that a tool prints; all of initcheck's are read."""
+REPLAYED_CALLS = 2
+"""Calls under a sanitizer or a profiler."""
+
 # -- timing ----------------------------------------------------------------------------------------
 
 RESAMPLES, RESAMPLES_MEANWHILE = 2000, 200
@@ -365,6 +391,9 @@ ACCUSED_SHARE = 0.5
 """Below this share, in each of three rounds, the reported time is implausible."""
 IMPOSSIBLE_SHARE = 0.1
 """Below this share of the best estimate, no noise explains what is reported."""
+BOUND_ATTEMPTS, BOUND_SAMPLES = 3, 20
+"""How often a bound is measured before it counts or accuses, and samples of the candidate before
+each but the first. A choice."""
 MOST_DRIFT = 0.1
 """A change of the reference's time within a measurement that quiet machines do not show."""
 DISTURBED_RATIO, DISTURBED_LEAST_MS = 2.0, 0.1
@@ -426,6 +455,66 @@ others are compared that differ most."""
 UNSEEN_TRIALS = ("mixed", "impulse")
 """Trials whose distribution one call of each round has, so that an answer that is right on the
 task's own inputs alone shows while it is timed, too."""
+
+MOST_FORMS = 4
+"""Forms of a round's outputs that are described: honest ones have one."""
+
+# -- the reference under torch.compile -------------------------------------------------------------
+
+FIRST_CALLS_S, FEWEST_FIRST_CALLS = 0.3, 3
+"""Calls before it is timed: CUDA graphs run a shape once as it is, and record it with the second
+call."""
+
+# -- sources and builds ----------------------------------------------------------------------------
+
+MOST_SOURCE_LETTERS = 1_000_000
+"""Longest source that is screened; the time grows with its length alone."""
+MOST_FLAG_LETTERS = 16_384
+"""Letters of all compiler flags together; more do not fit a command line."""
+LONGEST_NAME = 200
+"""Bytes of a name that becomes a file's: file systems take 255."""
+FILE_LIMIT_BYTES = 2 << 30
+"""Largest file of a compiler: torch's precompiled header takes 0.8 GB."""
+CANDIDATE_FILE_BYTES = 256 << 20
+"""Largest file of a candidate's compiler: honest objects take a few megabytes, and the cache keeps
+up to 16 libraries of a candidate."""
+ROOM_BYTES = 64 << 20
+"""With less free on the disk, a compiler's failure says nothing about its source."""
+MOST_SYMBOLS, MOST_SYMBOL_LETTERS = 1 << 17, 1024
+"""Undefined symbols of a library, and letters read of each; honest libraries have some hundreds."""
+
+# -- messages and logs -----------------------------------------------------------------------------
+
+MOST_ITEMS = MOST_TEXT_LETTERS = 65_536
+"""Items of a list and letters of a text that a candidate's process may report. A choice."""
+MOST_NS = 10**15
+"""Longest time that it may report: eleven days."""
+MESSAGE_BYTES, SEND_S = 4 << 20, 30
+"""Longest message, and seconds until one must be taken."""
+LOG_BYTES = 8192
+"""Bytes of a process's log that a verdict keeps."""
+PROGRAM_OUTPUT_BYTES = 1 << 18
+"""Bytes of what a program under a tool printed, from its end."""
+
+# -- processes -------------------------------------------------------------------------------------
+
+WALL_SHARE = 10
+"""A deadline in processor time is also one of this multiple in wall time: for what waits for a disk
+for ever, or stops itself."""
+MEMORY_SHARE = 0.6
+"""Of the machine's memory, the most that a child may hold. A choice."""
+SCRATCH_FILES, DESCRIPTORS = 65_536, 4096
+"""Files of a child, and those that it may hold open. A choice."""
+CPU_GRACE_S = 5
+"""Seconds of processor time between the signal that can be caught and the one that cannot."""
+HEADLESS_S = 1.0
+"""Seconds that threads of a killed process may stay in a driver after its first thread ended."""
+CHECK_S = 60.0
+"""Deadline of a device's health check."""
+SOON_S, MEMORY_RETURN_S = 2.0, 20.0
+"""Seconds to wait for a device's memory: as it is, and where nothing of this worker holds any."""
+ENOUGH_MEMORY = 0.9
+"""Share of the initial free memory that must be free again, beside waiting processes."""
 
 # -- memory that processes share -------------------------------------------------------------------
 

@@ -23,8 +23,12 @@ from kernels_eval.config import (
     CORRUPT_VALUES,
     INDIFFERENT_RTOL,
     LARGE_OUTPUT_BYTES,
+    MOST_CUSTOM_KERNELS,
+    MOST_OPERATORS,
     RERUN_S,
+    SHARE_CALLS,
     SHARE_S,
+    SYNCHRONISE_NS,
     TRACED_CALLS,
 )
 from kernels_eval.model.inputs import (
@@ -316,7 +320,7 @@ class CandidateRole:
             joined = now_ns()
             self.runner.synchronise()
             ended = now_ns()
-            return output, max(0, ended - joined - 30_000) / max(1, ended - started)
+            return output, max(0, ended - joined - SYNCHRONISE_NS) / max(1, ended - started)
         finally:
             poison_allocations(False)
             if evaluate:
@@ -384,7 +388,9 @@ class CandidateRole:
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
         off_stream = self.launches.off_stream if self.launches else 0
         return OperatorReport(
-            operators=sorted(operators)[:64], custom=list(names)[:32], off_stream=off_stream
+            operators=sorted(operators)[:MOST_OPERATORS],
+            custom=list(names)[:MOST_CUSTOM_KERNELS],
+            off_stream=off_stream,
         )
 
     @handles(MeasureShare)
@@ -393,7 +399,7 @@ class CandidateRole:
         self._receive(request.inputs)
         shares: list[float] = []
         began = now_ns()
-        while len(shares) < 5 and (not shares or now_ns() - began < SHARE_S * 1e9):
+        while len(shares) < SHARE_CALLS and (not shares or now_ns() - began < SHARE_S * 1e9):
             drawn = self.fresh()
             self._time_kernels(True)
             try:

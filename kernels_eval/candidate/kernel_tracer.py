@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from kernels_eval.config import DEEPEST_CLASS, LOWEST_ADDRESS
 from kernels_eval.model.measurement import same
 from kernels_eval.model.operators import Named, Values
 
@@ -31,10 +32,7 @@ PYTHON_NAMES = frozenset(
     "__init__ __call__ __getitem__ __add__ __sub__ __mul__ __matmul__ __truediv__".split()
 )
 """Methods of a bound class that may do work although Python names them."""
-DEEPEST = 4
 CPP_NODE = "torch::autograd::CppNode<"
-LOWEST_ADDRESS = 1 << 20
-"""Integers below are no pointers."""
 
 
 def registered_operators() -> set[str]:
@@ -71,7 +69,7 @@ class KernelTracer:
             if isinstance(value, ModuleType | type):
                 home = value.__name__ if isinstance(value, ModuleType) else value.__module__
                 # its own only, and not itself: a module may hold torch as well
-                if home.partition(".")[0] == root and prefix.count(".") < DEEPEST:
+                if home.partition(".")[0] == root and prefix.count(".") < DEEPEST_CLASS:
                     self.wrap_module(value, root, f"{prefix}{name}.")
                 continue
             with suppress(AttributeError, TypeError):  # a class that cannot be changed

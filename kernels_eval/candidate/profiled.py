@@ -10,8 +10,9 @@ import sys
 import torch
 
 from kernels_eval.candidate.kernel_tracer import Function, KernelTracer, Launches
-from kernels_eval.candidate.sanitized import CALLS, confined, replayed
+from kernels_eval.candidate.sanitized import confined, replayed
 from kernels_eval.compile.cubins import Resources, resources_of
+from kernels_eval.config import REPLAYED_CALLS
 from kernels_eval.model.operators import Named, Values, recorded, time_operators
 from kernels_eval.protocol import CandidateTimes, TimeCandidate, handles
 
@@ -35,7 +36,7 @@ def time_candidate(request: TimeCandidate) -> CandidateTimes:
         resources |= resources_of(library)
     recorder = Recorder(on_gpu)
     forward = replayed(replay, recorder)
-    for _ in range(CALLS):
+    for _ in range(REPLAYED_CALLS):
         forward()
     launches = Launches.find() if on_gpu else None
     own = list(launches.names() if launches else recorder.calls)
@@ -47,7 +48,7 @@ def time_candidate(request: TimeCandidate) -> CandidateTimes:
 def main(request: str) -> None:
     """Call the candidate once between the marks that ncu waits for. Raises what it raises."""
     forward = replayed(confined(request).replay)
-    for _ in range(CALLS):
+    for _ in range(REPLAYED_CALLS):
         forward()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -17,6 +17,7 @@ import torch
 
 from kernels_eval.candidate.build_interception import intercept, open_library
 from kernels_eval.candidate.kernel_tracer import KernelTracer
+from kernels_eval.config import PROGRAM_OUTPUT_BYTES, REPLAYED_CALLS
 from kernels_eval.model.inputs import construct, load_candidate, load_module, make_inputs, moved
 from kernels_eval.protocol import (
     DECLARED,
@@ -29,9 +30,6 @@ from kernels_eval.protocol import (
 from kernels_eval.sandbox import confinement, landlock
 from kernels_eval.sandbox.channel import Message
 from kernels_eval.source.spec import ExtensionSpec
-
-CALLS = 2
-SAID_BYTES = 1 << 18
 
 
 @handles(RunProgram)
@@ -46,7 +44,7 @@ def run_program(request: RunProgram) -> ProgramOutput:
             env=os.environ | request.environment,
             check=False,
         )
-    return ProgramOutput(said=path.read_bytes()[-SAID_BYTES:].decode("utf-8", "replace"))
+    return ProgramOutput(said=path.read_bytes()[-PROGRAM_OUTPUT_BYTES:].decode("utf-8", "replace"))
 
 
 def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], object]:
@@ -90,7 +88,7 @@ def main(request: str) -> None:
     """Confine this process, load the candidate and call it. Raises what it raises."""
     asked = confined(request)
     forward = replayed(asked.replay)
-    for _ in range(CALLS):
+    for _ in range(REPLAYED_CALLS):
         forward()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -25,7 +25,6 @@ from kernels_eval.compile.lite import (
 )
 from kernels_eval.compile.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
 from kernels_eval.compile.process import (
-    CANDIDATE_FILE_BYTES,
     Outcome,
     WorkRoot,
     blaming_the_disk,
@@ -36,10 +35,10 @@ from kernels_eval.compile.process import (
     run,
 )
 from kernels_eval.compile.transforms import BuildTransform, load_transforms
-from kernels_eval.config import BuildConfig
+from kernels_eval.config import CANDIDATE_FILE_BYTES, WALL_SHARE, BuildConfig
 from kernels_eval.errors import ToolchainError, UsageError
 from kernels_eval.records import Reason, stable_hash
-from kernels_eval.sandbox.process_tree import WALL_SHARE, Deadline
+from kernels_eval.sandbox.process_tree import Deadline
 from kernels_eval.source.lexer import blank
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
 from kernels_eval.toolchain import HEADERS, Toolchain, default_cache

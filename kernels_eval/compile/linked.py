@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
+from kernels_eval.config import MOST_SYMBOL_LETTERS, MOST_SYMBOLS
+
 NO_COMPUTE = frozenset(
     """empty empty_like empty_strided new_empty zeros zeros_like ones ones_like full full_like view
     reshape _unsafe_view t transpose permute expand as_strided slice select unsqueeze squeeze detach
@@ -82,8 +84,6 @@ FINDS_OPERATORS = (
 )
 """What finds an operator by name: it may then be called unrecorded."""
 OPERATOR_NAME = re.compile(rb"\baten::([a-zA-Z]\w{0,80})")
-MOST_SYMBOLS, MOST_LETTERS = 1 << 17, 1024
-"""Bounds on undefined symbols and on letters read of each; honest libraries have some hundreds."""
 
 
 class Unreadable(ValueError):
@@ -174,4 +174,4 @@ def _undefined(data: bytes) -> list[str]:
 
 
 def _text(data: bytes, start: int) -> str:
-    return data[start : start + MOST_LETTERS].partition(b"\0")[0].decode("ascii", "replace")
+    return data[start : start + MOST_SYMBOL_LETTERS].partition(b"\0")[0].decode("ascii", "replace")

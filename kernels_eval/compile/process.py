@@ -24,21 +24,15 @@ from typing import Literal
 
 import psutil
 
+from kernels_eval.config import FILE_LIMIT_BYTES, LOG_BYTES, ROOM_BYTES
 from kernels_eval.errors import DiskFullError, KilledError
 from kernels_eval.sandbox import process_tree, reaper
 from kernels_eval.sandbox.deaths import BLAMED_ROLES, COMPILER
 from kernels_eval.sandbox.process_tree import Deadline
 from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 
-LOG_LIMIT = 8192
 READ_BYTES = 1 << 20
 POLL_S = 0.25
-FILE_LIMIT_BYTES = 2 << 30  # torch's precompiled header takes 0.8 GB
-CANDIDATE_FILE_BYTES = 256 << 20
-"""Largest file a candidate's compiler may write. Honest objects take a few megabytes; the cache
-keeps up to 16 libraries of a candidate.
-"""
-ROOM_BYTES = 64 << 20  # with less free, a compiler's failure says nothing about its source
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SAYS_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 COMPILER_WAS_KILLED = re.compile(
@@ -238,7 +232,7 @@ def interesting(log: str, work: Path) -> str:
     lines = log.replace(f"{work}/", "").splitlines()
     errors = [number for number, line in enumerate(lines) if ERROR_LINE.search(line)]
     picked = [line for number in errors[:20] for line in lines[number : number + 4]]
-    return "\n".join(dict.fromkeys(picked if errors else lines[-40:]))[:LOG_LIMIT]
+    return "\n".join(dict.fromkeys(picked if errors else lines[-40:]))[:LOG_BYTES]
 
 
 # -- a full disk ---------------------------------------------------------------------------------

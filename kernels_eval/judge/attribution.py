@@ -13,6 +13,8 @@ from kernels_eval.config import (
     IDLE_SHARE,
     IDLE_WINDOW_S,
     LONGEST_IDLE_WINDOW_S,
+    MOST_CUSTOM_KERNELS,
+    MOST_OPERATORS,
     OUTSTANDING_SHARE,
 )
 from kernels_eval.judge.candidate_handle import CandidateProcess
@@ -55,10 +57,10 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
         return
     inputs, descriptor = process.unseen_inputs()
     seen = process.ask(NameOperators(inputs=inputs, again=again), (descriptor,))
-    draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
+    draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:MOST_CUSTOM_KERNELS])
     linked, flags = library_work(process.libraries.values())
-    named = {one_line(name)[:200] for name in (*seen.operators[:64], *linked)}
-    draft.library_calls = tuple(sorted(named.union(draft.library_calls))[:64])
+    named = {one_line(name)[:200] for name in (*seen.operators[:MOST_OPERATORS], *linked)}
+    draft.library_calls = tuple(sorted(named.union(draft.library_calls))[:MOST_OPERATORS])
     if seen.off_stream:
         flags.add("side_stream")  # joined before the return, or `check_idle` says so
     draft.flags += sorted(flags.difference(draft.flags))

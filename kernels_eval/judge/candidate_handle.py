@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels_eval.compile.extensions import Builder
+from kernels_eval.config import LOG_BYTES
 from kernels_eval.judge.messages import (
     CLAIMABLE,
-    LOG_BYTES,
     Stop,
     VerdictDraft,
     parse_answer,

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from kernels_eval.config import LOG_BYTES
 from kernels_eval.protocol import A, Request, storable
 from kernels_eval.records import (
     Candidate,
@@ -22,9 +23,6 @@ from kernels_eval.records import (
     Verdict,
 )
 from kernels_eval.sandbox.child import Child, ChildFailure
-
-LOG_BYTES = 8192
-"""Bytes of a process's log that a verdict keeps."""
 
 
 class Finding(Record):

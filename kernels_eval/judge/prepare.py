@@ -14,9 +14,8 @@ from pathlib import Path
 from kernels_eval.compile.cubins import cuobjdump
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.transforms import BuildTransform
-from kernels_eval.config import BUILDS_DEADLINE_SHARE, MOST_BUILDS, EvalConfig
+from kernels_eval.config import BUILDS_DEADLINE_SHARE, LOG_BYTES, MOST_BUILDS, EvalConfig
 from kernels_eval.judge.messages import (
-    LOG_BYTES,
     Finding,
     Prepared,
     Stop,

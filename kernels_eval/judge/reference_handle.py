@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kernels_eval.config import ORACLE_MAX_BYTES, EvalConfig
+from kernels_eval.config import LOG_BYTES, ORACLE_MAX_BYTES, EvalConfig
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.gates import TaskGates
-from kernels_eval.judge.messages import LOG_BYTES, Stop, one_line
+from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.task_memory import TaskMemory
 from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow
 from kernels_eval.model.correctness import PRECISION_OF

@@ -7,9 +7,15 @@ import re
 import sys
 
 from kernels_eval.compile.cubins import plain_name, tool_path
-from kernels_eval.config import EvalConfig
+from kernels_eval.config import (
+    LOG_BYTES,
+    PRINTED_ERRORS,
+    PRINTED_READS,
+    SANITIZED_KERNELS,
+    EvalConfig,
+)
 from kernels_eval.errors import ToolchainError
-from kernels_eval.judge.messages import LOG_BYTES, Stop, VerdictDraft
+from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner
 from kernels_eval.protocol import ConfinedReplay, Replay, RunProgram
@@ -30,9 +36,6 @@ ENVIRONMENT = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # else what lies beyond a tensor is torch's own block
     "NV_COMPUTE_SANITIZER_LOCAL_CONNECTION_OVERRIDE": "uds",  # a child has no other sockets
 }
-MOST_KERNELS = 8
-PRINTED, PRINTED_READS = 3, 400
-"""Errors that a tool prints; all of initcheck's are read."""
 
 
 def installed() -> str:
@@ -117,9 +120,9 @@ def _options(tool: str, kernels: tuple[str, ...]) -> list[str]:
     options = ["--tool", tool, "--target-processes", "application-only"]
     if tool == "initcheck":
         return [*options, "--print-limit", str(PRINTED_READS), "--show-backtrace", "no"]
-    options += ["--print-limit", str(PRINTED)]
+    options += ["--print-limit", str(PRINTED_ERRORS)]
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
-    for name in _plain_names(kernels[:MOST_KERNELS]):
+    for name in _plain_names(kernels[:SANITIZED_KERNELS]):
         options += ["--kernel-name", f"kernel_substring={name}"]
     return options
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from kernels_eval.config import (
     ACCUSED_SHARE,
+    BOUND_ATTEMPTS,
+    BOUND_SAMPLES,
     CLOCK_BOUND_SHARE,
     DECIDED_WIDTH,
     DISTURBED_LEAST_MS,
@@ -231,9 +233,9 @@ def _plausible_bound(
     raises ImplausibleTime.
     """
     call_ns, least, bound = candidate.median / calls, math.inf, math.inf
-    for number in range(3):
+    for number in range(BOUND_ATTEMPTS):
         if number:
-            again = [candidate.sample(calls) for _ in range(20)]
+            again = [candidate.sample(calls) for _ in range(BOUND_SAMPLES)]
             call_ns = max(call_ns, float(np.median(again)) / calls)
         found = measured(call_ns, reference.median / calls)
         least, bound = min(least, found[0]), min(bound, found[1])

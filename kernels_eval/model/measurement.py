@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import (
+    COMPARED_AT_ONCE,
     FORMULA_BINS,
     FORMULA_MAX,
     FORMULA_RMS,
@@ -26,8 +27,6 @@ from kernels_eval.protocol import Comparison
 
 SHORT_MANTISSA = (1 << 13) - 1
 """The float32 bits that TF32, fp16 and bf16 lack."""
-CHUNK = 1 << 24
-"""Elements compared at once: float64 copies of whole outputs would not fit."""
 HUGE, SMALLER = 2.0**490, 2.0**-300
 """Squares of larger values overflow float64 sums: scale by a power of two, exactly."""
 
@@ -109,7 +108,7 @@ def _explained(error: Tensor, bins: Tensor) -> float:
 
 
 def _spans(count: int) -> list[slice]:
-    return [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+    return [slice(start, start + COMPARED_AT_ONCE) for start in range(0, count, COMPARED_AT_ONCE)]
 
 
 def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, MOST_FORMS
 from kernels_eval.model.gradients import Passes, with_gradients
 from kernels_eval.model.inputs import (
     Arguments,
@@ -52,13 +53,8 @@ now_ns = time.perf_counter_ns
 _synchronize = torch.cuda.synchronize
 _Event = torch.cuda.Event
 
-HOARD_BYTES = 1 << 30
-# of a large device's memory one in so many parts: asking the driver again for each call takes
-# longer than the call
-HOARD_SHARE = 32
 TIMED_COMMANDS = (Sample.command, RunUnseen.command)
 """Commands that leave memory cached: the next would otherwise allocate while timed."""
-MOST_FORMS = 4
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_typ
 
 from pydantic import FailFast, Field, field_validator
 
+from kernels_eval.config import MOST_ITEMS, MOST_NS, MOST_TEXT_LETTERS
 from kernels_eval.records import Record
 
 A = TypeVar("A", bound=Record)
@@ -98,10 +99,8 @@ class Done(Payload):
     """The answer of a command that only does something."""
 
 
-MOST_ITEMS = MOST_LETTERS = 65_536
-MOST_NS = 10**15
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-Text = Annotated[str, Field(max_length=MOST_LETTERS)]
+Text = Annotated[str, Field(max_length=MOST_TEXT_LETTERS)]
 Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
 Item = TypeVar("Item")
 Several = Annotated[list[Item], FailFast(), Field(max_length=MOST_ITEMS)]

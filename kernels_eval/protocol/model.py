@@ -8,8 +8,8 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import FailFast, Field
 
+from kernels_eval.config import MOST_ITEMS
 from kernels_eval.protocol.message import (
-    MOST_ITEMS,
     Count,
     Done,
     Finite,

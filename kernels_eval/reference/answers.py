@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import (
+    DIGEST_BYTES,
     DOUBTFUL_RMS,
     ENOUGH_ELEMENTS,
     EQUAL_ELEMENT_RUNS,
@@ -19,6 +20,7 @@ from kernels_eval.config import (
     FEW_BESIDE_STEP_SHARE,
     MOST_BESIDE_STEP_SHARE,
     ORACLE_MAX_S,
+    OUTPUTS_AT_ONCE,
     REFERENCE_FACTOR,
     SAME_ANSWER_RTOL,
     SCATTER_DRAWS,
@@ -65,9 +67,6 @@ from kernels_eval.reference.expected_values import (
 from kernels_eval.reference.task_model import TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
-DIGEST_BYTES = 1 << 20
-"""Bytes that tell whether two answers are one: hashing costs processor time."""
-AT_ONCE = 8
 OWN = (*OWN_FLOATS, "sequential_rms")
 """Errors of the reference itself, which gates allow for."""
 RECORDED = ("kernelbench_1e4", "kernelbench_1e2")
@@ -209,7 +208,7 @@ class ReferenceRole:
                 for whose in ("unseen", "own")
             )
             if x.numel():  # a few at a time: what it takes to compare them is as large as they are
-                pairs = zip(actual.split(AT_ONCE), own.split(AT_ONCE), strict=True)
+                pairs = zip(actual.split(OUTPUTS_AT_ONCE), own.split(OUTPUTS_AT_ONCE), strict=True)
                 found = torch.cat([row_differences(*pair) for pair in pairs])
                 worst = worst.maximum(found.to(self.runner.device))
             offset += padded(x.nbytes)

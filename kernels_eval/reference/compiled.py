@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kernels_eval.config import FEWEST_FIRST_CALLS, FIRST_CALLS_S
 from kernels_eval.model.inputs import flatten_outputs
 from kernels_eval.model.model_runner import described, now_ns
 from kernels_eval.model.shared_memory import write
@@ -24,9 +25,6 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.reference.task_model import TaskModel
 from kernels_eval.sandbox.channel import Channel
-
-FIRST_CALLS_S = 0.3
-FEWEST_FIRST_CALLS = 3  # CUDA graphs run a shape once as it is and record it with the second call
 
 INDUCTOR = {
     "compile_threads": 1,  # here and now: a pool of processes would go on beside what is timed

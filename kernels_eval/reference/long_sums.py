@@ -21,17 +21,20 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from kernels_eval.config import ENOUGH_TERMS, FEWEST_SUMS, LONG_SUM, MOST_SUMS, MOST_TERMS
+from kernels_eval.config import (
+    ENOUGH_TERMS,
+    FEWEST_SUMS,
+    LONG_SUM,
+    MOST_SUMS,
+    MOST_TERMS,
+    TERMS_AT_ONCE,
+)
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import least_mark
 from kernels_eval.model.operators import Named
 from kernels_eval.reference.aten import MOVES, NORMALISATIONS, Values, operator_name
 from kernels_eval.reference.equal_elements import ANY_ORDER
 
-PART = 1 << 17
-"""Terms added at a time: in a new process, page faults of longer arrays cost more than
-additions.
-"""
 PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 """Operators that sum products, and which argument their first factor is."""
 SUMS = frozenset("sum nansum mean cumsum".split())
@@ -139,7 +142,7 @@ def _added_in_order(terms: Tensor) -> tuple[Tensor, Tensor]:
     rows = len(terms)
     off, totals = torch.zeros(2, rows, dtype=torch.float64, device=terms.device)
     end = np.zeros(rows, np.float32)
-    for part in terms.split(max(1, PART // max(1, rows)), 1):
+    for part in terms.split(max(1, TERMS_AT_ONCE // max(1, rows)), 1):
         plain = part.cpu().numpy().copy()
         plain[:, 0] += end
         plain = np.add.accumulate(plain, 1)

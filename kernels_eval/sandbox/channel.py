@@ -11,8 +11,8 @@ import struct
 import time
 from typing import Any
 
-MAX_MESSAGE = 4 << 20
-SEND_S = 30
+from kernels_eval.config import MESSAGE_BYTES, SEND_S
+
 PREFIX = struct.Struct("!I")
 Fds = tuple[int, ...]
 """Descriptors that go along with a message."""
@@ -68,7 +68,7 @@ class Channel:
         deadline = None if timeout is None else time.monotonic() + timeout
         self._fill(PREFIX.size, deadline)
         size: int = PREFIX.unpack_from(self._buffer)[0]
-        if size > MAX_MESSAGE:
+        if size > MESSAGE_BYTES:
             raise ChannelClosed(f"message of {size} bytes is above the limit")
         end = PREFIX.size + size
         self._fill(end, deadline)

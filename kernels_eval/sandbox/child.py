@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.config import LimitsConfig
+from kernels_eval.config import HEADLESS_S, MEMORY_SHARE, SCRATCH_FILES, WALL_SHARE, LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.protocol import Request
 from kernels_eval.records import Reason
@@ -30,7 +30,6 @@ from kernels_eval.sandbox.channel import (
     Fds,
     Message,
 )
-from kernels_eval.sandbox.confinement import SCRATCH_FILES
 from kernels_eval.sandbox.deaths import BLAMED_ROLES
 from kernels_eval.sandbox.server_handle import RESTARTED, ForkServer
 
@@ -38,9 +37,6 @@ POLL_S = 0.1
 BY_PROCESSOR = ("capture",)
 """Roles whose deadlines ignore the wait for a processor: load must not change a verdict."""
 SCRATCH_POLL_S = 0.5
-MEMORY_SHARE = 0.6
-HEADLESS_S = 1.0
-"""Seconds that threads of a killed process may stay in a driver after its first thread ended."""
 HEADLESS = "the first thread of the process has ended while others go on"
 CHATTER = re.compile(
     r"^(?:(?=[^\n]*Warning: )(?=[^\n]*\bNVML\b)[^\n]*+\n[ \t]+\S[^\n]*"
@@ -163,7 +159,7 @@ class Child:
 
     def _wait(self, timeout: float) -> object:
         work = self._work(timeout)
-        ends = time.monotonic() + timeout * (process_tree.WALL_SHARE if work else 1)
+        ends = time.monotonic() + timeout * (WALL_SHARE if work else 1)
         while True:
             try:
                 return self.channel.receive(min(POLL_S, max(0.0, ends - time.monotonic())))

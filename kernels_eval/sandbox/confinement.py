@@ -17,15 +17,12 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from kernels_eval.config import CPU_GRACE_S, DESCRIPTORS, SCRATCH_FILES
 from kernels_eval.languages import Language
 from kernels_eval.sandbox import landlock, namespaces, seccomp
 from kernels_eval.sandbox.channel import Answer
 from kernels_eval.sandbox.layers import prefer_as_victim
 from kernels_eval.sandbox.syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
-
-SCRATCH_FILES = 65536
-DESCRIPTORS = 4096
-CPU_GRACE_S = 5
 
 # What CUDA opens. Patterns, matched anew for every child: devices appear when they are first used.
 DEVICES = (

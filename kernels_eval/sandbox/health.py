@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 from pydantic import ValidationError
 
-from kernels_eval.config import LimitsConfig
+from kernels_eval.config import CHECK_S, ENOUGH_MEMORY, MEMORY_RETURN_S, SOON_S, LimitsConfig
 from kernels_eval.errors import GpuLostError, SandboxError
 from kernels_eval.protocol import CheckHealth, HealthReport, handles, parsed
 from kernels_eval.records import Reason
@@ -21,11 +21,6 @@ from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.sandbox.server_handle import ForkServer
 
 SIZE = 256
-CHECK_S = 60.0
-SOON_S, MEMORY_RETURN_S = 2.0, 20.0
-"""Seconds to wait for memory: as it is, and where nothing of this worker holds any."""
-ENOUGH_MEMORY = 0.9
-"""Share of the initial free memory that must be free again, beside waiting processes."""
 PAUSE_S = 0.05
 
 

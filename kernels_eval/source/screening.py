@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from kernels_eval.config import MOST_FLAGS, MOST_SOURCE_LETTERS
 from kernels_eval.records import Reason
 from kernels_eval.source.lexer import blank
 from kernels_eval.source.syntax import UNPARSABLE, name_path, parse_source
-
-MOST_LETTERS = 1_000_000
-"""Longest source that is screened; the time grows with its length alone."""
 
 FORBIDDEN_MODULES = frozenset(
     """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib
@@ -67,8 +65,8 @@ class Screening:
 
 def screen(code: str) -> Screening:
     """Screen Python source. Rejects only what is certain, with its line."""
-    if len(code) > MOST_LETTERS:
-        detail = f"a source of {len(code):,} characters; the limit is {MOST_LETTERS:,}"
+    if len(code) > MOST_SOURCE_LETTERS:
+        detail = f"a source of {len(code):,} characters; the limit is {MOST_SOURCE_LETTERS:,}"
         return Screening(Reason.SYNTAX_ERROR, detail)
     try:
         tree = parse_source(code)
@@ -278,7 +276,6 @@ BODY = re.compile(r"[^;{}()]*\)\s*(?:(?:const|noexcept)\s*)*(?:->[\w\s:<>,*&]{1,
 LAMBDA = re.compile(r"\bauto\b[\s&]*+(\w++)\s*+=\s*+\[")
 TYPE = re.compile(r"\b(?:struct|class|using|typename)\s++(\w++)")
 VARIABLE = re.compile(r"(?:\b(\w++)[\s&*]++|>[\s&*]*+)(?:\(\s*+\*\s*+)?(\w++)\s*+[,;={)]")
-MOST_FLAGS = 64
 NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
 OWN_OF_TORCH = re.compile(
     r"(?:\bTORCH_LIBRARY\w*\s*\(|#\s*define[\s\\]+\w+)[\s\\]*+(?:aten|prims?)\b"
@@ -289,8 +286,8 @@ INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MU
 
 def screen_native(text: str) -> Screening:
     """Screen an extension's native sources. Rejects only what is certain, with its line."""
-    if len(text) > MOST_LETTERS:
-        detail = f"native sources of {len(text):,} characters; the limit is {MOST_LETTERS:,}"
+    if len(text) > MOST_SOURCE_LETTERS:
+        detail = f"native sources of {len(text):,} characters; the limit is {MOST_SOURCE_LETTERS:,}"
         return Screening(Reason.BUILD_FAILED, detail)
     headers = set(INCLUDE.findall(blank(text, literals=False)))
     code = blank(text)

@@ -10,12 +10,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from kernels_eval.config import LONGEST_NAME, MOST_FLAG_LETTERS
 from kernels_eval.records import Reason, Record, stable_hash
 
-MOST_FLAG_LETTERS = 16_384
-"""Letters of all flags together; more do not fit a command line."""
-LONGEST_NAME = 200
-"""Bytes of a name that becomes a file's: file systems take 255."""
 FUNCTION = re.compile(r"[\w:<>, ]{1,500}")
 SOURCE_FILE = re.compile(r".+\.(c|cc|cpp|cxx|cu|h|hh|hpp|cuh)")
 """Compilers hand files of other names to the linker, which reads them as scripts."""

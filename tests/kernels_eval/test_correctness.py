@@ -491,7 +491,7 @@ def seen_by_modes(a, b):
 @pytest.mark.parametrize("length", [1, 6, 7, 8, 100])
 @pytest.mark.parametrize("scale", [1.0, 3e38])
 def test_parts_are_added_up_as_the_whole_is(length, scale, monkeypatch):
-    monkeypatch.setattr(long_sums, "PART", 7)
+    monkeypatch.setattr(long_sums, "TERMS_AT_ONCE", 7)
     rows = np.random.default_rng(length).uniform(-1, 1, (3, length)).astype(np.float32)
     rows *= np.float32(scale)
     with np.errstate(over="ignore", invalid="ignore"):

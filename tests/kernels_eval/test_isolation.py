@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels_eval.config import MEMORY_RETURN_S, SOON_S
 from kernels_eval.errors import GpuLostError
 from kernels_eval.judge import prepare as preparation
 from kernels_eval.protocol import CheckHealth
@@ -29,8 +30,6 @@ from kernels_eval.records import Reason
 from kernels_eval.sandbox import landlock, layers, seccomp
 from kernels_eval.sandbox.child import ChildFailure
 from kernels_eval.sandbox.health import (
-    MEMORY_RETURN_S,
-    SOON_S,
     DeviceHealth,
     HealthReport,
     check,

@@ -6,12 +6,12 @@ import pytest
 
 from kernels_eval.compile import linked
 from kernels_eval.compile.linked import (
-    MOST_LETTERS,
     Unreadable,
     _demangled,
     _undefined,
     library_work,
 )
+from kernels_eval.config import MOST_SYMBOL_LETTERS
 from tests.support.cases import cases
 
 CASES = cases("linked")
@@ -84,7 +84,7 @@ def test_tables_of_loaded_libraries_are_flagged(tmp_path, name):
 
 def test_symbols_of_any_length_and_number_are_bounded(tmp_path, monkeypatch):
     (name,) = library_work([assembled(tmp_path, f".quad mkl_{'a' * 100_000}")])[0]
-    assert len(name) == MOST_LETTERS
+    assert len(name) == MOST_SYMBOL_LETTERS
     library = assembled(tmp_path, ".quad mkl_a, mkl_b, mkl_c")
     assert library_work([library])[0] == {"mkl_a", "mkl_b", "mkl_c"}
     monkeypatch.setattr(linked, "MOST_SYMBOLS", 2)

@@ -11,7 +11,12 @@ import pytest
 
 from kernels_eval.compile.extensions import _refusal
 from kernels_eval.compile.process import READ_BYTES, log_of
-from kernels_eval.config import BUILDS_DEADLINE_SHARE, MOST_BUILDS, EvalConfig
+from kernels_eval.config import (
+    BUILDS_DEADLINE_SHARE,
+    MOST_BUILDS,
+    MOST_SOURCE_LETTERS,
+    EvalConfig,
+)
 from kernels_eval.judge.messages import Stop, parse_report
 from kernels_eval.judge.prepare import BoundedBuilds
 from kernels_eval.protocol import (
@@ -24,7 +29,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Candidate, Language, Reason
 from kernels_eval.sandbox.channel import Channel, ChannelClosed, ChannelTimeout
-from kernels_eval.source.screening import MOST_LETTERS, screen, screen_native
+from kernels_eval.source.screening import screen, screen_native
 from kernels_eval.source.spec import Build, ExtensionSpec
 from kernels_eval.source.syntax import parse_source
 
@@ -205,7 +210,7 @@ def test_a_callback_of_the_collector_that_parses_does_not_upset_the_parser():
         ("x = " + "+".join(["1"] * 9000), "recursion"),
         ("x = 1\0", "null"),
         ("x = '\ud800'", "surrogates"),
-        ("x" * (MOST_LETTERS + 1), "limit"),
+        ("x" * (MOST_SOURCE_LETTERS + 1), "limit"),
         ("(" * 300, ""),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.config import DECIDED_WIDTH, PRECISE_PAIRS, TimingConfig
+from kernels_eval.config import DECIDED_WIDTH, MOST_NS, PRECISE_PAIRS, TimingConfig
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.timing import (
     ImplausibleTime,
@@ -19,7 +19,6 @@ from kernels_eval.judge.timing import (
     wanted_width,
     widened,
 )
-from kernels_eval.protocol import MOST_NS
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
 __all__ = ["scripted_time"]

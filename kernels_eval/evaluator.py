@@ -140,7 +140,7 @@ class Evaluator:
     ) -> None:
         phase = draft.phase
         with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
-            reference.ask(NewCandidate())
+            reference.request(NewCandidate())
             self._load(process, libraries)
             with phase("correctness_s"):
                 comparison.compare_outputs(process)

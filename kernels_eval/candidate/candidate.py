@@ -404,7 +404,9 @@ class CandidateRole:
             self._time_kernels(True)
             try:
                 total = self.runner.timed([drawn], cold=False)
-                spent = self.launches.elapsed_ms() * 1e6 if self.launches else self.tracer.take_ns()
+                spent = (
+                    self.launches.elapsed_ms() * 1e6 if self.launches else self.tracer.spent_ns()
+                )
             finally:
                 self._time_kernels(False)
             shares.append(min(1.0, spent / max(total, 1.0)))

@@ -151,7 +151,7 @@ class KernelTracer:
         self._events.append((begin, end))
         return result
 
-    def take_ns(self) -> float:
+    def spent_ns(self) -> float:
         """Nanoseconds in watched calls since the last question; synchronise the device first."""
         spent = self._cpu_ns + sum(begin.elapsed_time(end) * 1e6 for begin, end in self._events)
         self._cpu_ns, self._events = 0, []

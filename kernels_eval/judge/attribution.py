@@ -56,7 +56,7 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
     if again and not draft.timing:
         return
     inputs, descriptor = process.unseen_inputs()
-    seen = process.ask(NameOperators(inputs=inputs, again=again), (descriptor,))
+    seen = process.request(NameOperators(inputs=inputs, again=again), (descriptor,))
     draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:MOST_CUSTOM_KERNELS])
     linked, flags = library_work(process.libraries.values())
     named = {one_line(name)[:200] for name in (*seen.operators[:MOST_OPERATORS], *linked)}
@@ -73,7 +73,7 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
             "no operator at all",
         )
     inputs, descriptor = process.unseen_inputs()
-    share = process.ask(MeasureShare(inputs=inputs), (descriptor,)).share
+    share = process.request(MeasureShare(inputs=inputs), (descriptor,)).share
     least = 1.0 if draft.custom_kernel_time_share is None else draft.custom_kernel_time_share
     draft.custom_kernel_time_share = min(least, max(0.0, share))
 
@@ -91,7 +91,7 @@ def check_idle(process: CandidateProcess) -> None:
 
 def check_state(process: CandidateProcess) -> None:
     """Require that no setting of torch or CUDA changed that honest code leaves alone."""
-    changed = process.ask(ReadState()).changed
+    changed = process.request(ReadState()).changed
     for name, reason in REASON_OF_CHANGE.items():
         if name in changed:
             was = one_line(changed[name])[:200]
@@ -109,7 +109,7 @@ def check_ornamental(process: CandidateProcess) -> None:
     for distribution in dict.fromkeys(drawn):
         try:
             inputs, descriptor = process.unseen_inputs(2, distribution)
-            found = process.ask(ReplaceWritten(inputs=inputs), (descriptor,)).ornamental
+            found = process.request(ReplaceWritten(inputs=inputs), (descriptor,)).ornamental
         except Stop:
             return
         if found:

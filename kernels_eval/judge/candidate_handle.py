@@ -87,7 +87,7 @@ class CandidateProcess:
                 outputs=outputs,
             )
             fds = (given, taken, *kernels)
-            answer = self._request(request, limits.load_s, Reason.LOAD, fds)
+            answer = self._send(request, limits.load_s, Reason.LOAD, fds)
         self.loaded = parse_report(LoadReport, answer)
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
         if self.loaded.made_elsewhere and drawn:
@@ -113,16 +113,16 @@ class CandidateProcess:
         folder, key = self.builder.work_root, self._kernels_key
         archive = tempfile.NamedTemporaryFile(dir=folder, suffix=".zip")
         with archive, suppress(Stop):  # it is no part of the verdict
-            self.tell(PackKernels(), (archive.fileno(),))
+            self.request_unread(PackKernels(), (archive.fileno(),))
             self.builder.cache.store(key, Build(ok=True, key=key, path=archive.name))
 
-    def tell(self, request: Request[Any], fds: Fds = ()) -> Message:
+    def request_unread(self, request: Request[Any], fds: Fds = ()) -> Message:
         """The unparsed answer to a request. Raises Stop where there is none."""
-        return self._request(request, self.config.limits.run_s, Reason.RUN, fds)
+        return self._send(request, self.config.limits.run_s, Reason.RUN, fds)
 
-    def ask(self, request: Request[A], fds: Fds = ()) -> A:
+    def request(self, request: Request[A], fds: Fds = ()) -> A:
         """The answer to a request. Raises Stop where it is missing or malformed."""
-        return parse_answer(request, self.tell(request, fds))
+        return parse_answer(request, self.request_unread(request, fds))
 
     def unseen_inputs(
         self, count: int = 1, distribution: str = DECLARED
@@ -131,9 +131,7 @@ class CandidateProcess:
         seeds = [secrets.randbits(31) for _ in range(count)]
         return self.reference.memory.draw(seeds, distribution)
 
-    def _request(
-        self, request: Request[Any], timeout: float, late: Reason, fds: Fds = ()
-    ) -> Message:
+    def _send(self, request: Request[Any], timeout: float, late: Reason, fds: Fds = ()) -> Message:
         try:
             answer = self.child.request(request, timeout, fds)
             while "build" in answer:
@@ -159,7 +157,7 @@ class CandidateProcess:
 
     def try_call(self) -> None:
         inputs, descriptor = self.unseen_inputs()
-        self.tell(Call(inputs=inputs), (descriptor,))
+        self.request_unread(Call(inputs=inputs), (descriptor,))
 
     def call(self, trial: Trial, *, reruns: int = 0, transposed: bool = False) -> Comparison:
         """One compared call; `transposed`: other weights, square matrices transposed. Raises Stop
@@ -172,7 +170,7 @@ class CandidateProcess:
                 names=self.reference.loaded.parameter_names,
                 transposed=transposed,
             )
-            self.tell(weights)
+            self.request_unread(weights)
         if trial.construct_seed is not None or trial.row.evaluate:
             self._rebuild(trial.construct_seed)  # as new: calls change statistics
         memory = self.reference.memory
@@ -185,14 +183,14 @@ class CandidateProcess:
             output_bytes=sum(output.bytes for output in trial.outputs),
             devices=[output.device for output in trial.outputs],
         )
-        answer = self.tell(request, (descriptor,))
+        answer = self.request_unread(request, (descriptor,))
         if trial.weights_seed is not None or trial.construct_seed is not None:
             self._rebuild()
         return self.compare(answer, trial, keep=trial.own_mode)
 
     def _rebuild(self, seed: int | None = None) -> None:
         arguments, descriptor = self.reference.arguments(seed)
-        self.tell(Rebuild(arguments=arguments, seed=seed), (descriptor,))
+        self.request_unread(Rebuild(arguments=arguments, seed=seed), (descriptor,))
 
     def compare(self, answer: Message, trial: Trial, *, keep: bool = True) -> Comparison:
         """Compare what was written before the last answer. Raises Stop where its form is wrong."""

@@ -91,13 +91,13 @@ class CompiledReference:
             self._child.close()
             self._child = None
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _compile(self, child: Child) -> None:
         path = child.write_file("task.py", self.reference.task.code)
-        self._ask(LoadModel(path=str(path), spec=self.reference.spec))
+        self._request(LoadModel(path=str(path), spec=self.reference.spec))
         seed = self.reference.trials[0].seed
-        self._ask(Compile(mode=self.mode, seed=seed), limit=self.config.timing.compile_s)
+        self._request(Compile(mode=self.mode, seed=seed), limit=self.config.timing.compile_s)
 
     def _check(self, trial: Trial) -> None:
         memory = machine.sealed_memory(self.reference.output_bytes)  # which no candidate ever sees
@@ -108,13 +108,13 @@ class CompiledReference:
 
     def _compare(self, trial: Trial, memory: int) -> None:
         reference = self.reference
-        answer = self._ask(AnswerCompiled(seed=trial.seed), (memory,))
+        answer = self._request(AnswerCompiled(seed=trial.seed), (memory,))
         form = [(output.shape, output.dtype) for output in answer.outputs]
         wanted = [(output.shape, output.dtype) for output in trial.outputs]
         if form != wanted or answer.structure != reference.loaded.structure:
             self._lose("its outputs have another form than those of the eager reference")
         try:
-            measured = reference.ask(MeasureCompiled(trial=trial.name), (memory,))
+            measured = reference.request(MeasureCompiled(trial=trial.name), (memory,))
         except Stop as stop:
             if reference.child.dead:
                 raise
@@ -129,11 +129,11 @@ class CompiledReference:
     def _time(self) -> Timing:
         reference = self.reference
         seeds, _ = draw_sets(reference)
-        self.graphs = self._ask(DrawTimingInputs(seeds=seeds)).graphs
+        self.graphs = self._request(DrawTimingInputs(seeds=seeds)).graphs
         try:
             for _ in range(1 + REMEASURED):
                 timing = measure(
-                    lambda calls: reference.ask(Sample(calls=calls)).ns,
+                    lambda calls: reference.request(Sample(calls=calls)).ns,
                     self._sample,
                     self.config.timing,
                     bound=lambda call_ns, _: (call_ns, call_ns),  # no foreign code runs there
@@ -144,15 +144,15 @@ class CompiledReference:
             return timing
         finally:
             if not reference.child.dead:
-                reference.ask(DrawTimingInputs(seeds=[]))  # gives back their memory
+                reference.request(DrawTimingInputs(seeds=[]))  # gives back their memory
 
     def _sample(self, calls: int) -> int:
-        answer = self._ask(Sample(calls=calls))
+        answer = self._request(Sample(calls=calls))
         if answer.graphs != self.graphs:
             self._lose("torch.compile compiled it again while it was timed")
         return answer.ns
 
-    def _ask(self, request: Request[A], fds: Fds = (), *, limit: float = 0.0) -> A:
+    def _request(self, request: Request[A], fds: Fds = (), *, limit: float = 0.0) -> A:
         limit = limit or self.config.limits.reference_s
         if self._child is None:
             self._lose(self.unavailable_reason or "its process is gone")

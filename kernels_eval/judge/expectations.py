@@ -27,7 +27,7 @@ from kernels_eval.protocol import (
 from kernels_eval.sandbox.child import Child
 
 
-class Ask(Protocol):
+class RequestOf(Protocol):
     """The reference process's answer to a request. Raises Stop (REFERENCE_FAILED)."""
 
     def __call__(self, request: Request[A], /) -> A: ...
@@ -45,17 +45,22 @@ class UnsuitableTrial(Exception):
 
 class Expectations:
     def __init__(
-        self, ask: Ask, child: Child, gates: TaskGates, task: TaskFindings, unsuitable: set[str]
+        self,
+        request: RequestOf,
+        child: Child,
+        gates: TaskGates,
+        task: TaskFindings,
+        unsuitable: set[str],
     ) -> None:
         """Compute all expected values but of `unsuitable` trials. Raises Stop (task_error) or
         UnsuitableTrial.
         """
-        self.ask, self.child, self.gates = ask, child, gates
+        self.request, self.child, self.gates = request, child, gates
         self.task, self.unsuitable = task, unsuitable
         self.output_bytes = 0
         rows = rows_of(task.config)
         self._expect_rows([row for row in rows if row.grades_task])
-        self.flags = quarantine_degenerate(task, gates, ask)
+        self.flags = quarantine_degenerate(task, gates, request)
         self._expect_rows([row for row in rows if not row.grades_task])
         expected = task.expected.values()
         self.bit_identical = all(seen.bit_identical for seen in expected)
@@ -107,7 +112,7 @@ class Expectations:
         return [Trial(name, row, seed, distribution=draw, shape=shape) for draw in drawn]
 
     def _expect_own(self, trial: Trial) -> Expectation:
-        seen = self.ask(trial.expect())
+        seen = self.request(trial.expect())
         if not seen.deterministic:
             raise degenerate("two runs of the reference on the same inputs differ")
         if not seen.some_finite:
@@ -119,7 +124,7 @@ class Expectations:
         if trial.name in self.unsuitable:
             return None
         try:
-            seen = self.ask(trial.expect())
+            seen = self.request(trial.expect())
         except Stop as stop:
             if self.child.dead:
                 raise
@@ -127,7 +132,7 @@ class Expectations:
                 raise UnsuitableTrial(trial.name) from stop
             return None
         if not trial.suits(seen):
-            self.ask(ForgetTrial(trial=trial.name))
+            self.request(ForgetTrial(trial=trial.name))
             return None
         return seen
 

@@ -77,13 +77,13 @@ def draw_sets(reference: ReferenceProcess) -> tuple[list[int], float]:
     """Draw as many sets of inputs as memory and time allow; return seeds, and seconds per set."""
     least = 2 if reference.task_bytes > LARGE_TASK_BYTES else FEWEST_SETS
     seeds = [secrets.randbits(31) for _ in range(MOST_SETS)]
-    drawn = reference.ask(DrawTimingInputs(seeds=seeds[:least]))
+    drawn = reference.request(DrawTimingInputs(seeds=seeds[:least]))
     one_set_s = max(drawn.seconds / least, 1e-6)
     room = TIMED_INPUT_BYTES // max(1, reference.task_bytes)
     most_s = min(DRAW_SETS_S, DRAW_SETS_SHARE * reference.config.timing.max_s)
     count = int(max(least, min(MOST_SETS, room, most_s / one_set_s)))
     if count > least:
-        reference.ask(DrawTimingInputs(seeds=seeds[:count]))
+        reference.request(DrawTimingInputs(seeds=seeds[:count]))
     return seeds[:count], one_set_s
 
 
@@ -118,13 +118,13 @@ class PairedClock:
         """The timing. Raises Stop for understated time, work in the reference's turn, or wrong
         answers once timed.
         """
-        self.process.tell(Forget())
+        self.process.request_unread(Forget())
         try:
-            timing = self._measured()
+            timing = self._measure_once()
             # in case the machine is quieter now; where a wide interval will do, flags are enough
             for _ in range(REMEASURED if self.config.interval_width < MOST_DRIFT else 0):
                 if unsettled(timing, self.config):
-                    timing = self._measured()
+                    timing = self._measure_once()
         except ImplausibleTime as error:
             raise Stop(Reason.IMPLAUSIBLE_TIME, str(error)) from error
         if self.burnt_ns > BURNT_SHARE * self.process.config.threads * self.waited_ns:
@@ -140,7 +140,7 @@ class PairedClock:
                 f"no custom kernel ran in {self.idle_samples} timed samples",
             )
 
-    def _measured(self) -> Timing:
+    def _measure_once(self) -> Timing:
         self._draw()
         return measure(
             self._reference_sample,
@@ -166,13 +166,13 @@ class PairedClock:
 
     def _give_inputs(self) -> None:
         inputs, descriptor = self.reference.memory.draw(self.seeds)
-        self.process.tell(TakeTimingInputs(inputs=inputs), (descriptor,))
+        self.process.request_unread(TakeTimingInputs(inputs=inputs), (descriptor,))
         self.given = True
 
     def _candidate_sample(self, calls: int) -> int:
         if not self.given:
             self._give_inputs()
-        sample = self.process.ask(Sample(calls=calls))
+        sample = self.process.request(Sample(calls=calls))
         self.idle_samples += sample.custom_calls < calls
         return sample.ns
 
@@ -180,7 +180,7 @@ class PairedClock:
         candidate, reference = self.process.child, self.reference.child
         started, used = time.perf_counter_ns(), self._processor_ns(candidate)
         own = self._processor_ns(reference)
-        sample = self.reference.ask(Sample(calls=calls)).ns
+        sample = self.reference.request(Sample(calls=calls)).ns
         if self.by_processor:
             spent = self._processor_ns(reference) - own
             self.reference_used.setdefault(calls, []).append(spent / calls)
@@ -203,8 +203,8 @@ class PairedClock:
         if used := self.reference_used:  # by the same clock as the rounds, where others compute
             reference_ns = min(reference_ns, statistics.median(used[max(used)]))
         # Samples are taken, and large inputs need the room.
-        self.reference.ask(DrawTimingInputs(seeds=[]))
-        self.process.tell(Forget())
+        self.reference.request(DrawTimingInputs(seeds=[]))
+        self.process.request_unread(Forget())
         self.given = False
         reported = max(call_ns, 1.0)
         fewest = max(
@@ -259,17 +259,19 @@ class PairedClock:
             names[secrets.randbelow(calls)] = secrets.choice(self.varied)
         drawn = reference.memory.draw(seeds, names)
         with ExitStack() as stopped:
-            own, _ = self._clocked(reference.child, reference.tell, drawn, "own", stopped)
+            own, _ = self._clocked(reference.child, reference.request_unread, drawn, "own", stopped)
         if reference.loaded.mutates:
             drawn = reference.memory.draw(seeds, names)
         with ExitStack() as stopped:
-            passed, answer = self._clocked(child, self.process.tell, drawn, "unseen", stopped)
+            passed, answer = self._clocked(
+                child, self.process.request_unread, drawn, "unseen", stopped
+            )
             positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED_UNSEEN))
             report = parse_report(UnseenReport, answer)
             for form in report.forms:
                 self.process.check_form(form, reference.trials[0])
             request = CompareUnseen(positions=positions, seeds=seeds, distributions=names)
-            compared = reference.ask(request)
+            compared = reference.request(request)
         self.idle_samples += report.custom_calls < calls
         for position, found in zip(compared.positions, compared.found, strict=True):
             self._judge_unseen(found, names[position])
@@ -288,7 +290,7 @@ class PairedClock:
     def _clocked(
         self,
         child: Child,
-        ask: Callable[[RunUnseen, Fds], Message],
+        run: Callable[[RunUnseen, Fds], Message],
         drawn: tuple[PackedValues, int],
         whose: str,
         stopped: ExitStack,
@@ -300,7 +302,7 @@ class PairedClock:
         request = RunUnseen(inputs=inputs, outputs=outputs)
         family, used = child.family(), self._processor_ns(child)
         started = time.perf_counter_ns()
-        answer = ask(request, (given, taken))
+        answer = run(request, (given, taken))
         stopped.enter_context(child.stopped(family))
         passed = time.perf_counter_ns() - started
         used = self._processor_ns(child) - used if self.by_processor else passed

@@ -26,7 +26,7 @@ def degenerate(detail: str) -> Stop:
     return Stop(Reason.DEGENERATE_TASK, detail)
 
 
-def quarantine_degenerate(task: TaskFindings, gates: TaskGates, ask: FindIgnored) -> list[str]:
+def quarantine_degenerate(task: TaskFindings, gates: TaskGates, request: FindIgnored) -> list[str]:
     """Flags of what a task does not tell. Narrows `gates` that an answer which ignores the inputs
     would pass. Raises Stop (DEGENERATE_TASK) for a task that cannot tell right from wrong.
     """
@@ -38,7 +38,7 @@ def quarantine_degenerate(task: TaskFindings, gates: TaskGates, ask: FindIgnored
         )
     flags = _narrow_gates(task, gates)
     if task.loaded.plan.notes:
-        ignored = ask(FindIgnoredInputs(seed=task.trials[0].seed)).ignored
+        ignored = request(FindIgnoredInputs(seed=task.trials[0].seed)).ignored
         flags += [f"task_ignores_input:{index}" for index in ignored]
     if constant_passes({DECLARED: expected[DECLARED]}, gates):
         # its own inputs and weights tell nothing; other ones do

@@ -84,7 +84,7 @@ class ReferenceProcess:
         self.child.channel.accepts_descriptors = True  # it runs the task's code, which is trusted
         self.path = self.child.write_file("task.py", self.task.code)
         on_device = self.device.startswith("cuda")
-        self.memory = TaskMemory(self.ask, self.child.channel, on_device=on_device)
+        self.memory = TaskMemory(self.request, self.child.channel, on_device=on_device)
 
     def begin_load(self) -> None:
         """Have its process load the task while others work; `load` waits for it."""
@@ -133,7 +133,9 @@ class ReferenceProcess:
 
     def _expect(self) -> None:
         findings = TaskFindings(self.loaded, self.config.correctness)
-        self.expected = Expectations(self.ask, self.child, self.gates, findings, self.unsuitable)
+        self.expected = Expectations(
+            self.request, self.child, self.gates, findings, self.unsuitable
+        )
         self.memory.share_outputs("candidate", self.output_bytes)
 
     @property
@@ -155,11 +157,11 @@ class ReferenceProcess:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def ask(self, request: Request[A], fds: Fds = ()) -> A:
+    def request(self, request: Request[A], fds: Fds = ()) -> A:
         """The answer to a request. Raises Stop (REFERENCE_FAILED) where there is none."""
-        return _parsed(request, self.tell(request, fds))
+        return _parsed(request, self.request_unread(request, fds))
 
-    def tell(self, request: Request[Any], fds: Fds = ()) -> Message:
+    def request_unread(self, request: Request[Any], fds: Fds = ()) -> Message:
         limit = self.config.limits.reference_s
         with alone(self.beside):
             return _answered(self.child, lambda: self.child.request(request, limit, fds))
@@ -172,7 +174,7 @@ class ReferenceProcess:
         return self.expected.task.trials
 
     def compare(self, trial: Trial) -> Comparison:
-        return self.ask(Compare(trial=trial.name))
+        return self.request(Compare(trial=trial.name))
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
         if trial is None:
@@ -183,7 +185,7 @@ class ReferenceProcess:
         """A trial of a model constructed under another seed."""
         seeds = self.trials[0].seed, secrets.randbits(31)
         trial = Trial(CONSTRUCTED.name, CONSTRUCTED, seeds[0], construct_seed=seeds[1])
-        trial.outputs = self.ask(trial.expect()).outputs
+        trial.outputs = self.request(trial.expect()).outputs
         return trial
 
     # -- questions about the task ------------------------------------------------------------------
@@ -195,7 +197,7 @@ class ReferenceProcess:
             request = TryOtherWeights(
                 seed=self.trials[0].seed, weights_seed=secrets.randbits(30) * 2, only=positions
             )
-            self._matters[key] = self.ask(request).matter
+            self._matters[key] = self.request(request).matter
         return self._matters[key]
 
     def used_statistics(self) -> list[list[int]]:
@@ -217,7 +219,7 @@ class ReferenceProcess:
     def least_bytes(self) -> float:
         """Bytes that any kernel moves at least: outputs and used inputs."""
         if self._used_bytes is None:
-            self._used_bytes = self.ask(EstimateUsedBytes(seed=self.trials[0].seed)).bytes
+            self._used_bytes = self.request(EstimateUsedBytes(seed=self.trials[0].seed)).bytes
         return self._used_bytes + self.output_bytes
 
     def arguments(self, seed: int | None = None) -> tuple[PackedValues, int]:
@@ -230,7 +232,7 @@ class ReferenceProcess:
 
     def end_timing(self) -> None:
         self.memory.release("own", "unseen")
-        self.ask(EndTiming())
+        self.request(EndTiming())
 
     def close(self) -> None:
         self.memory.close()

@@ -64,7 +64,7 @@ class Runner(Workplace):
         if starts_compilers(candidate):
             child = Child(self.server, "candidate", self.config.limits, processes=True)
         else:
-            child = self.warm_pool.take(self.server, "candidate")
+            child = self.warm_pool.start_child(self.server, "candidate")
         self.warm_pool.replenish(self.server)
         reference.beside = child
         try:
@@ -94,7 +94,7 @@ class Runner(Workplace):
         ):
             self.drop_reference()
             held = self._reference = ReferenceProcess(
-                lambda: self.warm_pool.take(server, "reference"),
+                lambda: self.warm_pool.start_child(server, "reference"),
                 task,
                 self.config,
                 self.device,

@@ -22,7 +22,7 @@ from kernels_eval.sandbox import machine
 from kernels_eval.sandbox.channel import Channel, Fds
 
 
-class AskWithMemory(Protocol):
+class RequestWithMemory(Protocol):
     """The reference process's answer to a request that descriptors come with."""
 
     def __call__(self, request: MemoryRequest[F], fds: Fds, /) -> F: ...
@@ -32,8 +32,8 @@ class TaskMemory:
     loaded: LoadedTask
     """what says how much its values take, once the task is loaded"""
 
-    def __init__(self, ask: AskWithMemory, channel: Channel, *, on_device: bool) -> None:
-        self._ask, self._channel, self._on_device = ask, channel, on_device
+    def __init__(self, request: RequestWithMemory, channel: Channel, *, on_device: bool) -> None:
+        self._request, self._channel, self._on_device = request, channel, on_device
         self._descriptors: dict[str, int] = {}
         self._outputs: dict[str, SharedMemory] = {}
 
@@ -86,7 +86,7 @@ class TaskMemory:
         if not request.on_device:
             self._descriptors[use] = machine.sealed_memory(request.size)
             fds = (self._descriptors[use],)
-        answer = self._ask(request, fds)
+        answer = self._request(request, fds)
         if not answer.shared:
             return self._with_memory(request.model_copy(update={"on_device": False}), use)
         if request.on_device:

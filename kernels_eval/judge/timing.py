@@ -53,7 +53,7 @@ class _Series:
     sample: Sampler
     reported: list[int] = field(default_factory=list)
 
-    def take(self, calls: int) -> None:
+    def add_sample(self, calls: int) -> None:
         self.reported.append(max(1, int(self.sample(calls))))
 
     @property
@@ -87,7 +87,7 @@ def measure(
     elapsed_s = 0.0
     while not _enough(a, b, elapsed_s, config):
         for each in (a, b, b, a):
-            each.take(calls)
+            each.add_sample(calls)
         elapsed_s = time.monotonic() - started
     slowed.append(throttled())
     least, credible_ns = _plausible_bound(a, b, calls, bound)
@@ -203,7 +203,7 @@ def _calls_per_sample(series: Sequence[_Series], config: TimingConfig, most_call
     while shortest < wanted and wall < 20 * wanted and calls < most_calls:
         calls = min(most_calls, calls * int(np.clip(np.ceil(wanted / shortest), 2, 10)))
         started = time.perf_counter_ns()
-        faster.take(calls)
+        faster.add_sample(calls)
         wall, shortest = wall + time.perf_counter_ns() - started, float(faster.reported[-1])
     for each in series:
         each.reported.clear()
@@ -216,7 +216,7 @@ def _warm(series: _Series, config: TimingConfig) -> None:
     budget_ns = min(config.max_s / 8, config.precise_s / 4) * 1e9
     for _ in range(WARM_ROUNDS):
         for _ in range(3):
-            series.take(1)
+            series.add_sample(1)
         now = float(np.median(series.reported[-3:]))
         spent += sum(series.reported[-3:])
         if (last and abs(now - last) <= WARM_SHARE * last) or spent > budget_ns:

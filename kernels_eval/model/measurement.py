@@ -46,7 +46,7 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     while wide and bool(((y.abs() > HUGE) & torch.isfinite(y)).any()):
         y, a, r = (x * SMALLER for x in (y, a, r))
     finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
-    found = _measured(y, a, y if own_oracle else r, finite=finite)
+    found = _errors_of(y, a, y if own_oracle else r, finite=finite)
     seen = found.rms > FORMULA_RMS or found.max > FORMULA_MAX
     asked = seen and found.rms < FORMULA_TO and not found.systematic
     if asked and a.dtype == torch.float32 and _follows_output(y, a):
@@ -111,7 +111,7 @@ def _spans(count: int) -> list[slice]:
     return [slice(start, start + COMPARED_AT_ONCE) for start in range(0, count, COMPARED_AT_ONCE)]
 
 
-def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
+def _errors_of(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
     """`measure` of flat float64 or complex128 tensors; `finite` ones wait once for the device."""
     wide = torch.complex128 if a.is_complex() else torch.float64
     alone = r is y

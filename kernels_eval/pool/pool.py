@@ -413,7 +413,7 @@ class Pool:
     def _next_items(self, slot: _Slot, ready: deque[_Item]) -> list[_Item]:
         served = {other.last_task for other in self._runners if other is not slot}
 
-        def take() -> _Item | None:
+        def next_item() -> _Item | None:
             if not ready:
                 return None
             names = [item.task.task_id for item in ready]
@@ -425,7 +425,7 @@ class Pool:
             slot.last_task = item.task.task_id
             return item
 
-        return _together(slot.at_once, take, ready)
+        return _together(slot.at_once, next_item, ready)
 
 
 def _lost_errors() -> tuple[type[Exception], ...]:
@@ -435,10 +435,10 @@ def _lost_errors() -> tuple[type[Exception], ...]:
     return tuple(getattr(exceptions, name) for name in names.split())
 
 
-def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:
+def _together(count: int, next_item: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:
     """Up to `count` items for one call. Suspects travel alone, so the one at fault is found."""
     items: list[_Item] = []
-    while len(items) < count and (item := take()):
+    while len(items) < count and (item := next_item()):
         if item.suspect and items:
             back.appendleft(item)
             break

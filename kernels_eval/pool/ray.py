@@ -268,7 +268,7 @@ def measured_on(gpu_type: str, language: Language) -> tuple[Conditions, str | No
     """Conditions and compute capability of a node with this GPU type. Raises DeviceError."""
     import ray
 
-    asked = ray.remote(_measured).options(num_cpus=0, accelerator_type=gpu_type)
+    asked = ray.remote(_conditions_and_arch).options(num_cpus=0, accelerator_type=gpu_type)
     try:
         found: tuple[Conditions, str | None] = ray.get(asked.remote(language))
     except ray.exceptions.RayTaskError as error:
@@ -276,7 +276,7 @@ def measured_on(gpu_type: str, language: Language) -> tuple[Conditions, str | No
     return found
 
 
-def _measured(language: Language) -> tuple[Conditions, str | None]:
+def _conditions_and_arch(language: Language) -> tuple[Conditions, str | None]:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # empty for a task that holds no GPU
     return conditions(language), gpu_arch()
 

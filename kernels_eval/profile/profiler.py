@@ -112,7 +112,7 @@ class Profiler(Preparer):
         if size not in self._peaks:
             asked = MeasurePeaks(threads=self.config.threads, working_set=size)
             with Child(self.server, "peaks", self.config.limits) as child:
-                self._peaks[size] = self._asked(child, asked)
+                self._peaks[size] = self._request(child, asked)
         return self._peaks[size]
 
     def _seen(self, task: KernelTask, candidate: Candidate) -> Message:
@@ -140,7 +140,7 @@ class Profiler(Preparer):
 
         with Child(self.server, "profiled", self.config.limits, processes=True) as child:
             request = TimeCandidate(replay=replay(child), budget_s=self.budget_s)
-            seen = self._asked(child, request)
+            seen = self._request(child, request)
         try:
             resources = seen.pop("resources")
             kernels = [dict(kernel) for kernel in seen["kernels"]]
@@ -180,9 +180,9 @@ class Profiler(Preparer):
             path = str(child.write_file("request.json", asked.model_dump_json()))
             program = [sys.executable, "-P", "-m", "kernels_eval.candidate.profiled", path]
             run = RunProgram(program=[*under, *program], environment=ncu.ENVIRONMENT)
-            return str(self._asked(child, run).get("said"))
+            return str(self._request(child, run).get("said"))
 
-    def _asked(self, child: Child, request: Request[Any]) -> Answer:
+    def _request(self, child: Child, request: Request[Any]) -> Answer:
         try:
             answer = child.request(request, self.timeout_s)
         except (ChildFailure, KilledError) as failure:

@@ -73,7 +73,7 @@ class LongSums(TorchDispatchMode):
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
         name = operator_name(function)
-        error = self._measured(name, args)
+        error = self._largest_error(name, args)
         # views, and what is written in place or only chosen, are moved where they are made
         made = name not in EXACT and not any(x.alias_info for x in function._schema.returns)
         if self.moving is None or not made:
@@ -85,7 +85,7 @@ class LongSums(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         return tree_map_only(Tensor, partial(self._moved, error=error), result)
 
-    def _measured(self, name: str, args: Values) -> float:
+    def _largest_error(self, name: str, args: Values) -> float:
         found = 0.0
         refused = RuntimeError, IndexError, TypeError, ValueError
         with suppress(*refused), _disable_current_modes():  # others need not see these operators

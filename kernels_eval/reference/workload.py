@@ -214,7 +214,7 @@ def measure_workload(task: MeasureWorkload) -> WorkloadReport:
     """Raises what the task raises on its declared inputs."""
     module = _loaded(task.path)
     try:
-        return _without_storage(_measured, module, task)
+        return _without_storage(_workload_of, module, task)
     except Exception as error:
         input_bytes = 0
         with suppress(Exception):
@@ -226,10 +226,10 @@ def measure_workload(task: MeasureWorkload) -> WorkloadReport:
                 f"it does not run without storage ({failed}), and its inputs are"
                 f" {input_bytes / 1e9:.3g} GB"
             ) from error
-    return _measured(module, declared(task, "cpu", "cpu"))
+    return _workload_of(module, declared(task, "cpu", "cpu"))
 
 
-def _measured(module: ModuleType, spec: ModelSpec) -> WorkloadReport:
+def _workload_of(module: ModuleType, spec: ModelSpec) -> WorkloadReport:
     device, inputs = spec.device, _inputs(module, spec)
     model = moved(construct(module, module, spec), device)
     tally, outputs = Tally(), []

@@ -65,7 +65,7 @@ class ForkServer:
         self._readable = [str(path) for cache in caches for path in places_of(cache)]
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        self._asking = threading.RLock()  # the warm pool starts and ends children in a thread
+        self._lock = threading.RLock()  # the warm pool starts and ends children in a thread
         self._closed = False
         self._isolation: tuple[str, ...] = ()
         program = [sys.executable, "-P", "-m", "kernels_eval.sandbox.forkserver"]
@@ -94,7 +94,7 @@ class ForkServer:
         return self._isolation
 
     def _wait_started(self) -> None:
-        with self._asking:
+        with self._lock:
             if not self._isolation:
                 self._isolation = self._first_answer()
 
@@ -123,7 +123,7 @@ class ForkServer:
     def spawn(self, request: Message, fds: Fds) -> int:
         try:
             request |= {"readable": self._readable}
-            return int(self._ask(request, fds)["pid"])
+            return int(self._request(request, fds)["pid"])
         except (ChannelClosed, ChannelTimeout, KeyError) as error:
             # Whatever it still answers would be taken for the answer to another question.
             self.close()
@@ -143,13 +143,13 @@ class ForkServer:
         if pid is None:
             return End()
         try:
-            return End(**self._ask({question: pid}))
+            return End(**self._request({question: pid}))
         except (ChannelClosed, ChannelTimeout):
             self.close()
             return End()
 
-    def _ask(self, message: Message, fds: Fds = ()) -> Answer:
-        with self._asking:
+    def _request(self, message: Message, fds: Fds = ()) -> Answer:
+        with self._lock:
             self._wait_started()  # its first message is no answer
             self.channel.send(message, fds)
             return self.channel.receive_record(ANSWER_S)

@@ -22,7 +22,7 @@ WANTED = {"candidate": 2, "reference": 1}
 
 
 class WarmPool:
-    """Warm children of each role, on one device. `ahead` starts them before they are taken."""
+    """Warm children of each role, on one device. `ahead` starts them before they are asked for."""
 
     def __init__(self, config: EvalConfig, device: str, *, ahead: bool) -> None:
         self.config, self.device, self.ahead = config, device, ahead
@@ -35,7 +35,7 @@ class WarmPool:
     def _thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, "warm pool")
 
-    def take(self, server: ForkServer, role: str) -> Child:
+    def start_child(self, server: ForkServer, role: str) -> Child:
         """A child of this server for that role. Raises SandboxError where the fork server fails."""
         return self.warm_child(server, role) or Child(server, role, self.config.limits)
 

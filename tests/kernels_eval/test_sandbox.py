@@ -476,7 +476,7 @@ def test_a_candidate_is_stopped_while_the_reference_works(server):
             return answer
 
         child.request = watched
-        ReferenceProcess.tell(reference, Capture(path=str(path)))
+        ReferenceProcess.request_unread(reference, Capture(path=str(path)))
         assert len(used) == 1 and used[0] < 0.05e9
         before = candidate.processor_ns()
         until(lambda: candidate.processor_ns() > before or not before)

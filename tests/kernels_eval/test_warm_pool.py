@@ -104,7 +104,7 @@ def test_a_fork_server_that_fails_is_an_error_of_the_one_who_needs_a_child():
     pool.replenish(server)
     pool.settle()
     with pytest.raises(SandboxError):
-        pool.take(server, "candidate")
+        pool.start_child(server, "candidate")
     pool.close()
 
 

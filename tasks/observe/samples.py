@@ -84,9 +84,9 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
 
 
 def _typed(frame: pl.DataFrame) -> pl.DataFrame:
+    known = completed(frame, COLUMNS, REQUIRED, what="the analysis", fix=FIX)
     if not {"timing", "speedup"} & set(frame.columns):
         raise UsageError("the analysis needs the columns timing (or speedup)", FIX)
-    known = completed(frame, COLUMNS, REQUIRED, what="the analysis", fix=FIX)
     speedup = pl.coalesce("speedup", pl.col("timing").struct.field("speedup"))
     cut_off = (pl.col("finish_reason") == "length").fill_null(False)
     truncated = (pl.col("reason") == Reason.TRUNCATED.value).fill_null(False)

@@ -15,7 +15,6 @@ from prefect import artifacts
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
-from flows.set_figures import TABLE_FILE
 from kernels_eval.records import Row
 from tasks.reporting.text import cells, interval, spread
 from tasks.retry import retry_until_back
@@ -114,15 +113,6 @@ def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
             for name, one in opened.items()
         ]
         create_table_artifact("snapshots", rows, "Where the snapshots of this run are")
-
-
-def tables_of(paths: Iterable[Path]) -> str:
-    """The table among `draw_curated`'s files, as Markdown, and the figure's path: Prefect prints an
-    image as text."""
-    files = list(paths)
-    tables = [path.read_text(encoding="utf-8") for path in files if path.name == TABLE_FILE]
-    drawn = [f"- {path.stem}: `{path}`" for path in files if path.suffix == ".png"]
-    return "\n".join([*tables, "\nFigures:\n", *drawn, ""]) if tables else ""
 
 
 def show_log(key: str, trained: SnapshotRef, columns: Sequence[str], description: str) -> None:

@@ -20,7 +20,7 @@ from tasks.files import Content, atomic_write, explain_write_errors
 if TYPE_CHECKING:
     from tasks.curation.decisions import Decided
 
-SUMMARY_FILE = "curation.json"
+SUMMARY_FILE, TABLE_FILE = "curation.json", "composition.md"
 
 
 class Choice:
@@ -61,14 +61,14 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     with their counts and composition.
 
     With `out`, writes `DIR/NAME.parquet` (`NAME-SIZE.parquet` with sizes), all decisions to
-    `DIR/NAME.decisions.parquet`, the result to `DIR/curation.json`, and a table and a figure.
+    `DIR/NAME.decisions.parquet`, the result to `DIR/curation.json`, and a table of the sets.
     Raises UsageError, leaving DIR as it was, for unusable input, where no strategy takes anything,
     and where two sets would be one file. Of several strategies, one that cannot move reasoning has
     a `problem` and no samples.
     """
-    from flows.set_figures import task_families, write_figures
+    from flows.set_tables import task_families
     from tasks.curation.stage import nothing_taken, operators_from
-    from tasks.observe.composition import composition
+    from tasks.observe.composition import composition, markdown_table
     from tasks.tables import CORRECT
 
     asked = Choice(**choice)
@@ -81,7 +81,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
         )
     sets: list[Json] = []
     refusals: list[UsageError] = []
-    families, drawn = task_families(frame) if out else frame, []
+    families, held = task_families(frame), []
     for config, name in zip(asked.configs, names, strict=True):
         decided, found = _decided(asked, config)
         sets.append(found)
@@ -94,7 +94,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
             found["file"] = str(place)
             _write(place, source.curated(decided.taken).write_parquet)
             _write(place.with_suffix(".decisions.parquet"), decided.decisions.write_parquet)
-            drawn.append(composition(name, decided.taken, families))
+            held.append(composition(name, decided.taken, families))
     if len(refusals) == len(sets):
         raise refusals[0]
     about = {
@@ -106,7 +106,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     }
     data: Json = {"source": about, "sets": sets}
     if out:
-        data["figures"] = [str(path) for path in write_figures(drawn, Path(out))]
+        _write(Path(out) / TABLE_FILE, markdown_table(held))
         _write(Path(out) / SUMMARY_FILE, json.dumps(data, indent=2) + "\n")
     return data
 

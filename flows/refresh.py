@@ -8,14 +8,13 @@ from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
     show_snapshots,
-    tables_of,
 )
 from flows.config import PipelineConfig
 from flows.morning.history import entered
 from flows.morning.step import write_morning_report
 from flows.naming import run_name
 from flows.runtime.guard import guarding, optional, shown
-from flows.set_figures import draw_curated
+from flows.set_tables import table_of_set
 from kernels_eval.devices import conditions, device_for
 from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.deduplication import equal_kernels
@@ -71,9 +70,7 @@ def run_stages(config: PipelineConfig) -> Refreshed:
         curated = call_stage(curate, samples, config.curation, equal)
         analysis, cautions = analysed(samples)
     made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
-    _, undrawn = optional(
-        "The figures of the training set", draw_figures, made, config.curation.strategy
-    )
+    _, undrawn = optional("The table of the training set", show_set, made, config.curation.strategy)
     refreshed = made.model_copy(update={"cautions": (*noted, *cautions, *undrawn)})
     show_snapshots(refreshed.snapshots)
     if refreshed.cautions:
@@ -163,10 +160,9 @@ def _observed(verdicts: SnapshotRef, candidates: SnapshotRef) -> tuple[SnapshotR
     return analysis, f"{found.markdown()}\n{page}\n"
 
 
-def draw_figures(refreshed: Refreshed, strategy: str) -> None:
-    files = draw_curated(strategy, refreshed.curated, refreshed)
-    if text := tables_of(files):
-        create_markdown_artifact("training-set", text, "What the training set holds")
+def show_set(refreshed: Refreshed, strategy: str) -> None:
+    text = table_of_set(strategy, refreshed.curated, refreshed)
+    create_markdown_artifact("training-set", text, "What the training set holds")
 
 
 def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:

@@ -29,7 +29,6 @@ from tasks.tracking.records import AdapterRecord, DatasetRef, Metrics, RunRecord
 from tasks.tracking.stages import (
     analysis_record,
     base_model_of,
-    curation_record,
     stage_record,
     times_of,
     training_headline,
@@ -273,7 +272,7 @@ def _until_curation(config: PipelineConfig, refreshed: Refreshed) -> tuple[Stage
     return (
         stage_record("synthesis", config.synthesis, refreshed.candidates),
         verification_record(config.verification, refreshed.verdicts),
-        curation_record(config.curation, refreshed.curated),
+        stage_record("curation", config.curation, refreshed.curated),
     )
 
 

@@ -12,11 +12,10 @@ from flows.artifacts import (
     create_table_artifact,
     key_of,
     show_snapshots,
-    tables_of,
     warn_on_error,
 )
 from flows.config import PipelineConfig
-from flows.set_figures import draw_curated
+from flows.set_tables import table_of_set
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
 from kernels_eval.settings import validated
@@ -72,9 +71,9 @@ def show_training_sets(
     show_snapshots({f"training set, {name}": ref for name, ref in made.items()})
     for name, ref in made.items():
         with warn_on_error(f"the composition of the set by {name}"):
-            if tables := tables_of(draw_curated(name, ref, samples)):
-                about = f"What the set by {cell(name)} holds"
-                create_markdown_artifact(f"training-set-{key_of(name)}", tables, about)
+            about = f"What the set by {cell(name)} holds"
+            text = table_of_set(name, ref, samples)
+            create_markdown_artifact(f"training-set-{key_of(name)}", text, about)
 
 
 def row_of(strategy: str, ref: SnapshotRef) -> Json:

@@ -11,7 +11,7 @@ from kernels_eval.records import Record
 from tasks.operators import is_single_operator
 from tasks.reporting.page import markdown
 from tasks.reporting.parts import Cell, table_of
-from tasks.reporting.text import by_count
+from tasks.reporting.text import by_count, number
 from tasks.scores import nested
 
 UNKNOWN = "unknown"
@@ -28,23 +28,11 @@ LEADING = (
     "cumulative",
 )
 """Families in order of precedence: what a task's kernel mostly computes."""
-QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
-
-
-class Quantiles(Record):
-    """Of `n` values: tokens, or speedups (ratios)."""
-
-    n: int
-    p10: float
-    p25: float
-    median: float
-    p75: float
-    p90: float
 
 
 class SetComposition(Record):
-    """Content of one training set. `families` counts samples, the most frequent first; `tokens` and
-    `speedups` are None without any."""
+    """Content of one training set. `families` counts samples, the most frequent first; medians are
+    None without any value; `timed` samples have a speedup."""
 
     name: str
     samples: int
@@ -52,8 +40,9 @@ class SetComposition(Record):
     single_operator: int
     fusion: int
     families: dict[str, int]
-    tokens: Quantiles | None
-    speedups: Quantiles | None
+    timed: int
+    median_tokens: float | None
+    median_speedup: float | None
 
 
 def leading_family(families: Sequence[str]) -> str:
@@ -68,7 +57,9 @@ def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetCom
     tasks = rows.select(pl.col("task_id").cast(pl.String))
     family = tasks.join(families, on="task_id", how="left")["family"].fill_null(UNKNOWN)
     singles = int(rows.select(is_single_operator(pl.col("reference_operators")).sum()).item())
-    speedups = rows.select(nested(rows, "timing", "speedup")).to_series()
+    ratio = nested(rows, "timing", "speedup").cast(pl.Float64)
+    speedups = rows.select(ratio).to_series()
+    speedups = speedups.filter(speedups.is_finite() & (speedups > 0))
     return SetComposition(
         name=name,
         samples=rows.height,
@@ -76,8 +67,9 @@ def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetCom
         single_operator=singles,
         fusion=rows.height - singles,
         families=dict(by_count(dict(family.value_counts().iter_rows()))),
-        tokens=_quantiles(rows["reasoning_tokens"]),
-        speedups=_quantiles(speedups),
+        timed=len(speedups),
+        median_tokens=_median(rows["reasoning_tokens"]),
+        median_speedup=_median(speedups),
     )
 
 
@@ -96,19 +88,12 @@ COLUMNS: Mapping[str, Callable[[SetComposition], Cell]] = {
     "tasks": lambda each: f"{each.tasks:,}",
     "single": lambda each: f"{each.single_operator:,}",
     "fusion": lambda each: f"{each.fusion:,}",
-    "tokens (median)": lambda each: f"{each.tokens.median:,.0f}" if each.tokens else "",
-    "speedup (median)": lambda each: (
-        f"{each.speedups.median:.2f} (n {each.speedups.n:,})" if each.speedups else "none"
-    ),
+    "tokens (median)": lambda each: number(each.median_tokens, ",.0f"),
+    "speedup (median)": lambda each: f"{number(each.median_speedup, '.2f')} (n {each.timed:,})",
     "families": _families,
 }
 
 
-def _quantiles(values: pl.Series) -> Quantiles | None:
-    """Of finite values above 0."""
-    known = values.cast(pl.Float64)
-    known = known.filter(known.is_finite() & (known > 0))
-    if known.is_empty():
-        return None
-    found = {name: known.quantile(share, "linear") for name, share in QUANTILES.items()}
-    return Quantiles(n=len(known), **found)
+def _median(values: pl.Series) -> float | None:
+    median = values.median()
+    return median if isinstance(median, float) else None

@@ -34,35 +34,6 @@ class Drawn(NamedTuple):
     alt: str
 
 
-class Look(NamedTuple):
-    """Fill of one kind. Only three colours of one brightness are distinct for every reader; hatches
-    do the rest."""
-
-    colour: str
-    hatch: str | None = None
-
-    @property
-    def fill(self) -> dict[str, Any]:
-        """Arguments of a bar. Hatched bars have no ground, on which their lines would be too
-        faint."""
-        ground = "none" if self.hatch else self.colour
-        return {"facecolor": ground, "edgecolor": self.colour, "linewidth": 0.8} | (
-            {"hatch": self.hatch} if self.hatch else {}
-        )
-
-
-LOOKS = (
-    Look(FIRST),
-    Look(SECOND),
-    Look(FIRST, "//////"),
-    Look(SECOND, "\\\\\\\\\\\\"),
-    Look(FIRST, "...."),
-    Look(SECOND, "xxxxx"),
-    Look(INK, "//////"),
-    Look(INK),
-)
-
-
 @contextmanager
 def style() -> Iterator[None]:
     """Decorator of a drawing function, as labels are made while it draws."""
@@ -108,10 +79,6 @@ def point_rows(
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-def note(axes: Axes, text: str) -> None:
-    axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
-
-
 def legend(axes: Axes, columns: int = 2, **more: object) -> None:
     """Put a legend above the axes, clear of data, if anything has a label.
 
@@ -120,29 +87,6 @@ def legend(axes: Axes, columns: int = 2, **more: object) -> None:
         axes.legend(
             ncols=columns, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.3, **more
         )
-
-
-def ratios(axes: Axes, which: str = "y") -> None:
-    """Make an axis of ratios logarithmic, after drawing.
-
-    Ticks are 1, 2, 5, 10 over a short span, else powers of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set(**{f"{which}scale": "log"})
-    low, high = axes.get_ylim() if which == "y" else axes.get_xlim()
-    axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 60 * low else (1.0,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def counts(axes: Axes, which: str = "x") -> None:
-    """Give an axis of counts few ticks, so that large numbers have room."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(MaxNLocator(3 if which == "x" else 6, integer=True))
-    axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def caption(figure: Figure, text: str) -> None:

@@ -91,13 +91,6 @@ def _phases(verdicts: Snapshot) -> Metrics:
     return metrics
 
 
-def curation_record(config: object, curated: SnapshotRef) -> StageRecord:
-    """With the figures that were drawn beside the set."""
-    snapshot = curated.open()
-    figures = sorted((snapshot.local_dir() / "figures").glob("*.*")) if snapshot.is_local else []
-    return stage_record("curation", config, curated, artifacts=tuple(figures))
-
-
 def training_record(
     config: object, trained: SnapshotRef, curated: DatasetRef | None = None
 ) -> StageRecord:

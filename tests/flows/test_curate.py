@@ -122,7 +122,7 @@ def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
     done = curate(f"--verdicts {table} --strategy all --size 3,6 --out {out}")
     assert done.exit_code == 0, done.output
     names = {path.name for path in out.iterdir()}
-    drawn = {"composition.svg", "composition.png", "composition.md", "curation.json"}
+    drawn = {"composition.md", "curation.json"}
     sets = {f"{name}-{size}.parquet" for name in STRATEGY_NAMES for size in (3, 6)}
     decided = {name.replace(".parquet", ".decisions.parquet") for name in sets}
     assert names == sets | decided | drawn

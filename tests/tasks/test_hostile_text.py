@@ -97,6 +97,7 @@ def composition():
         "tasks": 1,
         "single_operator": 1,
         "fusion": 0,
+        "timed": 0,
         "families": {HOSTILE: 1},
     }
     return markdown_table([SetComposition.model_construct(**fields)])

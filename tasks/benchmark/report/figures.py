@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import cycle, product
 from typing import TYPE_CHECKING
 
 from kernels_eval.records import Json, Row
@@ -13,8 +13,8 @@ from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.shown import label
 from tasks.reporting.charts import (
     FIRST,
-    LOOKS,
     MUTED,
+    SECOND,
     WIDTH,
     labelled,
     legend,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "os^Dv"
+LINES = tuple(product(("-", "--"), (FIRST, SECOND, MUTED)))
 
 
 @style()
@@ -64,10 +65,10 @@ def _scores(context: ReportContext) -> Figure:
 
 def _fast(axes: Axes, rows: Sequence[Row]) -> None:
     models = list(dict.fromkeys(row["model"] for row in rows))
-    for number, (model, look) in enumerate(zip(models, cycle(LOOKS), strict=False)):
+    for number, (model, (stroke, colour)) in enumerate(zip(models, cycle(LINES), strict=False)):
         own = [row for row in rows if row["model"] == model]
         places = [float(row["metric"].removeprefix("fast_")) for row in own]
-        line: Json = {"color": look.colour, "linestyle": "--" if look.hatch else "-"}
+        line: Json = {"color": colour, "linestyle": stroke}
         values = [row["value"] for row in own]
         marker = MARKERS[number % len(MARKERS)]
         axes.plot(places, values, marker=marker, markersize=4, label=_short(model), **line)

@@ -277,7 +277,7 @@ def test_places_that_cannot_be_read(table, root, tmp_path):
     frame(*ROWS).drop("reasoning_tokens").write_parquet(tmp_path / "lean.parquet")
     assert "reasoning_tokens" in refused(f"--verdicts {tmp_path}/lean.parquet")
     frame(*ROWS).drop("candidate_id").write_parquet(tmp_path / "nameless.parquet")
-    assert "no column candidate_id" in refused(f"--verdicts {tmp_path}/nameless.parquet")
+    assert "needs the columns candidate_id" in refused(f"--verdicts {tmp_path}/nameless.parquet")
     frame(sample("other", 0, 1, 1.0)).write_parquet(tmp_path / "other.parquet")
     assert "has its candidate in" in refused(
         f"--verdicts {table} --candidates {tmp_path}/other.parquet"

@@ -32,7 +32,7 @@ from kernels_eval.pool.ray import (
     start_ray,
 )
 from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.pool.worker import TOGETHER_S, BuildWorker, Call, KernelWorker
+from kernels_eval.pool.worker import BuildWorker, KernelWorker
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from kernels_eval.sandbox.deaths import DEATHS, WORKER, Deaths, role_of
 
@@ -70,25 +70,13 @@ class _Item:
     prepared: Prepared | None = None
     deaths: Deaths = field(default_factory=Deaths)
 
-    @property
-    def call(self) -> Call:
-        """The worker's request, with the prepared build once there is one."""
-        built = (self.prepared,) if self.prepared else ()
-        return self.task, self.candidate, *built
-
-    @property
-    def suspect(self) -> bool:
-        return bool(self.deaths)
-
 
 @dataclass
 class _Slot:
     make: Callable[[], Any]
-    items: list[_Item] = field(default_factory=list)
+    item: _Item | None = None
     pending: Any = None
     last_task: str = ""
-    at_once: int = 1
-    """Items in the next call."""
     since: float = 0.0
     """When it was given work or started (time.monotonic)."""
     failures: int = 0
@@ -98,18 +86,22 @@ class _Slot:
         self.start()
 
     def start(self) -> None:
-        self.actor, self.items, self.at_once = self.make(), [], 1
+        self.actor, self.item = self.make(), None
         self.pending, self.since = self.actor.__ray_call__.remote(place), time.monotonic()
 
     @property
     def idle(self) -> bool:
         return self.pending is None
 
-    def give(self, items: list[_Item]) -> None:
-        calls = [item.call for item in items]
-        blamed = items[0].deaths.blamed  # one of which something died travels alone
-        self.items, self.pending = items, self.actor.several.remote(calls, blamed)
-        self.since = time.monotonic()
+    def build(self, item: _Item) -> None:
+        self._begin(item, self.actor.build.remote(item.task, item.candidate, item.deaths.blamed))
+
+    def run(self, item: _Item) -> None:
+        request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
+        self._begin(item, self.actor.run.remote(*request))
+
+    def _begin(self, item: _Item, pending: Any) -> None:
+        self.item, self.pending, self.since = item, pending, time.monotonic()
 
 
 @dataclass
@@ -127,10 +119,6 @@ class Pool:
     builder: Callable[..., Any] = BuildWorker
     """Class of the build workers; replaced by tests and to measure the pool itself."""
     runner: Callable[..., Any] = KernelWorker
-    at_once: int = 8
-    """Most candidates per call while calls cost more than their work: see
-    `kernels_eval.pool.worker`.
-    """
     quarantined: list[str] = field(default_factory=list)
     """One line per worker whose device was given up, with what its health checks saw."""
     cautions: list[str] = field(default_factory=list)
@@ -218,7 +206,7 @@ class Pool:
         waiting = iter(pairs)
         retry: deque[_Item] = deque()
         ready: deque[_Item] = deque()
-        finished: list[Verdict] = []
+        finished: Verdict | None = None
         exhausted = paused = False
 
         def to_build() -> _Item | None:
@@ -239,64 +227,59 @@ class Pool:
         try:
             while True:
                 for slot in self._builders:
-                    if slot.idle and len(ready) < limit:
-                        if items := _together(slot.at_once, to_build, retry):
-                            slot.give(items)
+                    if slot.idle and len(ready) < limit and (item := to_build()):
+                        slot.build(item)
                 for slot in self._runners:
                     if slot.idle and ready:
-                        slot.give(self._next_items(slot, ready))
+                        slot.run(self._next_item(slot, ready))
                 self.telemetry.tick(len(ready))
-                for verdict in finished:
-                    self.telemetry.reached(verdict)
-                # Every worker has its next work by now: no device waits for the caller.
-                yield from finished
+                if finished:
+                    self.telemetry.reached(finished)
+                    # Every worker has its next work by now: no device waits for the caller.
+                    yield finished
                 busy = [slot for slot in self._slots if not slot.idle]
-                if exhausted and not ready and not retry and not any(slot.items for slot in busy):
+                if exhausted and not ready and not retry and not any(slot.item for slot in busy):
                     return  # nothing is under way, and nothing is left to begin
                 if first or not since or (paused and not ready):
                     since = time.monotonic()  # nothing has waited yet for a worker to start
                 wait_s = ASK_S if paused and not exhausted else math.inf
                 first = self._first_done(busy, since, wait_s)
-                finished = self._collect(first, ready, retry) if first else []
+                finished = self._collect(first, ready, retry) if first else None
                 self._check_devices()
         finally:
             for slot in self._slots:
-                if slot.items:
-                    slot.items, slot.pending = [], None
+                if slot.item:
+                    slot.item = slot.pending = None
 
-    def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> list[Verdict]:
+    def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> Verdict | None:
+        """The verdict that a slot's answer brings, if any."""
         import ray
 
-        if not slot.items:
+        item, pending = slot.item, slot.pending
+        if item is None:
             self._started(slot)
-            return []
-        items, pending, slot.items, slot.pending = slot.items, slot.pending, [], None
+            return None
+        slot.item = slot.pending = None
         building = slot in self._builders
         self.telemetry.worked(BUILDERS if building else DEVICES, time.monotonic() - slot.since)
-        again = retry if building else ready
         failures: tuple[type[Exception], ...] = (*_lost_errors(), ray.exceptions.RayTaskError)
         try:
             with interruptible():
-                answers, seconds = ray.get(pending)
+                answer: Prepared | Verdict = ray.get(pending)
         except failures as error:
-            self._failed(slot, items, error)
-            again.extendleft(reversed(items))
-            return []
-        slot.at_once = min(2 * slot.at_once, self.at_once) if seconds < TOGETHER_S else 1
-        again.extendleft(reversed(items[len(answers) :]))
-        if not building:
-            return list(answers)
-        verdicts = []
-        for item, prepared in zip(items, answers, strict=False):
-            item.prepared = prepared
-            if prepared.finding:
-                verdicts.append(verdict_of(item.task, item.candidate, prepared, prepared.finding))
-            else:
-                ready.append(item)
-        return verdicts
+            self._failed(slot, item, error)
+            (retry if building else ready).appendleft(item)
+            return None
+        if isinstance(answer, Verdict):
+            return answer
+        if answer.finding:
+            return verdict_of(item.task, item.candidate, answer, answer.finding)
+        item.prepared = answer
+        ready.append(item)
+        return None
 
-    def _failed(self, slot: _Slot, items: list[_Item], error: Any) -> None:
-        """Note who died in a failed call. Raises where its items must not be tried again."""
+    def _failed(self, slot: _Slot, item: _Item, error: Any) -> None:
+        """Note who died in a failed call. Raises where its item must not be tried again."""
         cause = None if isinstance(error, _lost_errors()) else error.cause
         if cause is None:
             self._replace(slot)
@@ -306,18 +289,15 @@ class Pool:
             raise (
                 cause if isinstance(cause, EvalError) else error.as_instanceof_cause()
             ) from error
-        slot.at_once = 1
-        role = role_of(cause) if cause else WORKER
-        for item in items:
-            spent = item.deaths.note(role)
-            if spent and cause is None:
-                name = item.candidate.candidate_id
-                raise GpuLostError(
-                    f"a worker died {DEATHS} times on candidate {name}: {error}",
-                    f"see the Ray logs of this node; {RESUMES}",
-                ) from error
-            if cause is not None and (spent or not self._runners):
-                raise cause from error
+        spent = item.deaths.note(role_of(cause) if cause else WORKER)
+        if spent and cause is None:
+            name = item.candidate.candidate_id
+            raise GpuLostError(
+                f"a worker died {DEATHS} times on candidate {name}: {error}",
+                f"see the Ray logs of this node; {RESUMES}",
+            ) from error
+        if cause is not None and (spent or not self._runners):
+            raise cause from error
 
     def _started(self, slot: _Slot) -> None:
         import ray
@@ -349,7 +329,7 @@ class Pool:
             return
         self._checked = now
         if not any(
-            slot.pending is not None and not slot.items and now - slot.since > SHORT_S
+            slot.pending is not None and not slot.item and now - slot.since > SHORT_S
             for slot in self._runners
         ):
             self._short = 0
@@ -371,7 +351,7 @@ class Pool:
         import ray
 
         began = time.monotonic()
-        deadline = math.inf if any(slot.items for slot in busy) else since + START_S
+        deadline = math.inf if any(slot.item for slot in busy) else since + START_S
         pending = [slot.pending for slot in busy]
         while True:
             patience_s = min(WATCH_S, START_S, wait_s)
@@ -410,22 +390,17 @@ class Pool:
         self._lost.append(slot)
         self.quarantined.append(str(cause.args[0]))
 
-    def _next_items(self, slot: _Slot, ready: deque[_Item]) -> list[_Item]:
+    def _next_item(self, slot: _Slot, ready: deque[_Item]) -> _Item:
+        """The oldest item of the worker's task, else of an unserved task, else any."""
         served = {other.last_task for other in self._runners if other is not slot}
-
-        def next_item() -> _Item | None:
-            if not ready:
-                return None
-            names = [item.task.task_id for item in ready]
-            own = (index for index, name in enumerate(names) if name == slot.last_task)
-            free = (index for index, name in enumerate(names) if name not in served)
-            index = next(own, next(free, 0))
-            item = ready[index]
-            del ready[index]
-            slot.last_task = item.task.task_id
-            return item
-
-        return _together(slot.at_once, next_item, ready)
+        names = [item.task.task_id for item in ready]
+        own = (index for index, name in enumerate(names) if name == slot.last_task)
+        free = (index for index, name in enumerate(names) if name not in served)
+        index = next(own, next(free, 0))
+        item = ready[index]
+        del ready[index]
+        slot.last_task = item.task.task_id
+        return item
 
 
 def _lost_errors() -> tuple[type[Exception], ...]:
@@ -433,16 +408,3 @@ def _lost_errors() -> tuple[type[Exception], ...]:
 
     names = "RayActorError NodeDiedError ObjectLostError WorkerCrashedError OutOfMemoryError"
     return tuple(getattr(exceptions, name) for name in names.split())
-
-
-def _together(count: int, next_item: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:
-    """Up to `count` items for one call. Suspects travel alone, so the one at fault is found."""
-    items: list[_Item] = []
-    while len(items) < count and (item := next_item()):
-        if item.suspect and items:
-            back.appendleft(item)
-            break
-        items.append(item)
-        if item.suspect:
-            break
-    return items

@@ -5,37 +5,19 @@ raise GpuLostError."""
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.judge.messages import Prepared, R
+from kernels_eval.judge.messages import Prepared
 from kernels_eval.judge.prepare import Preparer
 from kernels_eval.protocol import HealthReport
-from kernels_eval.records import Candidate, KernelTask, Reason, Record, Verdict
+from kernels_eval.records import Candidate, KernelTask, Reason, Verdict
 from kernels_eval.sandbox.deaths import blaming
 from kernels_eval.sandbox.health import DeviceHealth, check_health
 
-TOGETHER_S = 0.05
-"""Seconds that calls may take together to share a Ray call, which costs milliseconds."""
 BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, Reason.RUN})
 """Reasons that a broken GPU produces too: such a verdict stands once a health check has passed."""
-
-Call = tuple[Record, ...]
-"""A task, a candidate and, for a `KernelWorker`, its prepared build."""
-
-
-def several(one: Callable[..., R], calls: list[Call]) -> tuple[list[R], float]:
-    """The answers to as many calls as begin within `TOGETHER_S` (at least one), and the seconds
-    taken; nothing waits behind a slow one.
-    """
-    started, answers = time.monotonic(), []
-    for arguments in calls:
-        answers.append(one(*arguments))
-        if time.monotonic() - started > TOGETHER_S:
-            break
-    return answers, time.monotonic() - started
 
 
 class BuildWorker:
@@ -50,17 +32,15 @@ class BuildWorker:
         self._share = (share, shares)
         self._warm = False
 
-    def several(
-        self, calls: list[Call], blamed: frozenset[str] = frozenset()
-    ) -> tuple[list[Prepared], float]:
+    def build(
+        self, task: KernelTask, candidate: Candidate, blamed: frozenset[str] = frozenset()
+    ) -> Prepared:
+        """`blamed`: roles whose next death is the candidate's."""
         with blaming(blamed):
-            return several(self.prepare, calls)
-
-    def prepare(self, task: KernelTask, candidate: Candidate) -> Prepared:
-        if not self._warm:
-            self._preparer.builder.warm(*self._share)
-            self._warm = True
-        return self._preparer.prepare(candidate, task)
+            if not self._warm:
+                self._preparer.builder.warm(*self._share)
+                self._warm = True
+            return self._preparer.prepare(candidate, task)
 
 
 class KernelWorker:
@@ -87,19 +67,20 @@ class KernelWorker:
                 check or check_health,
             )
 
-    def several(
-        self, calls: list[Call], blamed: frozenset[str] = frozenset()
-    ) -> tuple[list[Verdict], float]:
-        with blaming(blamed):
-            return several(self.run, calls)
-
-    def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        """One verdict. Raises GpuLostError where the device fails, other EvalErrors where the
-        machine does.
+    def run(
+        self,
+        task: KernelTask,
+        candidate: Candidate,
+        prepared: Prepared,
+        blamed: frozenset[str] = frozenset(),
+    ) -> Verdict:
+        """One verdict; `blamed` as for a build. Raises GpuLostError where the device fails, other
+        EvalErrors where the machine does.
         """
-        if self._health:
-            self._health.remember()
-        verdict = self._evaluator.run(task, candidate, prepared)
-        if self._health and verdict.reason in BLAMES_THE_DEVICE:
-            self._health.confirm()
-        return verdict
+        with blaming(blamed):
+            if self._health:
+                self._health.remember()
+            verdict = self._evaluator.run(task, candidate, prepared)
+            if self._health and verdict.reason in BLAMES_THE_DEVICE:
+                self._health.confirm()
+            return verdict

@@ -105,9 +105,7 @@ def test_candidates_are_taken_only_as_fast_as_they_are_done(pool):
     for _ in range(5):
         assert next(stream).reason == "forbidden_call"
     stream.close()
-    assert taken <= 5 + 2 * len(pool._builders) + 4 * len(pool._runners) + pool.at_once * len(
-        pool._builders
-    )
+    assert taken <= 5 + 3 * len(pool._builders) + 4 * len(pool._runners)
 
 
 def test_a_worker_killed_in_the_middle_is_replaced(pool):
@@ -128,7 +126,7 @@ def test_a_worker_killed_in_the_middle_is_replaced(pool):
 
     def kill_when_busy():
         def kill():
-            if pool._runners[0].items:
+            if pool._runners[0].item:
                 os.kill(victim, signal.SIGKILL)
                 killed.append(victim)
             return bool(killed)
@@ -230,10 +228,10 @@ class Fated(Quick):
             os._exit(1)
         self._hangs = fate == "hangs"
 
-    def several(self, calls, *_):
+    def run(self, *asked):
         while self._hangs:
             time.sleep(1)  # until it is killed
-        return super().several(calls)
+        return super().run(*asked)
 
 
 def planned_pool(new_runner, workers):
@@ -282,7 +280,7 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
         hanging = lossy._runners[1]
 
         def lose_it():
-            until(lambda: bool(hanging.items))
+            until(lambda: bool(hanging.item))
             ray.kill(hanging.actor)
 
         killer = threading.Thread(target=lose_it)
@@ -290,7 +288,7 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
         verdicts = list(lossy.verify(asked))
         killer.join()
         assert set(outcomes(asked, verdicts)) == {"ok"}
-        assert not hanging.idle and not hanging.items, (
+        assert not hanging.idle and not hanging.item, (
             "its successor was never placed, and never given work"
         )
 
@@ -305,9 +303,9 @@ from kernels_eval.records import Language
 from tests.support.pools import Quick, many
 
 class Slower(Quick):
-    def several(self, calls, *_):
+    def run(self, *asked):
         time.sleep(0.3)  # the node goes while its worker works
-        return super().several(calls)
+        return super().run(*asked)
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 other = cluster.add_node(num_cpus=1)
@@ -424,12 +422,12 @@ class Fragile(Quick):
     def __init__(self, folder):
         self._folder = folder
 
-    def several(self, calls, *_):
-        left = self._folder / str(calls[0][1].candidate_id)
+    def run(self, task, candidate, *_):
+        left = self._folder / str(candidate.candidate_id)
         if left.exists() and (times := int(left.read_text())):
             left.write_text(str(times - 1))
             raise SandboxError("the fork server is gone", "mend it")
-        return super().several(calls)
+        return super().run(task, candidate)
 
 
 @pytest.mark.parametrize("times", [DEATHS - 1, DEATHS])

@@ -73,13 +73,9 @@ class Quick:
 
     def __init__(self, *_): ...
 
-    def several(self, calls, *_):
-        return [answer(*call) for call in calls], 1.0
-
-
-def answer(task, candidate, prepared=None):
-    """What a worker that has prepared or run a candidate says."""
-    if prepared is None:
+    def build(self, task, candidate, *_):
         return Prepared(candidate_id=candidate.candidate_id)
-    of = {"candidate_id": candidate.candidate_id, "task_id": task.task_id}
-    return Verdict(**of, language=Language.CPP, status="correct", reason="ok")
+
+    def run(self, task, candidate, *_):
+        of = {"candidate_id": candidate.candidate_id, "task_id": task.task_id}
+        return Verdict(**of, language=Language.CPP, status="correct", reason="ok")

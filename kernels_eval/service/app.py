@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,10 +47,6 @@ from kernels_eval.versions import PROTOCOL_VERSION
 LONGEST_WAIT_S = 60.0
 RETRY_S = {"Retry-After": "2"}
 EXPIRE_EVERY_S = 0.25
-SPREAD_S, LONGEST_SPREAD_S = 0.012, 2.0
-"""Seconds between answers to two who wait for one verdict, and at most: all would ask again at
-once.
-"""
 BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 
 
@@ -81,9 +76,8 @@ class Service:
         self.intake, self.drain_s, self.draining = intake, drain_s, False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[Evaluation | None]] = {}
-        self._told_s = 0.0
-        self._arrived: deque[tuple[Asked, Future[list[Evaluation]]]] = deque()
         self._writer = ThreadPoolExecutor(1)
+        """Reads and keeps requests: in a thread each they would wait for one another."""
         self.evaluations = Evaluations(journal, limit, self._changed)
         judged = {"language": intake.language, "config": intake.config}
         self.engine = Engine(self.evaluations, {**options, **judged})
@@ -135,13 +129,7 @@ class Service:
         self._ended.labels(found.state, found.verdict.status if found.verdict else "").inc()
         self._seconds.observe((found.finished_s or found.submitted_s) - found.submitted_s)
         if self._loop:
-            self._loop.call_soon_threadsafe(self._tell, self._loop, found)
-
-    def _tell(self, loop: asyncio.AbstractEventLoop, found: Evaluation) -> None:
-        if found.id in self._waiting:
-            pause_s = min(SPREAD_S, LONGEST_SPREAD_S / len(self._waiting))
-            self._told_s = max(loop.time(), self._told_s + pause_s)
-            loop.call_at(self._told_s, self._wake, found.id, found)
+            self._loop.call_soon_threadsafe(self._wake, found.id, found)
 
     def _wake(self, identity: str, found: Evaluation | None) -> None:
         if waiting := self._waiting.pop(identity, None):
@@ -151,11 +139,9 @@ class Service:
         """Take requests over. Raises HTTPException where they are not."""
         if self.draining:
             raise HTTPException(503, "the service is stopping: ask its next start", RETRY_S)
-        taken: Future[list[Evaluation]] = Future()
-        self._arrived.append((asked, taken))
-        self._writer.submit(self._take_over)
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.wrap_future(taken)
+            return await loop.run_in_executor(self._writer, self._keep, asked.requests)
         except QueueFullError as error:
             raise HTTPException(429, str(error), RETRY_S) from error
         except ConflictError as error:
@@ -163,37 +149,9 @@ class Service:
         except UsageError as error:
             raise HTTPException(422, str(error)) from error
 
-    def _take_over(self) -> None:
-        """Read all that has arrived, and keep it in one commit. One thread does that: the event
-        loop would wait for each of many."""
-        arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
-        if not arrived:  # an earlier call took them along
-            return
-        read = [self._read(asked) for asked, _ in arrived]
-        try:
-            with self.evaluations.one_commit():
-                found = [self._kept(each) for each in read]
-        except Exception as error:  # such as a journal on a full disk
-            found = [error] * len(arrived)
-        for (_, taken), outcome in zip(arrived, found, strict=True):
-            if not taken.set_running_or_notify_cancel():
-                continue  # nobody waits for the answer
-            if isinstance(outcome, Exception):
-                taken.set_exception(outcome)
-            else:
-                taken.set_result(outcome)
-
-    def _read(self, asked: Asked) -> list[Submission] | Exception:
-        try:
-            return [self.intake.read(each) for each in asked.requests]
-        except Exception as error:  # this request's alone
-            return error
-
-    def _kept(self, read: list[Submission] | Exception) -> list[Evaluation] | Exception:
-        try:
-            return read if isinstance(read, Exception) else self.evaluations.submit(read)
-        except (QueueFullError, ConflictError) as error:
-            return error
+    def _keep(self, requests: list[EvaluationRequest]) -> list[Evaluation]:
+        submissions = [self.intake.read(each) for each in requests]
+        return self.evaluations.submit(submissions)
 
     async def final(self, identity: str, wait_s: float | None) -> Evaluation:
         """An evaluation when it is final, or as it is after `wait_s` seconds, or when the service

@@ -11,9 +11,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +80,7 @@ class Evaluations:
             for told in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL"):
                 self._db.execute(f"PRAGMA {told}")
             self._db.executescript(_TABLE)
+            self._unfinished = self._count(OPEN)
         except (OSError, sqlite3.Error) as error:
             raise UsageError(
                 f"cannot use {path} as the journal: {error}",
@@ -90,36 +89,20 @@ class Evaluations:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    @contextmanager
-    def one_commit(self) -> Iterator[None]:
-        """Commit all that the block submits together; an error rolls it back."""
-        with self._lock:
-            if self._db.in_transaction:
-                yield
-                return
-            self._ended = list[Evaluation]()
-            with self._db:
-                self._db.execute("BEGIN")
-                counted = f"SELECT client, COUNT(*) FROM evaluations WHERE {OPEN} GROUP BY client"
-                self._open = Counter(dict(self._db.execute(counted)))
-                yield
-            for made in self._ended:
-                self._changed(made)
-
     def submit(self, submissions: Sequence[Submission]) -> list[Evaluation]:
         """Take requests over, all or none. Raises QueueFullError and ConflictError."""
-        with self.one_commit():
-            self._db.execute("SAVEPOINT before")
-            try:
+        with self._lock:
+            with self._db:
                 fresh = {each.id: each.client for each in submissions if self._insert(each)}
-                found = [self.get(each.id) for each in submissions]
-                ended = {made.id: made for made in found if made.state.final and made.id in fresh}
-                self._require_room(Counter(fresh[name] for name in fresh.keys() - ended.keys()))
-            except (QueueFullError, ConflictError):
-                self._db.execute("ROLLBACK TO before")
-                raise
-            self._ended += ended.values()
-            return found
+                found = {each.id: self.get(each.id) for each in submissions}
+                ended = [found[name] for name in fresh if found[name].state.final]
+                added = len(fresh) - len(ended)
+                if added:
+                    self._require_room(self._unfinished + added, set(fresh.values()))
+            self._unfinished += added
+            for made in ended:
+                self._changed(made)
+        return [found[each.id] for each in submissions]
 
     def _insert(self, each: Submission) -> bool:
         """Whether the request is new."""
@@ -163,16 +146,14 @@ class Evaluations:
         row = self._row("SELECT verdict FROM evaluations WHERE key = ? AND verdict NOTNULL", key)
         return str(row[0]) if row else None
 
-    def _require_room(self, new: Counter[str]) -> None:
-        """Raise QueueFullError where these would exceed the total's or a client's limit."""
-        total = self._open.total() + new.total()
-        own = max((self._open[client] + count for client, count in new.items()), default=0)
-        if new and (total > self.limit or own > self.client_limit):
+    def _require_room(self, total: int, clients: set[str]) -> None:
+        """Raise QueueFullError where the total or one of these clients is above its limit."""
+        own = max(self._count(f"{OPEN} AND client = ?", client) for client in clients)
+        if total > self.limit or own > self.client_limit:
             raise QueueFullError(
                 f"at most {self.limit} evaluations may be unfinished, {self.client_limit} of"
                 f" one client: with these there are {total} and {own}"
             )
-        self._open.update(new)
 
     def resume(self, rekey: Callable[[KernelTask, Candidate], str]) -> int:
         """Queue what an earlier service left unfinished; return how many. `rekey` gives present
@@ -252,6 +233,7 @@ class Evaluations:
         change = "state = ?, verdict = ?, error = ?, finished_s = ?, pair = NULL"
         which = f"{OPEN} AND {where} RETURNING {_FIELDS}"
         for row in self._update(change, which, state, verdict, error, time.time(), value):
+            self._unfinished -= 1
             self._changed(_evaluation(row))
 
     # -- rows --------------------------------------------------------------------------------------
@@ -265,6 +247,10 @@ class Evaluations:
         row: tuple[Any, ...] | None = self._db.execute(f"{select} LIMIT 1", values).fetchone()
         return row
 
+    def _count(self, where: str, *values: object) -> int:
+        counted = f"SELECT COUNT(*) FROM evaluations WHERE {where}"
+        return int(self._db.execute(counted, values).fetchone()[0])
+
     def get(self, identity: str) -> Evaluation:
         """Raises KeyError where there is none."""
         with self._lock:
@@ -276,8 +262,7 @@ class Evaluations:
     @property
     def queued(self) -> int:
         with self._lock:
-            row = self._row("SELECT COUNT(*) FROM evaluations WHERE state = 'queued'")
-        return int(row[0]) if row else 0
+            return self._count("state = 'queued'")
 
     @property
     def running(self) -> int:

@@ -12,7 +12,6 @@ from kernels_eval.errors import UsageError
 from kernels_eval.languages import languages_of
 from kernels_eval.records import Language
 from kernels_eval.service import guard
-from kernels_eval.service.app import SPREAD_S
 from kernels_eval.service.schema import MOST_REQUESTS, Definition, EvaluationRequest, Workload
 from tests.support.cases import cases
 from tests.support.kernels import AFFINE
@@ -286,27 +285,6 @@ async def test_who_waits_for_a_verdict_is_given_it_and_reads_nothing_again(made)
     assert not [told for told in ran if told.startswith("SELECT id, state")]
 
 
-async def test_many_who_wait_for_one_verdict_are_told_one_after_another(made):
-    """They ask again when they have it: all at once, each would wait for the others."""
-    loop, told = asyncio.get_running_loop(), list[float]()
-    async with asking(made) as client:
-        names = [f"n{number}" for number in range(5)]
-        for name in names:
-            await client.post("/v1/evaluate", content=body(id=name), headers=JSON)
-        polled = [asyncio.create_task(made.final(name, 60)) for name in names]
-        while made._waiting.keys() != set(names) or not all(
-            each._callbacks for each in made._waiting.values()
-        ):
-            await asyncio.sleep(0.01)
-        for waiting in made._waiting.values():
-            waiting.add_done_callback(lambda _: told.append(loop.time()))
-        began = loop.time()
-        await asyncio.to_thread(reach, made)
-        found = await asyncio.gather(*polled)
-    assert {each.state for each in found} == {"done"}
-    assert all(at - began > 0.99 * n * SPREAD_S for n, at in enumerate(told)), told
-
-
 async def test_events_come_one_by_one_and_the_stream_ends(made):
     async with asking(made) as client:
         content = batch(*(body(id=f"n{number}", code=f"x = {number}") for number in range(3)))
@@ -361,24 +339,14 @@ async def test_a_full_disk_is_a_fault_of_the_machine(made, monkeypatch):
     assert "Retry-After" in answer.headers
 
 
-async def test_requests_that_arrive_while_others_are_kept_share_one_commit(made):
-    ran = []
-    made.evaluations._db.set_trace_callback(ran.append)
+async def test_of_requests_that_arrive_together_each_has_its_own_answer(made):
     asked = [body(code=MODULE.format(n), id=f"n{n}") for n in range(20)]
     asked += [body(code="x = 1", id="n0"), body(task_id="x"), body(code=None, response="none")]
-    posts = []
     async with asking(made) as client:
-        with made.evaluations._lock:  # the journal is busy
-            for some, waiting in ((asked[:1], 0), (asked[1:], len(asked) - 1)):
-                for each in some:
-                    post = client.post("/v1/evaluate", content=each, headers=JSON)
-                    posts.append(asyncio.create_task(post))
-                while not made._writer._threads or len(made._arrived) != waiting:
-                    await asyncio.sleep(0.01)
+        posts = [client.post("/v1/evaluate", content=each, headers=JSON) for each in asked]
         answers = await asyncio.gather(*posts)
     assert [answer.status_code for answer in answers] == [202] * 20 + [409, 422, 202]
     assert answers[-1].json()["evaluations"][0]["state"] == "done"
-    assert ran.count("COMMIT") == 2
 
 
 async def test_metrics_count_what_ended_and_what_waits(made):

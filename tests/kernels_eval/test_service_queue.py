@@ -185,44 +185,16 @@ def test_another_request_under_a_known_id_is_refused_with_its_whole_batch(queue)
     assert queue.taken() == ["key-one"]
 
 
-def test_many_requests_are_kept_in_one_commit_and_a_refused_one_alone_is_not(queue):
-    ran = []
-    queue._db.set_trace_callback(ran.append)
-    with queue.one_commit():
-        queue.ask("one", "two")
-        with pytest.raises(ConflictError):
-            queue.submit([submission("three"), submission("one", digest="other")])
-        queue.ask("four")
-    assert ran.count("COMMIT") == 1
-    assert [queue.state(name) for name in ("one", "two", "four")] == [State.QUEUED] * 3
-    with pytest.raises(KeyError):
-        queue.get("three")
-
-
 def test_what_was_not_kept_is_not_there_and_nobody_is_told(queue):
     asked = submission("one")
     bare = asked.candidate.model_copy(update={"code": None, "parse_reason": Reason.TRUNCATED})
-    with pytest.raises(OSError), queue.one_commit():
-        queue.submit([asked._replace(settled=no_code_verdict(AFFINE, bare))])
-        raise OSError("full")
-    assert queue.ended == [] and queue.taken() == []
-    queue.submit([submission("two")])
+    settled = asked._replace(settled=no_code_verdict(AFFINE, bare))
+    queue.ask("two")
+    with pytest.raises(ConflictError):
+        queue.submit([settled, submission("two", digest="other")])
     with pytest.raises(KeyError):
         queue.get("one")
-    assert queue.ended == []
-
-
-def test_room_is_counted_over_the_requests_of_one_commit(tmp_path):
-    queue = Queue(tmp_path, limit=4)
-    with queue.one_commit():
-        queue.ask("a1", "a2", client="a")
-        with pytest.raises(QueueFullError, match="there are 3 and 3"):
-            queue.ask("a3", client="a")
-        queue.ask("b1", "b2", client="b")
-        with pytest.raises(QueueFullError, match="there are 5 and 1"):
-            queue.ask("c1", client="c")
-    assert len(queue.taken()) == 4
-    queue.close()
+    assert queue.ended == [] and queue.taken() == ["key-two"]
 
 
 def test_what_needs_no_worker_is_done_at_once(queue):

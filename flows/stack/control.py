@@ -25,8 +25,6 @@ from flows.stack.supervisor import Supervisor
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Json
 from kernels_eval.sandbox.process_tree import (
-    Identity,
-    alive,
     command_line,
     environment_variable,
     identify,
@@ -198,19 +196,19 @@ def down(root: str, say: Say) -> Json:
     return {"processes": len(processes), "seconds": seconds, "note": note}
 
 
-def _end(processes: list[Identity]) -> list[Identity]:
+def _end(processes: list[psutil.Process]) -> list[psutil.Process]:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             send(process, number)
         processes = wait_gone(processes, KILL_S)
-    return [process for process in processes if alive(process)]
+    return processes
 
 
-def _flow_runs(processes: list[Identity]) -> list[Identity]:
+def _flow_runs(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [one for one in processes if environment_variable(one.pid, RUN_VARIABLE)]
 
 
-def _servers(layout: Layout) -> list[Identity]:
+def _servers(layout: Layout) -> list[psutil.Process]:
     found = layout.processes()
     runs = _flow_runs(found)
     return [process for process in found if process not in runs]

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import psutil
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from kernels_eval.sandbox.process_tree import Identity, members
+from kernels_eval.sandbox.process_tree import members
 from tasks.files import atomic_write, explain_write_errors
 
 Part = Literal["prefect", "mlflow", "ray", "worker"]
@@ -129,7 +130,7 @@ class Layout:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.sockets, ignore_errors=True)
 
-    def processes(self) -> list[Identity]:
+    def processes(self) -> list[psutil.Process]:
         """All processes of the stack, whatever their parent; never the caller."""
         return members([], {ROOT_VARIABLE: str(self.root)})
 

@@ -115,8 +115,7 @@ def _returncode(
             preexec_fn=prepare,
         )
         try:
-            leader = process_tree.identify(process.pid)
-            while leader and process_tree.wait_gone([leader], POLL_S):
+            while not process_tree.ends_within(process.pid, POLL_S):
                 if deadline.passed(process.pid):
                     break
         finally:

@@ -1,8 +1,7 @@
-"""Process trees: identities that survive reuse of a process id, descendants, memory, and ending all
-of a tree.
+"""Process trees: members, descendants, memory, and ending all of a tree.
 
-    server = identify(popen.pid)             # process id and start time; can be stored as JSON
-    if alive(server):                        # False once it ended, even if its id was given again
+    server = identify(popen.pid)             # psutil's: no other process of the same id
+    if server and alive(server):             # False also where it is a zombie
         send(server, signal.SIGTERM)
     left = wait_gone([server], timeout_s=8)  # those that still run
     kill_descendants(os.getpid())            # everything below this process, in any session
@@ -10,9 +9,9 @@ of a tree.
     Deadline(120).passed(popen.pid)          # their processor time, and sleep of all
     members([server], {"CONCUR_ROOT": "/x"}) # its session, what has this variable, and all below
 
-Guarantees: a signal sent through an `Identity` never reaches another process; a descendant in its
-own session is found while an ancestor in between lives or is a subreaper. Numbers are of one
-moment. Another user's process cannot be signalled and shows no environment.
+Guarantees: a descendant in its own session is found while an ancestor in between lives or is a
+subreaper. Numbers are of one moment. Another user's process cannot be signalled and shows no
+environment.
 """
 
 from __future__ import annotations
@@ -21,34 +20,23 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from kernels_eval.config import WALL_SHARE
-from kernels_eval.grouping import grouped
-from kernels_eval.records import Record
-
 KILL_S = 5.0
 PAUSE_S = 0.002
-POLLED_AT_ONCE = 256
+WALL_SHARE = 10
+"""A deadline in processor time is also one of this multiple in wall time."""
 ENDED = ("Z", "X")
 ASLEEP = ("S", *ENDED)
 """States of a thread (proc(5)) in which it asks for nothing."""
 FLAGS, EXITING = 6, 0x4
 """Index of a stat file's flags after the name, and PF_EXITING (Linux's include/linux/sched.h)."""
 NO_MARKS: Mapping[str, str] = {}
-
-
-class Identity(Record):
-    """One process, forever: `started_ticks` after the start of the machine whose `boot` this is."""
-
-    pid: int
-    started_ticks: int
-    boot: str
 
 
 @dataclass(frozen=True)
@@ -84,31 +72,15 @@ class Deadline:
         return used_s >= self.limit_s or now >= self.began + WALL_SHARE * self.limit_s
 
 
-def boot_id() -> str:
-    """An id of this boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def identify(pid: int) -> Identity | None:
-    ticks = _started_ticks(pid)
-    return None if ticks is None else Identity(pid=pid, started_ticks=ticks, boot=boot_id())
-
-
-def _started_ticks(pid: int) -> int | None:
-    # Not psutil's create_time: on Linux it moves whenever the system's clock is set.
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+def identify(pid: int) -> psutil.Process | None:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid)
     return None
 
 
-def alive(identity: Identity | None) -> bool:
+def alive(process: psutil.Process) -> bool:
     """Whether this very process runs. A zombie does not."""
-    return (
-        identity is not None
-        and identity.boot == boot_id()
-        and _started_ticks(identity.pid) == identity.started_ticks
-        and not has_ended(identity.pid)
-    )
+    return process.is_running() and not has_ended(process.pid)
 
 
 def has_ended(pid: int) -> bool:
@@ -166,13 +138,16 @@ def descendants(root: int) -> list[int]:
 
 
 def _family(root: int) -> list[int]:
-    table = None if os.path.exists("/proc/thread-self/children") else _children_by_parent()
+    if not os.path.exists("/proc/thread-self/children"):
+        process = identify(root)
+        below = process.children(recursive=True) if process else []
+        return [root, *(each.pid for each in below)]
     found: list[int] = []
     todo = [root]
     while todo:
         parent = todo.pop()
         found.append(parent)
-        todo += children(parent) if table is None else table.get(parent, [])
+        todo += children(parent)
     return found
 
 
@@ -188,37 +163,26 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def _children_by_parent() -> dict[int, list[int]]:
-    processes = psutil.process_iter(["ppid"])
-    return grouped((process.info["ppid"] or 0, process.pid) for process in processes)
-
-
-def members(leaders: Iterable[Identity], marks: Mapping[str, str] = NO_MARKS) -> list[Identity]:
+def members(
+    leaders: Iterable[psutil.Process], marks: Mapping[str, str] = NO_MARKS
+) -> list[psutil.Process]:
     """Live processes in sessions of `leaders` or with a variable of `marks`, and all below; never
     this one or its ancestors.
     """
-    boot = boot_id()
     # A session's id is not given again while it has members, so a leader that is gone was not
     # replaced by another process.
     sessions = {
-        leader.pid
-        for leader in leaders
-        if leader.boot == boot and _started_ticks(leader.pid) in (None, leader.started_ticks)
+        leader.pid for leader in leaders if leader.is_running() or not psutil.pid_exists(leader.pid)
     }
-    table, todo = _children_by_parent(), []
+    found: set[int] = set()
     for pid in psutil.pids():
         with suppress(ProcessLookupError, PermissionError):
-            marked = ((environment_variable(pid, name), value) for name, value in marks.items())
-            if os.getsid(pid) in sessions or any(seen == value for seen, value in marked):
-                todo.append(pid)
-    found: set[int] = set()
-    while todo:
-        pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
-            todo += table.get(pid, [])
+            marked = any(environment_variable(pid, name) == value for name, value in marks.items())
+            if marked or os.getsid(pid) in sessions:
+                found.update(_family(pid))
     found -= {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    return [one for pid in sorted(found) if not has_ended(pid) and (one := identify(pid))]
+    processes = filter(None, map(identify, sorted(found)))
+    return [process for process in processes if alive(process)]
 
 
 def usage(root: int) -> Usage:
@@ -292,31 +256,27 @@ def kill_descendants(root: int, timeout_s: float = KILL_S) -> bool:
     return True
 
 
-def send(identity: Identity, number: int) -> bool:
-    """Send a signal to this very process. False where it is gone or another user's."""
-    with suppress(OSError):
-        handle = os.pidfd_open(identity.pid)
-        try:
-            if alive(identity):  # looked at after the handle was opened, which pins the process
-                signal.pidfd_send_signal(handle, number)
-                return True
-        finally:
-            os.close(handle)
-    return False
+def send(process: psutil.Process, number: int) -> None:
+    """Send a signal to this very process, unless it is gone or another user's."""
+    with suppress(psutil.Error):
+        process.send_signal(number)
 
 
-def wait_gone(identities: Iterable[Identity], timeout_s: float) -> list[Identity]:
-    """Wait until all have ended. Returns those that still run after `timeout_s` seconds."""
+def wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait until all have ended, and reap this process's children among them. Returns those that
+    still run after `timeout_s` seconds.
+    """
     deadline = time.monotonic() + timeout_s
-    left = [identity for identity in identities if alive(identity)]
-    while left and (remaining := deadline - time.monotonic()) > 0:
-        poll, handles = select.poll(), []
-        for identity in left[:POLLED_AT_ONCE]:
-            with suppress(OSError):
-                handles.append(os.pidfd_open(identity.pid))
-                poll.register(handles[-1], select.POLLIN)
-        poll.poll(min(remaining, 1.0) * 1000 if handles else 0)
-        for handle in handles:
-            os.close(handle)
-        left = [identity for identity in left if alive(identity)]
-    return left
+    for process in processes:
+        with suppress(psutil.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    return [process for process in processes if alive(process)]
+
+
+def ends_within(child: int, timeout_s: float) -> bool:
+    """Whether a child of this process ends by then; it stays a zombie, whose times can be read."""
+    handle = os.pidfd_open(child)
+    try:
+        return bool(select.select([handle], [], [], timeout_s)[0])
+    finally:
+        os.close(handle)

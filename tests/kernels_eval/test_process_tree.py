@@ -12,6 +12,7 @@ from kernels_eval.sandbox import process_tree
 from kernels_eval.sandbox.process_tree import (
     alive,
     descendants,
+    ends_within,
     identify,
     kill_descendants,
     members,
@@ -69,27 +70,31 @@ def test_members_are_found_by_session_variable_and_descent(family):
     everyone = sorted((leader.pid, child, grandchild))
     assert [one.pid for one in members([identity])] == everyone
     assert [one.pid for one in members([], {"OF_THIS_TEST": str(os.getpid())})] == everyone
-    other = identity.model_copy(update={"started_ticks": identity.started_ticks - 1})
+    other = psutil.Process(leader.pid)
+    other._ident = (leader.pid, other._ident[1] - 1)  # one that had this number before
     assert members([other]) == members([], {"OF_THIS_TEST": "another"}) == []
+    assert not alive(other)
     mine = identify(os.getpid())
     assert mine and os.getpid() not in {one.pid for one in members([mine])}
 
 
-def test_an_identity_is_one_process_only(family):
+def test_a_process_is_alive_until_it_is_a_zombie_and_is_waited_for(family):
     leader, child, grandchild = family
     identity = identify(leader.pid)
-    assert identity and alive(identity) and not alive(None)
+    assert identity and alive(identity)
     assert process_tree.environment_variable(leader.pid, "OF_THIS_TEST") == str(os.getpid())
     assert process_tree.command_line(leader.pid).startswith(sys.executable)
-    for wrong in ({"started_ticks": identity.started_ticks - 1}, {"boot": "another"}):
-        other = identity.model_copy(update=wrong)
-        assert not alive(other) and not send(other, signal.SIGKILL)
-    assert wait_gone([identity], timeout_s=0) == [identity]
-    assert send(identity, signal.SIGKILL)
-    assert wait_gone([identity], timeout_s=60) == []  # a zombie until its parent reaps it
+    orphan = identify(grandchild)
+    assert wait_gone([identity, orphan], timeout_s=0) == [identity, orphan]
+    assert not ends_within(leader.pid, 0)
+    send(identity, signal.SIGKILL)
+    assert ends_within(leader.pid, 60)
     assert psutil.pid_exists(leader.pid) and process_tree.has_ended(leader.pid)
-    leader.wait()
-    assert identify(leader.pid) is None and not send(identity, signal.SIGKILL)
+    assert not alive(identity)
+    send(orphan, signal.SIGKILL)
+    assert wait_gone([identity, orphan], timeout_s=60) == []
+    assert identify(leader.pid) is None
+    send(identity, signal.SIGKILL)  # harmless
     assert process_tree.environment_variable(leader.pid, "PATH") is None
     assert process_tree.command_line(leader.pid) == ""
 

@@ -43,15 +43,8 @@ from kernels_eval.source.lexer import blank
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
 from kernels_eval.toolchain import HEADERS, Toolchain, default_cache
 
-# Preprocessor features through which -march or -ffast-math could change whether a source parses.
-FLAG_SENSITIVE = re.compile(
-    r"^[ \t]*#[ \t]*(if|el|pragma\s+(GCC|push_macro|pop_macro))"
-    r"|__builtin|intrin\.h|__[A-Z0-9]+_*_?_",
-    re.MULTILINE,
-)
 FULL_METHOD = 'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'
 FEW_ERRORS = ["-fmax-errors=20"]  # no more are shown, and all of them cost up to half a minute
-NAMED = "{{ using concur_named = decltype({name}); }}"
 LITE_METHOD = """
   {"%s", [](PyObject*, PyObject* args) { return concur::dispatch(&%s, args); }, METH_VARARGS, 0},"""
 LITE_BINDINGS = """#include "concur_bind.h"
@@ -141,12 +134,6 @@ class Attempt:
         if self.tier == "lite":
             self.prepared.operators.write(self._text, self.work / "operators")
         units = self._write_units()
-        if self.tier == "full" and not self.cuda_first:
-            parsed = self._parsed()
-            if parsed == "failed":
-                return parsed
-            self.cuda_first = parsed == "ok"
-            self._write_units()
         for name in sorted(units, key=lambda name: self.cuda_first and not name.endswith(".cu")):
             source = str(self.work / name)
             outcome = self._run([*self.command(name), "-c", source, "-o", f"{source}.o"])
@@ -193,13 +180,13 @@ class Attempt:
             units.append(("cuda.cu", "\n".join([CUDA_HEAD, *spec.cuda_sources])))
         return units
 
-    def _bindings(self, method: str = FULL_METHOD) -> str:
+    def _bindings(self) -> str:
         names = self.spec.functions
         if names is None:
             return ""
         if self.tier == "lite":
             return LITE_BINDINGS % "".join(LITE_METHOD % (name, name) for name in names)
-        lines = [method.format(name=name) for name in names]
+        lines = [FULL_METHOD.format(name=name) for name in names]
         return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}"])
 
     # -- commands ----------------------------------------------------------------------------------
@@ -261,22 +248,6 @@ class Attempt:
             command += map(str, (self.prepared.common(), *shims))
             command.append(f"-Wl,-rpath,{self.prepared.root}")
         return command + list(self.spec.extra_ldflags)
-
-    def _parsed(self) -> Outcome | None:
-        """The failure of parsing main.cpp. Sound only where no flag of the candidate's changes
-        parsing.
-        """
-        spec, made, source = self.spec, self.prepared, self.work / "main.cpp"
-        plain = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags)
-        text = "\n".join([FULL_HEAD, *spec.cpp_sources, self._bindings(NAMED)])
-        if not (made.has_precompiled and plain and spec.kind == "inline"):
-            return None
-        if FLAG_SENSITIVE.search("\n".join(spec.cpp_sources)):
-            return None
-        source.write_text(text, encoding="utf-8", errors="replace")
-        name = f"-DTORCH_EXTENSION_NAME={spec.name}"
-        check = [made.tools.cxx, *COMMON_CXX, "-O2", name, "-fsyntax-only"]
-        return self._run([*check, *self._includes("full"), str(source)])
 
     def _run(self, command: Sequence[str]) -> Outcome:
         tools = self.prepared.tools

@@ -291,10 +291,6 @@ class Prepared:
 
         return self.once(self.root / "full", make)
 
-    @property
-    def has_precompiled(self) -> bool:
-        return self.tools.is_gcc and (self.full_headers() / "torch/extension.h.gch").exists()
-
     def precompiled(self) -> None:
         """Make the precompiled form of torch's header, once it pays: it costs three full builds."""
         if not self.tools.is_gcc:

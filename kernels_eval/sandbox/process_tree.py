@@ -27,10 +27,10 @@ from pathlib import Path
 
 import psutil
 
+from kernels_eval.config import WALL_SHARE
+
 KILL_S = 5.0
 PAUSE_S = 0.002
-WALL_SHARE = 10
-"""A deadline in processor time is also one of this multiple in wall time."""
 ENDED = ("Z", "X")
 ASLEEP = ("S", *ENDED)
 """States of a thread (proc(5)) in which it asks for nothing."""

@@ -101,7 +101,7 @@ def train_on_set(
         trained, tracked = train_and_track.fn(config, tasks, found)
     show_log("training-loss", trained, ("loss",), "Training loss by optimiser step")
     show_snapshots({"training set": found, "adapter and training log": trained})
-    link_mlflow(config, tracked.run_id if tracked else None)
+    link_mlflow(config, tracked)
     return trained
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, load_profile
 from flows.runtime.terminal import TerminalProgress
 from kernels_eval.records import Json
 from kernels_eval.sandbox import reaper
@@ -67,6 +67,17 @@ def embed(config: PipelineConfig) -> None:
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     }.items():
         os.environ.setdefault(name, value)
+
+
+def prepared(profile: str, overrides: list[str], root: str) -> PipelineConfig:
+    """The configuration of a command that works in a root, whose stack it joins where one runs.
+    Call before importing prefect. Raises UsageError."""
+    from flows.stack.control import join_stack
+
+    join_stack(root)
+    config = load_profile(profile, overrides, {"root": root})
+    embed(config)
+    return config
 
 
 def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
@@ -14,7 +15,7 @@ from prefect.logging import get_run_logger
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from kernels_eval.records import Record, Status, stable_hash
+from kernels_eval.records import Status, stable_hash
 from tasks.benchmark.report.files import Report
 from tasks.benchmark.shown import FAST, OWN_TRACK, metrics_of
 from tasks.benchmark.stage import scores_of
@@ -39,15 +40,6 @@ from tasks.tracking.writing import NOTE_TAG
 from tasks.training.stage import adapter_of
 
 P = ParamSpec("P")
-
-
-class Tracked(Record):
-    """Where a run is in MLflow; `model_version` is NAME/VERSION of the registered adapter."""
-
-    tracking_uri: str
-    experiment: str
-    run_id: str
-    model_version: str | None
 
 
 def track(
@@ -133,24 +125,11 @@ def benchmark_record(config: PipelineConfig, benchmarked: Benchmarked) -> RunRec
     )
 
 
-def track_training(
-    config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
-) -> Tracked | None:
-    """`track` a training alone (`concur train`)."""
-    run_id = track(training_run_record, config, curated, trained)
-    if run_id is None:
-        return None
-    to = destination_of(config)
-    try:
-        version = registered_version(run_id, to)
-    except Exception:  # the run is written: where its version stands is no reason to fail
-        version = None
-    return Tracked(
-        tracking_uri=to.tracking_uri,
-        experiment=to.experiment,
-        run_id=run_id,
-        model_version=version,
-    )
+def model_version_of(config: PipelineConfig, run_id: str) -> str | None:
+    """NAME/VERSION of the registered adapter of a run; None where MLflow does not say."""
+    with suppress(Exception):  # the run is written: where its version stands is no reason to fail
+        return registered_version(run_id, destination_of(config))
+    return None
 
 
 def training_run_record(

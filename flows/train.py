@@ -11,7 +11,7 @@ from prefect import flow
 from flows.config import PipelineConfig
 from flows.naming import run_name
 from flows.runtime.guard import guarding
-from flows.track import Tracked, track_training
+from flows.track import track, training_run_record
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language
 from tasks.models import load_tokenizer
@@ -43,11 +43,11 @@ def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotR
 @flow(name="train and track", flow_run_name=run_name("train"))
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
-) -> tuple[SnapshotRef, Tracked | None]:
-    """`train_adapter` by itself, and where MLflow has it: None where tracking is off or failed."""
+) -> tuple[SnapshotRef, str | None]:
+    """`train_adapter` by itself, and its run in MLflow: None where tracking is off or failed."""
     with guarding(config.root):
         trained = train_adapter(config, tasks, curated)
-        return trained, track_training(config, curated, trained)
+        return trained, track(training_run_record, config, curated, trained)
 
 
 def of_line(

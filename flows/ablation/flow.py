@@ -28,7 +28,7 @@ from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
 from flows.naming import run_name
 from flows.refresh import verified_samples
-from flows.runtime.guard import guarding
+from flows.runtime.guard import guarding, optional
 from kernels_eval.records import Json, Record
 from tasks.benchmark.comparison.records import Ablation
 from tasks.policy import call_stage
@@ -111,19 +111,20 @@ def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
     directory, tracker = branches.directory, branches.tracker
     summary = directory / "ablation.json"
     write_text(summary, ablation.model_dump_json(indent=2))
-    results = results_of(ablation, directory)
-    tracker.close(ablation.branches, results.strategies, [summary, *results.files])
-    if results.strategies:
+    made, missing = optional("The results", results_of, ablation, directory)
+    strategies, files = made or ([], [])
+    tracker.close(ablation.branches, strategies, [summary, *files])
+    if strategies:
         title = "Strategies, with 95 % intervals, against the first"
-        create_table_artifact("ablation", results.strategies, title)
-    pages: dict[str, Path] = {path.suffix: path for path in results.files}
+        create_table_artifact("ablation", strategies, title)
+    pages: dict[str, Path] = {path.suffix: path for path in files}
     if page := pages.get(".md"):
         text = page.read_text(encoding="utf-8")
         create_markdown_artifact("comparison", text, "Which strategy won")
-    cautions = (*ablation.cautions, *results.cautions, *tracker.failures)
+    cautions = (*ablation.cautions, *missing, *tracker.failures)
     return AblationResult(
         ablation=ablation.model_copy(update={"cautions": cautions}),
-        strategies=tuple(results.strategies),
+        strategies=tuple(strategies),
         directory=str(directory),
         comparison=str(pages[".html"]) if ".html" in pages else None,
         mlflow_run=tracker.run_id,

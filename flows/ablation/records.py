@@ -58,15 +58,12 @@ def _record_file(directory: Path, name: str) -> Path:
 def sole_writer(directory: Path) -> Iterator[None]:
     """Hold an ablation's lock. Raises UsageError where another process has it."""
     directory.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(directory / LOCK)
     try:
-        lock.acquire(timeout=0)
+        held = FileLock(directory / LOCK).acquire(timeout=0)
     except Timeout:
         raise UsageError(
             f"this ablation is already running ({directory / LOCK} is held)",
             "wait for it, or stop it and rerun the command",
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()

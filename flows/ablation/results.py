@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Json
 from tasks.benchmark.comparison.records import Ablation, Branch
 
 ERROR_LENGTH = 300
-
-
-class Results(NamedTuple):
-    """The table of strategies, the comparison's files, and cautions for what could not be made."""
-
-    strategies: list[Json]
-    files: list[Path]
-    cautions: tuple[str, ...]
 
 
 def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
@@ -32,21 +23,15 @@ def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
     )
 
 
-def results_of(ablation: Ablation, directory: Path) -> Results:
-    """Compare finished branches and write the comparison. Failures become cautions, so that
-    finished branches are not lost."""
-    if not any(branch.state == "done" for branch in ablation.branches):
-        return Results([], [], ())
+def results_of(ablation: Ablation, directory: Path) -> tuple[list[Json], list[Path]]:
+    """Compare finished branches. Returns the table of strategies, and the comparison's files."""
     from tasks.benchmark.comparison.numbers import compared
     from tasks.benchmark.comparison.page import write_comparison
 
-    rows: list[Json] = []
-    try:
-        found = compared(ablation)
-        rows = list(found.strategies)
-        return Results(rows, write_comparison(found, directory), ())
-    except Exception as error:
-        return Results(rows, [], (f"the comparison is missing: {one_line(error)}",))
+    if not any(branch.state == "done" for branch in ablation.branches):
+        return [], []
+    found = compared(ablation)
+    return list(found.strategies), write_comparison(found, directory)
 
 
 def one_line(error: BaseException) -> str:

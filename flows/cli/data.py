@@ -180,12 +180,9 @@ def search(
     Block and tile sizes, unrolling and launch bounds are changed; with search.operators also flags,
     and a model rewrites. Rerun the same command to resume a search that was stopped.
     """
-    from flows.config import load_profile
-    from flows.launch import embed, served_and_shown
-    from flows.stack.control import join_stack
+    from flows.launch import prepared, served_and_shown
 
-    join_stack(root)
-    embed(config := load_profile(profile, overrides, {"root": root}))  # before prefect
+    config = prepared(profile, overrides, root)
     from flows.search import begun_with, search_and_track, summary_of
 
     begun = begun_with(config, verdicts)

@@ -45,15 +45,17 @@ def train(
         raise UsageError(f"{merged} exists", "give a new directory for the merged weights")
     place = find_curated(root, curated).root
     embed(given.model_copy(update={"root": place}))  # before prefect is imported
+    from flows.track import model_version_of
     from flows.train import merge_trained, of_line, summary_of, train_and_track
 
     config, tasks, found = of_line(root, curated, given)
     with served_and_shown() as progress:
-        trained, tracked = train_and_track(config, tasks, found)
+        trained, run_id = train_and_track(config, tasks, found)
     summary = summary_of(config, found, trained) | {
         "new_work": "training" in progress.worked,
         "seconds": progress.seconds,
-        "mlflow": tracked and tracked.model_dump(),
+        "mlflow": run_id,
+        "model_version": run_id and model_version_of(config, run_id),
     }
     if merged:
         summary["merged"] = merge_trained(config, tasks, found, trained, merged, merged_dtype)
@@ -83,12 +85,9 @@ def reinforce(
 
     Rerun the same command to resume one that was stopped.
     """
-    from flows.config import load_profile
-    from flows.launch import embed, served_and_shown
-    from flows.stack.control import join_stack
+    from flows.launch import prepared, served_and_shown
 
-    join_stack(root)
-    embed(given := load_profile(profile, overrides, {"root": root}))  # before prefect
+    given = prepared(profile, overrides, root)
     from flows.reinforce import of_training, reinforce_and_track, summary_of
 
     config, tasks, trained = of_training(given, training)

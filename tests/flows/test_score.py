@@ -2,72 +2,49 @@
 and bad tables are refused."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
-import flows
 from flows.cli.main import main
 from flows.lists import parsed_numbers
 from flows.score import score_table
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask
-from tasks.scores import pass_at_k
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
 from tests.support.cases import cases
+from tests.support.commands import concur
 
 CASES = cases("flows")
 
-ROOT = Path(flows.__file__).parent.parent
-TASK = (
-    "import torch\nclass Model(torch.nn.Module):\n    pass\ndef get_inputs():\n    return []\ndef"
-    " get_init_inputs():\n    return []\n"
-)
-QUICK = {"resamples": 100}
+RIGHT = {"status": "correct", "reason": "ok", "outputs_match": True}
+WRONG = {"status": "incorrect", "reason": "wrong_output", "outputs_match": False}
+ALIEN = {"status": "rejected", "reason": "no_custom_kernel"}
+FIRST, SECOND, OTHER = (f"kernelbench/L{name}" for name in ("1/1", "1/2", "2/1"))
 
 
-def verdict(task_id, sample, speedup=None, **other):
-    """Correct where a speedup is given (0: not timed), else a wrong output."""
-    right = (
-        {"status": "correct", "reason": "ok"}
-        if speedup is not None
-        else {"status": "incorrect", "reason": "wrong_output"}
-    )
-    facts = {
-        "candidate_id": f"{task_id}#{sample}",
-        "task_id": task_id,
-        "sample_index": sample,
-        "generator": "m",
-        "device": "H200",
-    }
-    return (
-        facts
-        | right
-        | {
-            "timing": {"speedup": speedup} if speedup else None,
-            "outputs_match": speedup is not None,
-        }
-        | other
-    )
+def rows(*answers, **other):
+    """A verdict for each answer: "TASK SPEEDUP" (correct; 0: not timed) or "TASK" (wrong), a
+    sample of its task each, with other columns."""
+    made = []
+    for number, answer in enumerate(answers):
+        task, *speedup = answer.split()
+        timing = {"speedup": float(speedup[0])} if speedup and float(speedup[0]) else None
+        known = {"candidate_id": f"{task}#{number}", "sample_index": number, "timing": timing}
+        model = {"generator": "m", "device": "H200"}
+        made.append(known | {"task_id": task} | model | (RIGHT if speedup else WRONG) | other)
+    return made
 
 
 def table(path, rows):
     schema = {"timing": pl.Struct({"speedup": pl.Float64}), "outputs_match": pl.Boolean}
-    pl.DataFrame(
-        rows,
-        schema_overrides={name: kind for name, kind in schema.items() if name in rows[0]},
-        infer_schema_length=None,
-    ).write_parquet(path)
+    known = {name: kind for name, kind in schema.items() if name in rows[0]}
+    pl.DataFrame(rows, schema_overrides=known, infer_schema_length=None).write_parquet(path)
     return str(path)
 
 
-def value(data, metric, k, group="all", track="custom_kernel", **more):
+def value(data, metric, k=1, group="all", track="custom_kernel", **more):
     asked = {"k": k, "group": group, "track": track, **more}
     found = [
         row[metric]["value"]
@@ -78,183 +55,123 @@ def value(data, metric, k, group="all", track="custom_kernel", **more):
     return found[0]
 
 
-def rows_of_two_levels():
-    """Level 1: one task right twice of four (speedups 2 and 0.5), one never. Level 2: one task
-    right in all of four, speedup 4."""
-    first = [
-        verdict("kernelbench/L1/1", n, speed) for n, speed in enumerate((2.0, 0.5, None, None))
-    ]
-    second = [verdict("kernelbench/L1/2", n) for n in range(4)]
-    return [*first, *second, *(verdict("kernelbench/L2/1", n, 4.0) for n in range(4))]
+# level 1: one task right twice of four, one never; level 2: one task right in all of four
+LEVELS = rows(*(f"{FIRST} 2", f"{FIRST} 0.5", FIRST, FIRST), *[SECOND] * 4, *[f"{OTHER} 4"] * 4)
 
 
-def test_scores_are_the_estimators_level_by_level(tmp_path):
-    data = score_table(
-        table(tmp_path / "v.parquet", rows_of_two_levels()), ks="1,2,10", ps="0,1", **QUICK
-    )
+def named(rows):
+    """The rows with an id each."""
+    return [row | {"candidate_id": f"c{number}"} for number, row in enumerate(rows)]
+
+
+SAMPLED = named(rows("a 1", "b", "b") + rows("a", generator="other"))
+(WITHOUT,) = rows("t", **ALIEN)
+TRACKS = named([*rows("t 2"), *(WITHOUT | {"outputs_match": said} for said in (True, None))])
+UNTIMED = named(rows("a 0", "b") + rows("a 2", "b", generator="timed"))
+
+SCORES = {
+    "levels": (LEVELS, "1,2,10", [
+        ({"metric": "exec"}, (0.5 + 0 + 1) / 3),
+        ({"metric": "exec", "k": 2, "group": "level 1"}, 5 / 12),
+        ({"metric": "fast_1", "group": "level 1"}, 1 / 8),
+        ({"metric": "geometric_mean_speedup", "k": 2, "group": "level 1"}, 1.0),
+        ({"metric": "exec", "k": 10}, None),
+    ], "m: pass@10 needs 10 samples of each task"),
+    "tracks": (TRACKS, "1", [
+        ({"metric": "exec"}, 1 / 3),
+        ({"metric": "exec", "track": "any"}, 2 / 3),
+    ], "1 verdicts do not say whether outputs"),
+    "degenerate tasks": (rows("kernelbench/L2/80 9", "kernelbench/L2/1"), "1", [
+        ({"metric": "exec", "group": "level 2", "degenerate": "with"}, 0.5),
+        ({"metric": "exec", "group": "level 2", "degenerate": "without"}, 0.0),
+    ], ""),
+    "times that were not recorded": (UNTIMED, "1", [
+        ({"metric": "exec", "model": "m"}, 0.5),
+        ({"metric": "fast_0", "model": "m"}, 0.5),
+        ({"metric": "fast_1", "model": "m"}, None),
+        ({"metric": "fast_1", "model": "timed"}, 0.5),
+    ], "m: no reference time was recorded."),
+    "tasks left out": (SAMPLED, "1", [],
+        "other has no sample on 1 of 2 tasks: its scores are of the others."),
+    "samples of other numbers": (SAMPLED, "1", [],
+        "m has 1 to 2 samples per task: pass@k needs k of every task."),
+    "a table without a model": (CASES["bare_rows"], "1", [
+        ({"metric": "exec", "model": "unnamed"}, 0.5),
+    ], "do not say whether a custom kernel did the work: both tracks are the same."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SCORES)
+def test_scores_are_the_estimators_and_what_is_not_known_is_said(tmp_path, case):
+    given, ks, expected, note = SCORES[case]
+    data = score_table(table(tmp_path / "v.parquet", given), ks=ks, ps="0,1", resamples=100)
+    for asked, wanted in expected:
+        assert value(data, **asked) == pytest.approx(wanted)
+    assert not note or any(note in each for each in data["notes"]), data["notes"]
+
+
+def test_groups_devices_and_intervals_are_beside_the_scores(tmp_path):
+    data = score_table(table(tmp_path / "v.parquet", LEVELS), ks="1", resamples=100)
     assert [group["group"] for group in data["groups"]] == ["all", "level 1", "level 2"]
     assert data["devices"] == ["H200"]
-    assert value(data, "exec", 1) == pytest.approx((0.5 + 0 + 1) / 3)
-    assert value(data, "exec", 2, "level 1") == pytest.approx(pass_at_k(4, 2, 2) / 2)
-    assert value(data, "fast_1", 1, "level 1") == pytest.approx(1 / 8)
-    assert value(data, "geometric_mean_speedup", 2, "level 1") == pytest.approx(1.0)
-    assert value(data, "exec", 10) is None
-    assert any("m: pass@10 needs 10 samples of each task" in note for note in data["notes"])
     row = data["scores"][0]
-    assert (row["group"], row["k"]) == ("all", 1)
+    assert (row["group"], row["k"], row["tasks"], row["samples"]) == ("all", 1, 3, 12)
     assert row["exec"]["lower"] <= row["exec"]["value"] <= row["exec"]["upper"]
-    assert row["tasks"] == 3
-    assert row["samples"] == 12
 
 
-def test_both_tracks_and_what_is_not_said(tmp_path):
-    alien = {"status": "rejected", "reason": "no_custom_kernel", "timing": None}
-    rows = [
-        verdict("t", 0, 2.0),
-        verdict("t", 1, None, **alien, outputs_match=True),
-        verdict("t", 2, None, **alien, outputs_match=None),
-    ]
-    data = score_table(table(tmp_path / "v.parquet", rows), ks="1", ps="0", **QUICK)
-    assert value(data, "exec", 1) == pytest.approx(1 / 3)
-    assert value(data, "exec", 1, track="any") == pytest.approx(2 / 3)
-    assert any(note.startswith("1 verdicts do not say whether outputs") for note in data["notes"])
-
-
-def test_degenerate_tasks_are_scored_with_and_without(tmp_path):
-    rows = [verdict("kernelbench/L2/80", 0, 9.0), verdict("kernelbench/L2/1", 0)]
-    data = score_table(table(tmp_path / "v.parquet", rows), ks="1", **QUICK)
-    assert value(data, "exec", 1, "level 2", degenerate="with") == 0.5
-    assert value(data, "exec", 1, "level 2", degenerate="without") == 0.0
-    assert (
-        list(data["degenerate_tasks"])
-        == ["kernelbench/L2/80"]
-        == data["groups"][0]["degenerate_tasks"]
-    )
-
-
-def test_times_that_were_not_recorded_are_not_guessed(tmp_path):
-    rows = [
-        verdict("a", 0, 0.0),
-        verdict("b", 0),
-        verdict("a", 1, 2.0, generator="timed"),
-        verdict("b", 1, generator="timed"),
-    ]
-    data = score_table(table(tmp_path / "v.parquet", rows), ks="1", ps="0,1", **QUICK)
-    assert value(data, "exec", 1, model="m") == value(data, "fast_0", 1, model="m") == 0.5
-    assert value(data, "fast_1", 1, model="m") is None
-    assert value(data, "fast_1", 1, model="timed") == 0.5
-    assert "m: no reference time was recorded." in data["notes"]
-
-
-def test_a_model_that_left_tasks_out_is_named(tmp_path):
-    rows = [
-        verdict("a", 0, 1.0),
-        verdict("b", 0),
-        verdict("b", 1),
-        verdict("a", 2, generator="other"),
-    ]
-    notes = score_table(table(tmp_path / "v.parquet", rows), ks="1", **QUICK)["notes"]
-    assert "other has no sample on 1 of 2 tasks: its scores are of the others." in notes
-    assert "m has 1 to 2 samples per task: pass@k needs k of every task." in notes
-
-
-def test_tables_without_a_model_or_optional_columns_take_the_label(tmp_path):
-    rows = CASES["bare_rows"]
-    data = score_table(
-        table(tmp_path / "v.parquet", rows), label="recorded elsewhere", ks="1", **QUICK
-    )
-    assert value(data, "exec", 1, model="recorded elsewhere") == 0.5 and data["devices"] == []
-    assert (
-        "These verdicts do not say whether a custom kernel did the work: both tracks are the same."
-        in data["notes"]
-    )
-
-
-def test_levels_come_from_the_tasks(tmp_path):
-    tasks = [
-        KernelTask(task_id=name, name=name, code=TASK, level=level)
-        for name, level in (("a", 1), ("b", 5))
-    ]
-    pl.DataFrame([task.model_dump() for task in tasks]).write_parquet(tmp_path / "t.parquet")
-    verdicts = table(tmp_path / "v.parquet", [verdict("a", 0, 1.0), verdict("b", 0)])
-    data = score_table(verdicts, tasks=str(tmp_path / "t.parquet"), ks="1", **QUICK)
+def test_levels_come_from_the_tasks_and_the_model_from_the_label(tmp_path):
+    code = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
+    levels = {"a": 1, "b": 5}
+    tasks = [{"task_id": name, "code": code, "level": levels[name]} for name in levels]
+    pl.DataFrame(tasks).write_parquet(tmp_path / "t.parquet")
+    needed = ("candidate_id", "task_id", "status")
+    bare = [{key: row[key] for key in needed} for row in rows("a 1", "b")]
+    asked = {"tasks": str(tmp_path / "t.parquet"), "ks": "1", "resamples": 100}
+    data = score_table(table(tmp_path / "v.parquet", bare), label="elsewhere", **asked)
     assert [group["group"] for group in data["groups"]] == ["all", "level 1", "level 5"]
-    assert value(data, "exec", 1, "level 1") == 1.0
+    assert value(data, "exec", group="level 1", model="elsewhere") == 1.0
     with pytest.raises(UsageError, match="1 of 2 tasks are not in .*such as c"):
-        score_table(
-            table(tmp_path / "w.parquet", [verdict("a", 0), verdict("c", 0)]),
-            tasks=str(tmp_path / "t.parquet"),
-        )
+        score_table(table(tmp_path / "w.parquet", rows("a", "c")), **asked)
 
 
 @pytest.mark.parametrize(
-    "rows, message, hint",
+    "given, message, hint",
     [
-        (
-            [verdict("a", 0, 1.0), verdict("b", 0, device="A100")],
-            r"verdicts of 2 devices are mixed: .*H200 \(1\)",
-            "--device",
-        ),
-        (
-            [verdict("a", 0), verdict("a", 0)],
-            "1 candidates are there more than once, such as 'a#0'",
-            "drop repeated rows",
-        ),
+        (rows("a 1") + rows("b", device="A100"), r"2 devices are mixed: .*H200 \(1\)", "--device"),
+        (rows("a") * 2, "1 candidates are there more than once, such as 'a#0'", "drop repeated"),
         ([{"candidate_id": "a", "task_id": "t"}], "needs the columns status", "verify-batch"),
     ],
 )
-def test_bad_tables_are_refused(tmp_path, rows, message, hint):
+def test_bad_tables_are_refused(tmp_path, given, message, hint):
     with pytest.raises(UsageError, match=message) as caught:
-        score_table(table(tmp_path / "v.parquet", rows))
+        score_table(table(tmp_path / "v.parquet", given))
     assert hint in caught.value.hint
 
 
-def test_one_of_several_devices_is_chosen(tmp_path):
-    rows = [
-        verdict("a", 0, 1.0),
-        verdict("a", 1, device="A100"),
-        verdict("a", 2, device=""),
-        verdict("a", 3, device=None),
-    ]
-    path = table(tmp_path / "v.parquet", rows)
-    assert value(score_table(path, device="H200", ks="1", **QUICK), "exec", 1) == pytest.approx(
-        1 / 3
-    ), "what needed no device counts"
+def test_one_of_several_devices_is_chosen_with_what_needed_no_device(tmp_path):
+    given = rows("a 1", "a", "a", "a")
+    for row, device in zip(given, ("H200", "A100", "", None), strict=True):
+        row["device"] = device
+    path = table(tmp_path / "v.parquet", given)
+    data = score_table(path, device="H200", ks="1", resamples=100)
+    assert value(data, "exec") == pytest.approx(1 / 3)
     with pytest.raises(UsageError, match="no verdict of 'B200'") as caught:
         score_table(path, device="B200")
     assert "A100" in caught.value.hint
 
 
 def test_snapshots_are_read_with_their_candidates(tmp_path):
-    root = str(tmp_path)
-    candidates, verdicts = (
-        Snapshot(root, "synthesis", "c" * 32),
-        Snapshot(root, "verification", "d" * 32),
-    )
-    candidates.append(
-        [
-            {"candidate_id": f"c{n}", "task_id": "t", "generator": "gen", "sample_index": n}
-            for n in range(2)
-        ],
-        CANDIDATES,
-    )
+    candidates = Snapshot(str(tmp_path), "synthesis", "c" * 32)
+    verdicts = Snapshot(str(tmp_path), "verification", "d" * 32)
+    known = [{"candidate_id": f"c{n}", "task_id": "t"} for n in range(2)]
+    candidates.append([row | {"generator": "gen"} for row in known], CANDIDATES)
     candidates.publish(config={}, rows=2)
     timing = {"reference_ms": 2.0, "candidate_ms": 1.0, "speedup": 2.0}
-    rows = [
-        {
-            "candidate_id": "c0",
-            "task_id": "t",
-            "status": "correct",
-            "reason": "ok",
-            "timing": timing,
-            "device": "cpu",
-        }
-    ]
-    rows += [{"candidate_id": "c1", "task_id": "t", "status": "timeout", "reason": "run"}]
-    verdicts.append(rows, VERDICTS)
+    right = {"status": "correct", "reason": "ok", "timing": timing, "device": "cpu"}
+    verdicts.append([known[0] | right, known[1] | {"status": "timeout", "reason": "run"}], VERDICTS)
     verdicts.publish(config={}, upstream=["c" * 32], rows=2)
-    data = score_table(root=root, ks="1", **QUICK)
-    assert value(data, "fast_1.5", 1, model="gen") == 0.5 and data["devices"] == ["cpu"]
+    data = score_table(root=str(tmp_path), ks="1", resamples=100)
+    assert value(data, "fast_1.5", model="gen") == 0.5 and data["devices"] == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -276,28 +193,10 @@ def test_lists_of_numbers_are_read_strictly(text, kind, least, found):
 
 
 def test_the_command_prints_a_table_or_one_json_object(tmp_path):
-    path = table(tmp_path / "v.parquet", rows_of_two_levels())
-    done = CliRunner().invoke(
-        main, ["benchmark", "--verdicts", path, "--k", "1", "--resamples", "100"]
-    )
-    assert done.exit_code == 0, done.output
-    assert "level 2" in done.output and "0.5" in done.output and "H200" in done.output
-    command = [
-        sys.executable,
-        "-m",
-        "flows.cli",
-        "benchmark",
-        "--verdicts",
-        path,
-        "--resamples",
-        "100",
-        "--json",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    plain = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment
-    )
-    assert plain.returncode == 0, plain.stderr
-    assert value(json.loads(plain.stdout), "exec", 1, "level 2") == 1.0
-    refused = CliRunner().invoke(main, ["benchmark", "--verdicts", path, "--k", "none"])
+    words = ["benchmark", "--verdicts", table(tmp_path / "v.parquet", LEVELS), "--resamples", "100"]
+    page = CliRunner().invoke(main, [*words, "--k", "1"])
+    assert page.exit_code == 0 and all(text in page.output for text in ("level 2", "0.5", "H200"))
+    plain = concur(*words, "--json")
+    assert value(json.loads(plain.stdout), "exec", 1, "level 2") == 1.0, plain.stderr
+    refused = CliRunner().invoke(main, [*words, "--k", "none"])
     assert refused.exit_code == 2 and "--k 'none' is not a list" in refused.output

@@ -158,7 +158,7 @@ def test_the_command_trains_once_and_says_where(tmp_path):
     first = trained("--merged", tmp_path / "merged", "--merged-dtype", "float32")
     assert first["rows"] == 3
     assert first["new_work"]
-    assert first["mlflow"]["model_version"] == "concur-local/1"
+    assert first["model_version"] == "concur-local/1"
     assert (Path(first["adapter"]) / "adapter_model.safetensors").is_file()
     assert first["rank"] == 4
     assert (tmp_path / "merged" / "model.safetensors").is_file()

@@ -56,7 +56,8 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 def refresh(config: PipelineConfig) -> Refreshed:
     """`refresh_dataset` inside a guarded run: run the stages, enter them in the history of the
     root, and write the morning report."""
-    with entered(config) as entry:
+    about = (config.name, config.language.value, config.curation.strategy)
+    with entered(config.root, *about) as entry:
         refreshed = run_stages(config)
         ended = entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
     optional("The files of the morning report", write_morning_report, config.root, ended)

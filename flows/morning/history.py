@@ -13,7 +13,6 @@ from typing import Any, Literal
 import fsspec
 from pydantic import ValidationError
 
-from flows.config import PipelineConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.files import atomic_write_at, explain_write_errors
@@ -65,19 +64,19 @@ class Entry:
 
 
 @contextmanager
-def entered(config: PipelineConfig) -> Iterator[Entry]:
+def entered(root: str, name: str, language: str, strategy: str) -> Iterator[Entry]:
     """Record one refresh in the history: an exception as failed, an interrupt as stopped; a block
     that ends without `ends` looks killed. Raises UsageError if the root cannot be written."""
     began = datetime.now(UTC)
     begun = Refresh(
         id=f"{began:%Y%m%dT%H%M%S%f}Z-{uuid.uuid4().hex[:8]}",
-        name=config.name,
-        language=config.language.value,
-        strategy=config.curation.strategy,
+        name=name,
+        language=language,
+        strategy=strategy,
         began_at=began.isoformat(timespec="milliseconds"),
     )
-    _write(config.root, begun, BEGAN)
-    entry = Entry(config.root, begun)
+    _write(root, begun, BEGAN)
+    entry = Entry(root, begun)
     try:
         yield entry
     except BaseException as error:

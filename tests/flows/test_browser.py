@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -201,52 +200,6 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     ending = [report["refresh"][key] for key in ("ending", "name", "strategy")]
     assert ending == ["finished", "browser", "min_length"]
     assert {change["what"]: change["rows"] for change in report["changes"]}["candidates"] == 6
-
-
-def artifact_of(page, key):
-    """Open an artifact of the run whose page is shown, in the pages that Prefect opens first."""
-    page.get_by_role("tab", name="Artifacts").click()
-    page.get_by_text(key, exact=True).click()
-    page.locator("a[href*='/artifacts/artifact/']").first.click()
-
-
-def test_a_night_from_the_form_to_a_difference_of_two_kernels_by_clicks_alone(stack, browser):
-    page = browser.page
-    page.set_viewport_size({"width": 1280, "height": 900})
-    page.goto(stack.prefect)  # as `concur up` prints it
-    page.get_by_role("link", name="Deployments", exact=True).click()
-    page.get_by_role("link", name="nightly", exact=True).click()
-    page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_text("Custom run").click()
-    page.get_by_role("button", name="Select Profile").click()
-    page.get_by_role("option", name="mine", exact=True).click()
-    for title, text in {"Name": "clicks", "Tasks at most": "2", "Samples per task": "2"}.items():
-        page.get_by_label(f"{title} (Optional)", exact=True).fill(text)
-    browser.shot("40-form")
-    page.get_by_role("button", name="Submit").click()
-    page.get_by_role("link", name="View run").click()
-    page.get_by_text("Completed", exact=True).first.wait_for(timeout=RUN_S * 1000)
-    page.get_by_role("tab", name="Task Runs").click()
-    page.get_by_text("curate a training set of 4 verdicts").first.wait_for()
-    browser.shot("41-stages")
-
-    artifact_of(page, "morning-report")
-    page.get_by_role("heading", name="What came").wait_for()
-    browser.shot("42-morning-report")
-    artifact_of(page, "candidates")
-    browser.page_errors.clear()  # Prefect's graph of a run raises where its page is left
-    page.get_by_text("Every candidate with its code, verdict and log").wait_for()
-    page.goto((stack.root / "view" / "index.html").as_uri())
-    page.get_by_text("4 of 4 candidates").wait_for()
-    browser.shot("44-candidates")
-    page.locator("#table .tabulator-row a").first.click()
-    page.locator("#candidate pre").first.wait_for()
-    browser.shot("45-candidate")
-    page.locator("#candidate select").select_option(index=1)
-    page.locator("#diff .added").first.wait_for()
-    browser.shot("46-difference")
-    assert browser.page_errors == []
-    assert {urlsplit(url).hostname for url in browser.outside} <= {ANALYTICS}
 
 
 def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(stack, browser):

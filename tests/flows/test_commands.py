@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from flows.cli.common import NEEDS
 from flows.cli.main import main
 from flows.cli.render import label, render, text_of
-from flows.config import load_profile
 from flows.morning.history import entered
 from tasks.store import SnapshotRef
 from tests.support import commands, curated
@@ -86,7 +85,7 @@ def workspace(tmp_path_factory):
     (place / "responses.jsonl").write_text(json.dumps(row))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        with entered(load_profile("local", ["root=made"])) as entry:
+        with entered("made", "local", "cpp", "concur") as entry:
             entry.ends("finished", snapshots=snapshots)
     return place, refs.fingerprint
 

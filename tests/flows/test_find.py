@@ -36,7 +36,7 @@ def root(tmp_path, monkeypatch):
         snapshot.publish(config={"source": "files"})
         made[count] = snapshot
     Snapshot("made", "tasks", fingerprint("tasks", 0)).append(rows, TASKS)
-    with entered(load_profile("local", ["root=made"])) as entry:
+    with entered("made", "local", "cpp", "concur") as entry:
         entry.ends("finished", snapshots={"tasks": made[5].ref})
     return made
 

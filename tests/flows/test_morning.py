@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
-from flows.config import PipelineConfig
 from flows.morning.history import BEGAN, PLACE, before, entered, refreshes
 from flows.morning.report import report_of
 from flows.morning.step import write_files
@@ -56,9 +55,12 @@ def morning(root, ended):
     return report_of(ended, *before(root, ended))
 
 
+def begun(root, name="nightly"):
+    return entered(str(root), name, "cpp", "concur")
+
+
 def night(root, snapshots, **changes):
-    config = PipelineConfig(root=str(root), name="nightly")
-    with entered(config) as entry:
+    with begun(root) as entry:
         return entry.ends("finished", snapshots=snapshots, **changes)
 
 
@@ -108,16 +110,15 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
 
 
 def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path):
-    config = PipelineConfig(root=str(tmp_path), name="nightly")
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
     night(tmp_path, snapshots)
-    with pytest.raises(RuntimeError), entered(config):
+    with pytest.raises(RuntimeError), begun(tmp_path):
         raise RuntimeError("the <disk> is full")
-    with pytest.raises(KeyboardInterrupt), entered(config):
+    with pytest.raises(KeyboardInterrupt), begun(tmp_path):
         raise KeyboardInterrupt
-    with entered(config):
+    with begun(tmp_path):
         pass  # a process that is killed here writes nothing more
-    with entered(PipelineConfig(root=str(tmp_path), name="other")) as entry:
+    with begun(tmp_path, "other") as entry:
         entry.ends("finished", snapshots=snapshots)
     found = morning(str(tmp_path), night(tmp_path, snapshots))
     assert [each.ending for each in found.unfinished] == ["failed", "stopped", "unknown"]
@@ -176,6 +177,6 @@ def test_a_root_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(UsageError, match="cannot write"),
-        entered(PipelineConfig(root=str(tmp_path / "file"))),
+        begun(tmp_path / "file"),
     ):
         pass

@@ -1,10 +1,11 @@
 """Follow a configuration through a command: print the files whose functions were handed it.
 
-    python -m tests.support.walk MODULE:CLASS.METHOD COMMAND [ARGUMENT ...]
+    python -m tests.support.walk MODULE:CLASS.METHOD COMMAND [ARGUMENT ...] --set KEY=VALUE
 
-The command runs in this process until it calls the method, which ends it. A function was handed the
-configuration where an argument of its call is a part of one, the text of an override, or a mapping
-or object of ours that holds either. One JSON object of file -> functions, in the order of entry.
+The command runs in this process until it calls the method, which ends it. The key is one of
+verification's: what is followed is every part of a configuration that holds it. A function was
+handed it where an argument of its call is such a part, the text of the override, or a mapping or
+object of ours that holds either. One JSON object of file -> functions, in the order of entry.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "kernels_eval")
+HOLDERS = ("PipelineConfig", "VerificationConfig", "EvalConfig", "TimingConfig")
+"""From the outermost inwards, what holds `verification.eval.timing.max_s`."""
 FOLDERS = tuple(f"{ROOT / name}/" for name in PACKAGES)
 
 
@@ -53,7 +56,7 @@ class Walk:
     def is_configuration(self, value: Any, nested: bool = True) -> bool:
         if isinstance(value, str):
             return value in self._overrides
-        if isinstance(value, BaseModel) and type(value).__name__.endswith("Config"):
+        if isinstance(value, BaseModel) and type(value).__name__ in HOLDERS:
             return True
         held: list[Any] = []
         if isinstance(value, dict):

@@ -4,7 +4,7 @@ the run's log. Does not sanitise Markdown."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +16,13 @@ from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
 from kernels_eval.records import Row
-from tasks.reporting.text import cells, interval, spread
+from tasks.reporting.text import cells, interval
 from tasks.retry import retry_until_back
 from tasks.tracking.config import page_of
 
 if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
 
-MOST_STEPS = 40
-"""Rows of a table of steps."""
 BACK_S = 120.0
 """Seconds to wait for a Prefect server that does not answer. Its client waits a minute, but only
 after a first contact."""
@@ -113,20 +111,6 @@ def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
             for name, one in opened.items()
         ]
         create_table_artifact("snapshots", rows, "Where the snapshots of this run are")
-
-
-def show_log(key: str, trained: SnapshotRef, columns: Sequence[str], description: str) -> None:
-    """Numbers of a training's log by optimiser step, evenly sampled if long. Missing columns and
-    steps without the first are left out."""
-    with warn_on_error(f"the artifact {key}"):
-        log = trained.open().read(unique="step").sort("step").fill_nan(None)
-        known = [name for name in columns if name in log.columns]
-        rows = log.drop_nulls(columns[0]).select("step", *known).to_dicts()
-        table = [
-            {name: value and round(value, 4) for name, value in row.items()}
-            for row in spread(rows, MOST_STEPS)
-        ]
-        create_table_artifact(key, table, description)
 
 
 def show_scores(scores: pl.DataFrame) -> None:

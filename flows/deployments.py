@@ -21,7 +21,6 @@ from flows.artifacts import (
     link_mlflow,
     show_candidates,
     show_gains,
-    show_log,
     show_scores,
     show_snapshots,
 )
@@ -52,8 +51,6 @@ from tasks.verification.stage import wait_for_head
 
 DEVICES = "gpu"
 """Prefect's global concurrency limit; a slot is a GPU, or the whole CPU without any."""
-REWARDS = ("reward", "status/correct", "status/rejected", "speedup_of_correct", "kl", "judged_s")
-"""Shown columns of a reinforcement's log; MLflow has all."""
 
 
 @flow(name="nightly refresh", flow_run_name=run_name("refresh"))
@@ -99,7 +96,6 @@ def train_on_set(
     config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
         trained, tracked = train_and_track.fn(config, tasks, found)
-    show_log("training-loss", trained, ("loss",), "Training loss by optimiser step")
     show_snapshots({"training set": found, "adapter and training log": trained})
     link_mlflow(config, tracked)
     return trained
@@ -118,7 +114,6 @@ def reinforce_with_rewards(
     prepared(config)  # now that the language of the training set is known
     with devices(config, config.verification.workers):
         reinforced, tracked = reinforce_and_track.fn(config, tasks, trained)
-    show_log("rewards", reinforced, REWARDS, "Rewards and verdicts by optimiser step")
     show_snapshots({"training": trained, "adapter and log": reinforced})
     link_mlflow(config, tracked)
     return reinforced

@@ -6,7 +6,6 @@ from prefect import flow
 
 from flows.artifacts import (
     create_markdown_artifact,
-    create_table_artifact,
     link_mlflow,
     show_candidates,
     show_scores,
@@ -52,8 +51,6 @@ def run_line(config: PipelineConfig) -> LineResult:
     benchmarked = benchmark_models(config, trained)
     report = write_report(config, refreshed, trained, benchmarked)
     create_markdown_artifact("report", report.markdown, "What this run found")
-    summary = [{"what": name, "value": value} for name, value in report.summary]
-    create_table_artifact("summary", summary, "The run in one table")
     run_id = track(run_record, config, refreshed, trained, benchmarked, report)
     show_scores(scores_of(benchmarked.scores))
     made = {"adapter and training log": trained, "scores": benchmarked.scores}

@@ -7,7 +7,6 @@ from prefect import flow
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
-    show_snapshots,
 )
 from flows.config import PipelineConfig
 from flows.morning.history import entered
@@ -73,7 +72,6 @@ def run_stages(config: PipelineConfig) -> Refreshed:
     made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
     _, undrawn = optional("The table of the training set", show_set, made, config.curation.strategy)
     refreshed = made.model_copy(update={"cautions": (*noted, *cautions, *undrawn)})
-    show_snapshots(refreshed.snapshots)
     if refreshed.cautions:
         text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
         create_markdown_artifact("cautions", text, "What to know about this refresh")

@@ -30,10 +30,6 @@ from tasks.tracking.writing import NOTE_TAG
 CURVE = "exec_at_1_over_size"
 """Exec at pass@1; its step is the number of rows trained on."""
 SCORE_COLUMNS = ("track", "metric", "k", "value", "lower", "upper", "tasks", "samples", "why_not")
-BRANCH_COLUMNS = (
-    *("name", "strategy", "size", "seed", "state", "error"),
-    *("rows", "loss_last", "held_out_loss_last", "seconds"),
-)
 T = TypeVar("T")
 
 
@@ -80,8 +76,6 @@ class AblationTracker:
             return
         states = Counter(branch.state for branch in branches)
         done = states["done"]
-        table = [{name: getattr(branch, name) for name in BRANCH_COLUMNS} for branch in branches]
-        tables = {"branches": table, "strategies": list(rows)}
         record = StageRecord(
             name="summary",
             metrics={"branches_done": float(done), "branches_failed": float(states["failed"])},
@@ -91,7 +85,6 @@ class AblationTracker:
                 NOTE_TAG: f"{done} of {len(branches)} branches are done.",
             },
             artifacts=tuple(path for path in files if path.is_file()),
-            tables={name: table for name, table in tables.items() if table},
         )
         self._try(lambda: self._sink.close(record))
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import quote
 
 from kernels_eval.records import Json, Row
-
-T = TypeVar("T")
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s]+@")
 _ACTING = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
@@ -131,13 +129,6 @@ def cut(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return f"{text[:limit]} [... {len(text) - limit:,} more characters]"
-
-
-def spread(items: Sequence[T], limit: int) -> list[T]:
-    """Return at most `limit` items, evenly taken, first and last included."""
-    if len(items) <= limit:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / (limit - 1))] for i in range(limit)]
 
 
 def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:

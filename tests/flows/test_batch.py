@@ -3,11 +3,8 @@ nothing; and what it refuses."""
 
 import json
 import os
-import re
 import signal
 import sys
-import threading
-from queue import Queue
 
 import polars as pl
 import psutil
@@ -23,12 +20,13 @@ from tasks.synthesis.tables import CandidateTable
 from tasks.verification import batch
 from tasks.verification.batch import verify_batch
 from tasks.verification.config import VerificationConfig
-from tests.support.commands import ROOT, concur, kill_tree, start
+from tests.support.commands import ROOT, Running, concur, kill_tree
 
 NAMES = ("cumulative_sum", "softmax_rows")
 QUICK = ("--workers", "1", "--builders", "1", "--set", "timing.max_s=0.3")
 CODE = "class ModelNew: pass\n"
 DEFAULTS = VerificationConfig()
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture
@@ -49,38 +47,6 @@ def inputs(tmp_path):
         paths[1]
     )
     return paths
-
-
-class Command:
-    """`concur verify-batch` in a session of its own, as in a terminal; its stderr is read by
-    lines."""
-
-    def __init__(self, directory, *arguments):
-        words = ("verify-batch", *arguments)
-        self.process = start(*words, cwd=directory, CUDA_VISIBLE_DEVICES="")
-        self.stderr = []
-        self._lines = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stderr or ():
-            self.stderr.append(line)
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def wait_for(self, pattern, timeout_s=400):
-        """The next line of stderr that matches. Fails where the command ends before it."""
-        while (line := self._lines.get(timeout=timeout_s)) is not None:
-            if re.search(pattern, line):
-                return line
-        raise AssertionError(f"no line {pattern!r} in\n{''.join(self.stderr)}")
-
-    def finish(self, timeout_s=400):
-        out = self.process.stdout.read() if self.process.stdout else ""
-        return self.process.wait(timeout=timeout_s), out
-
-    def below(self):
-        return psutil.Process(self.process.pid).children(recursive=True)
 
 
 @pytest.fixture
@@ -108,7 +74,7 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
 
     # 1. Ctrl-C once there is a verdict of a worker, as a terminal sends it: to the whole group; and
     # again while it is stopping
-    first = Command(tmp_path, *arguments)
+    first = Running("verify-batch", *arguments, cwd=tmp_path, **NO_GPU)
     commands.append(first)
     first.wait_for(r"^verification +[2-5]/6 ")  # the one without code is the first
     workers = first.below()
@@ -117,8 +83,7 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     while not psutil.wait_procs(workers, timeout=0.1)[0]:
         assert first.process.poll() is None  # until workers are being stopped
     os.killpg(first.process.pid, signal.SIGINT)
-    status, stdout = first.finish()
-    assert (status, stdout) == (130, ""), "".join(first.stderr)
+    assert (first.finish(), first.text) == (130, ""), "".join(first.stderr)
     assert first.stderr[-1].startswith("interrupted: finished work is kept")
     assert "Traceback" not in "".join(first.stderr)
     assert psutil.wait_procs(workers, timeout=30)[1] == []
@@ -127,14 +92,13 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     assert sorted(path.name for path in out.iterdir()) == ["snapshots"]  # no half of a result
 
     # 2. the same command does the rest, and nothing twice
-    second = Command(tmp_path, *arguments, "--json")
+    second = Running("verify-batch", *arguments, "--json", cwd=tmp_path, **NO_GPU)
     commands.append(second)
-    status, stdout = second.finish()
-    assert status == 0, "".join(second.stderr)
+    assert second.finish() == 0, "".join(second.stderr)
     after = kept(out)
     assert len(after) == 6
     assert {key: after[key] for key in before} == before  # the very same rows, timings included
-    data = json.loads(stdout)  # alone on stdout
+    data = json.loads(second.text)  # alone on stdout
     this_run, correct = data["this_run"], data["statuses"]["correct"]
     assert (this_run["by_workers"], this_run["without_worker"]) == (6 - len(before), len(before))
     assert data["candidates"] == sum(data["statuses"].values()) == 6 and data["tasks"] == 2

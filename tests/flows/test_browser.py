@@ -341,8 +341,8 @@ def test_every_other_deployment_runs_from_its_form(stack, browser):
     page = browser.page
     shown = {
         "line": ("whole line", {"mlflow-run", "report"}),
-        "train": ("train an adapter", {"mlflow-run", "snapshots", "training-loss"}),
-        "reinforce": ("reinforce an adapter", {"mlflow-run", "snapshots", "rewards"}),
+        "train": ("train an adapter", {"mlflow-run", "snapshots"}),
+        "reinforce": ("reinforce an adapter", {"mlflow-run", "snapshots"}),
         "benchmark": ("score the models", {"mlflow-run", "snapshots", "scores"}),
         "curate": ("curate training sets", {"training-sets", "snapshots"}),
     }

@@ -5,11 +5,8 @@ import json
 import re
 import signal
 import sqlite3
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
-from queue import Empty, Queue
-from time import monotonic
 
 import polars as pl
 import pytest
@@ -17,11 +14,10 @@ import yaml
 
 from tasks.store.lookup import snapshots
 from tasks.tracking.writing import PARENT_TAG
-from tests.support.commands import kill_tree, start, tiny
+from tests.support.commands import Running, kill_tree, tiny
 
 PROFILE = tiny(
     "tiny",
-    root="out",
     tasks=2,
     training={"batch_size": 2, "learning_rate": 2.0e-3},
     benchmark={"sampling": {"temperature": 0.8, "max_tokens": 32}},
@@ -30,58 +26,6 @@ CANDIDATES = 4
 START_S, RUN_S = 600, 900  # the first run on a machine also precompiles headers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-
-
-class Line:
-    """One `concur run` in a session of its own, its stderr read as it comes."""
-
-    def __init__(self, directory):
-        self.process = start("run", "--profile", "tiny.yaml", cwd=directory)
-        self.stderr = []
-        self.stdout = []
-        self._lines = Queue()
-        self._readers = [
-            threading.Thread(target=read, daemon=True)
-            for read in (self._read_stderr, self._read_stdout)
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read_stderr(self):
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.stderr.append(line)
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def _read_stdout(self):
-        assert self.process.stdout is not None
-        self.stdout.extend(self.process.stdout)
-
-    def wait_for(self, pattern, timeout_s):
-        """The first line of stderr that matches. Fails where the command ends, or stays silent,
-        before it."""
-        deadline = monotonic() + timeout_s
-        while (left := deadline - monotonic()) > 0:
-            try:
-                line = self._lines.get(timeout=left)
-            except Empty:
-                break
-            if line is None:
-                break
-            if found := re.search(pattern, line):
-                return found
-        raise AssertionError(f"no line {pattern!r} in\n{''.join(self.stderr)[-4000:]}")
-
-    def finish(self, timeout_s):
-        status = self.process.wait(timeout=timeout_s)
-        for reader in self._readers:
-            reader.join(timeout=30)
-        return status
-
-    @property
-    def text(self):
-        return "".join(self.stdout)
 
 
 @pytest.fixture
@@ -100,7 +44,7 @@ def lines(directory):
 
 
 def started(directory, lines):
-    lines.append(Line(directory))
+    lines.append(Running("run", "--profile", "tiny.yaml", "--root", "out", cwd=directory))
     return lines[-1]
 
 

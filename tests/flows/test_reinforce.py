@@ -8,7 +8,7 @@ import pytest
 
 from flows import forms
 from flows.config import PipelineConfig, load_profile
-from flows.deployments import REWARDS, newest_adapter, reinforce_with_rewards
+from flows.deployments import newest_adapter, reinforce_with_rewards
 from flows.reinforce import judge_by, of_training, reinforce_adapter
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
@@ -93,9 +93,7 @@ def test_the_deployed_flow_reinforces_the_newest_adapter_and_shows_what_a_person
         assert done.returncode == 0, done.stdout + done.stderr
         found = httpx.post(f"{server.api_url}/artifacts/filter", json={}, timeout=60).json()
     shown = {each["key"]: each["data"] for each in found}
-    assert {"rewards", "snapshots"} <= set(shown)
-    rows = json.loads(shown["rewards"])
-    assert [row["step"] for row in rows] == [1, 2] and "reward" in rows[0]
+    assert "snapshots" in shown
 
     (folder,) = (root / "reinforcement").glob("*")
     snapshot = Snapshot(str(root), "reinforcement", folder.name)
@@ -105,7 +103,7 @@ def test_the_deployed_flow_reinforces_the_newest_adapter_and_shows_what_a_person
     runs = client.search_runs([experiment.experiment_id], f"tags.fingerprint = '{folder.name}'")
     names = set(runs[0].data.metrics)
     # no kernel of this model is correct: it has no speedup
-    assert set(REWARDS) - {"speedup_of_correct"} <= names
+    assert {"reward", "status/correct", "status/rejected", "kl", "judged_s"} <= names
     assert {"reasoning_tokens", "rejected/no_custom_kernel", "reward/correct"} <= names
     assert len(client.get_metric_history(runs[0].info.run_id, "status/no_code")) == 2
 

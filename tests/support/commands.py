@@ -1,10 +1,14 @@
 """`concur` as a user runs it: a process of its own, without settings of Prefect, MLflow or Ray."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Queue
 
 import psutil
 
@@ -52,6 +56,51 @@ def start(*words, cwd, **env):
         text=True,
         start_new_session=True,
     )
+
+
+class Running:
+    """`concur` in a session of its own, as in a terminal, its output read by lines as it comes."""
+
+    def __init__(self, *words, cwd, **env):
+        self.process = start(*words, cwd=cwd, **env)
+        self.stderr, self._stdout, self._lines = [], [], Queue()
+        self._readers = [
+            threading.Thread(target=read, daemon=True)
+            for read in (self._read_stderr, self._read_stdout)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_stderr(self):
+        for line in self.process.stderr:
+            self.stderr.append(line)
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_stdout(self):
+        self._stdout.extend(self.process.stdout)
+
+    @property
+    def text(self):
+        return "".join(self._stdout)
+
+    def wait_for(self, pattern, timeout_s=600):
+        """The match in the next line of stderr that has one. Fails where the command ends, or is
+        silent for so long, before it."""
+        with suppress(Empty):
+            while (line := self._lines.get(timeout=timeout_s)) is not None:
+                if found := re.search(pattern, line):
+                    return found
+        raise AssertionError(f"no line {pattern!r} in\n{''.join(self.stderr)[-4000:]}")
+
+    def finish(self, timeout_s=900):
+        status = self.process.wait(timeout=timeout_s)
+        for reader in self._readers:
+            reader.join(timeout=30)
+        return status
+
+    def below(self):
+        return psutil.Process(self.process.pid).children(recursive=True)
 
 
 def kill_tree(process):

@@ -69,7 +69,7 @@ def embed(config: PipelineConfig) -> None:
         os.environ.setdefault(name, value)
 
 
-def prepared(profile: str, overrides: list[str], root: str) -> PipelineConfig:
+def joined_configuration(profile: str, overrides: list[str], root: str) -> PipelineConfig:
     """The configuration of a command that works in a root, whose stack it joins where one runs.
     Call before importing prefect. Raises UsageError."""
     from flows.stack.control import join_stack

@@ -180,9 +180,9 @@ def search(
     Block and tile sizes, unrolling and launch bounds are changed; with search.operators also flags,
     and a model rewrites. Rerun the same command to resume a search that was stopped.
     """
-    from flows.launch import prepared, served_and_shown
+    from flows.launch import joined_configuration, served_and_shown
 
-    config = prepared(profile, overrides, root)
+    config = joined_configuration(profile, overrides, root)
     from flows.search import begun_with, search_and_track, summary_of
 
     begun = begun_with(config, verdicts)

@@ -85,9 +85,9 @@ def reinforce(
 
     Rerun the same command to resume one that was stopped.
     """
-    from flows.launch import prepared, served_and_shown
+    from flows.launch import joined_configuration, served_and_shown
 
-    given = prepared(profile, overrides, root)
+    given = joined_configuration(profile, overrides, root)
     from flows.reinforce import of_training, reinforce_and_track, summary_of
 
     config, tasks, trained = of_training(given, training)

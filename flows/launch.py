@@ -39,11 +39,10 @@ def require_ready(config: PipelineConfig, *parts: Part) -> None:
     needs of these parts of a run. Raises an EvalError."""
     from flows.ready import checks
     from kernels_eval.devices import require_device
-    from kernels_eval.pool.ray import address_of, require_cluster
+    from kernels_eval.pool.ray import require_cluster
 
     require_device(config.language)
-    if (address := address_of(config.verification.ray_address)) != "local":
-        require_cluster(address)
+    require_cluster(config.verification.ray_address)
     if "://" not in config.root:
         fix = "choose another one with --set root=DIR, or fix its permissions"
         with explain_write_errors(f"to root {config.root}", fix):

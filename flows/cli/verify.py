@@ -169,7 +169,7 @@ def serve(
     """
     from kernels_eval.__main__ import QUICK
     from kernels_eval.devices import visible_gpus
-    from kernels_eval.pool.ray import address_of, require_cluster
+    from kernels_eval.pool.ray import require_cluster
     from kernels_eval.records import Language
     from kernels_eval.service.app import Intake, Service, run
     from kernels_eval.service.guard import require_token
@@ -179,8 +179,7 @@ def serve(
 
     token = os.environ.get("CONCUR_SERVE_TOKEN")
     require_token(host, token)
-    if (address := address_of(ray_address)) != "local":
-        require_cluster(address)
+    require_cluster(ray_address)
     judged = Language(language or ("cuda" if visible_gpus() else "cpp"))
     protocol = load_protocol(overrides, QUICK if quick else None)
     found = {task.task_id: task for place in tasks for task in load(place)}

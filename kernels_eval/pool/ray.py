@@ -44,8 +44,13 @@ def address_of(given: str | None) -> str:
     return given or os.environ.get("RAY_ADDRESS") or "local"
 
 
-def require_cluster(address: str) -> None:
-    """Raise UsageError where no Ray head node answers at `address` (`auto` or HOST:PORT)."""
+def require_cluster(given: str | None) -> None:
+    """Raise UsageError where `address_of` names a cluster (`auto` or HOST:PORT), and no Ray head
+    node answers there.
+    """
+    address = address_of(given)
+    if address == "local":
+        return
     if "://" in address:
         raise UsageError(
             f"{address} is an address for Ray Client, which cannot be used: the process that hands"

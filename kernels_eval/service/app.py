@@ -363,11 +363,9 @@ class Intake:
             parse_reason=reason,
         )
         candidate = candidate.model_copy(update={"candidate_id": self.key(task, candidate)})
-        # a field that older clients did not have changes no digest of theirs
-        later = {"id"} if request.solution else {"id", "solution"}
         return Submission(
             id=request.id or uuid4().hex,
-            digest=stable_hash(request.model_dump(mode="json", exclude=later)),
+            digest=stable_hash(request.model_dump(mode="json", exclude={"id"})),
             task=task,
             candidate=candidate,
             priority=request.priority,

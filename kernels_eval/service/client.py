@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import TypeVar
@@ -210,14 +211,21 @@ class VerifierClient:
         self._portal: BlockingPortal | None = None
         self._starting = threading.Lock()
 
-    def _call(self, method: Callable[..., Awaitable[T]], *arguments: object) -> T:
+    def _begin(self, method: Callable[..., Awaitable[T]], *arguments: object) -> Future[T]:
         with self._starting:
             if self._portal is None:
                 self._portal = self._running.enter_context(start_blocking_portal())
-        return self._portal.call(method, *arguments)
+        return self._portal.start_task_soon(method, *arguments)
+
+    def _call(self, method: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        return self._begin(method, *arguments).result()
 
     def evaluate(self, request: EvaluationRequest) -> Evaluation:
         return self._call(self.calls.evaluate, request)
+
+    def begin_batch(self, requests: Sequence[EvaluationRequest]) -> Future[list[Evaluation]]:
+        """Begin `evaluate_batch`, for whoever waits in an event loop of their own."""
+        return self._begin(self.calls.evaluate_batch, requests)
 
     def evaluate_batch(self, requests: Sequence[EvaluationRequest]) -> list[Evaluation]:
         return self._call(self.calls.evaluate_batch, requests)

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from kernels_eval.devices import require_device
 from kernels_eval.errors import UsageError
-from kernels_eval.pool.ray import address_of, require_cluster
+from kernels_eval.pool.ray import require_cluster
 from kernels_eval.records import Json, KernelTask, Language, Phases
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.reporting.text import by_count
@@ -76,8 +76,7 @@ def verify_batch(
     resumes.
     """
     began_s = time.monotonic()
-    if (address := address_of(config.ray_address)) != "local":
-        require_cluster(address)
+    require_cluster(config.ray_address)
     language = table.language(language)
     require_device(language)
     found = _tasks_of(tasks, table.asked_tasks(language), table.location)

@@ -12,14 +12,13 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from pydantic import Field, NonNegativeFloat, ValidationError
 
 from kernels_eval.errors import EvalError, UsageError, first_problem
 from kernels_eval.records import Row, Status, Verdict
 from kernels_eval.rewards import RewardRecipe, recipe_of, reward
-from kernels_eval.service.client import AsyncVerifierClient, VerifierClient
+from kernels_eval.service.client import VerifierClient
 from kernels_eval.service.schema import Evaluation, EvaluationRequest
 
 TASK = ("task_id", "task", "definition")
@@ -68,17 +67,7 @@ class Scorer:
         """
         self.recipe = recipe_of(recipe)
         url = url or os.environ.get("CONCUR_SERVE_URL") or "http://127.0.0.1:8700"
-        self._address = url, os.environ.get("CONCUR_SERVE_TOKEN")
-        self.client = VerifierClient(*self._address)
-        self._by_loop: WeakKeyDictionary[object, AsyncVerifierClient] = WeakKeyDictionary()
-
-    @property
-    def async_client(self) -> AsyncVerifierClient:
-        """The running event loop's own client: a connection lives in one loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._by_loop:
-            self._by_loop[loop] = AsyncVerifierClient(*self._address)
-        return self._by_loop[loop]
+        self.client = VerifierClient(url, os.environ.get("CONCUR_SERVE_TOKEN"))
 
     def scores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
         """One score per response, in order. Raises UsageError for an unusable row, ServiceError."""
@@ -90,7 +79,8 @@ class Scorer:
 
     async def ascores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
         requests = list(map(_request, rows, responses))
-        return list(map(self._score, requests, await self.async_client.evaluate_batch(requests)))
+        evaluations = await asyncio.wrap_future(self.client.begin_batch(requests))
+        return list(map(self._score, requests, evaluations))
 
     def _score(self, request: _Request, found: Evaluation) -> Score:
         verdict = found.verdict

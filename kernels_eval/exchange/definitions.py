@@ -50,14 +50,15 @@ def definition_of(task: KernelTask, interface: Interface, suite: Suite) -> Defin
 
 def workload_of(task: KernelTask, interface: Interface, suite: Suite) -> Workload:
     """The declared inputs, as drawn by the suite (FlashInfer-Bench) or by the task (SOL)."""
-    kinds = {
-        form.name: WorkloadInput(type="custom")
-        if suite == "sol"
-        else WorkloadInput(type="random")
-        if form.dtype
-        else WorkloadInput.model_validate({"type": "scalar", "value": form.value})
-        for form in interface.inputs
-    }
+    kinds = {}
+    for form in interface.inputs:
+        if suite == "sol":
+            kind: dict[str, object] = {"type": "custom"}
+        elif form.dtype:
+            kind = {"type": "random"}
+        else:
+            kind = {"type": "scalar", "value": form.value}
+        kinds[form.name] = WorkloadInput.model_validate(kind)
     return Workload(axes={}, inputs=kinds, uuid=stable_hash([task.task_id, task.code]))
 
 

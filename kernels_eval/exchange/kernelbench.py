@@ -19,6 +19,7 @@ _NOT_COMPILED = (Status.COMPILE_ERROR, Status.NO_CODE)
 def entry_of(verdict: Verdict, sample: int) -> dict[str, object]:
     """A verdict as an entry of `eval_results.json`; times in milliseconds."""
     timing = verdict.timing
+    stats = {"median": timing.candidate_ms, "num_trials": timing.pairs} if timing else {}
     return {
         "sample_id": sample,
         "compiled": verdict.status not in _NOT_COMPILED,
@@ -31,9 +32,7 @@ def entry_of(verdict: Verdict, sample: int) -> dict[str, object]:
             "concur_detail": verdict.detail,
         },
         "runtime": timing.candidate_ms if timing else -1.0,
-        "runtime_stats": {"median": timing.candidate_ms, "num_trials": timing.pairs}
-        if timing
-        else {},
+        "runtime_stats": stats,
         "ref_runtime": timing.reference_ms if timing else -1.0,
     }
 

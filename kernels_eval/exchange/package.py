@@ -84,12 +84,25 @@ def export_package(
         }
         _fill(folder, module, task, candidate, certificate, known)
         shutil.copytree(folder, target)
-    bounds = (t.speedup_lower, t.speedup_upper) if (t := verdict.timing) else (0.0, 0.0)
-    about = {"task": task, "verdict": verdict, "inputs": interface.inputs, "bounds": bounds}
-    text = rendered("README.md.j2", **known, **about, folder=out)
+    timing = verdict.timing
+    text = rendered(
+        "README.md.j2",
+        **known,
+        task=task,
+        verdict=verdict,
+        inputs=interface.inputs,
+        bounds=(timing.speedup_lower, timing.speedup_upper) if timing else (0.0, 0.0),
+        folder=out,
+    )
     (out / "README.md").write_text(text, encoding="utf-8")
-    told = {"variant": target.name, "speedup": verdict.speedup, "device": verdict.device}
-    return known | told | {"folder": str(out), "task_id": task.task_id}
+    return {
+        **known,
+        "variant": target.name,
+        "speedup": verdict.speedup,
+        "device": verdict.device,
+        "folder": str(out),
+        "task_id": task.task_id,
+    }
 
 
 def _fill(

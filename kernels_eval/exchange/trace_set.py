@@ -113,18 +113,24 @@ class TraceSet:
         def put(kind: str, rows: Iterable[object], *names: str, indent: int | None = None) -> None:
             path = root / LAYOUTS[suite][kind].format(*map(file_name, names))
             path.parent.mkdir(parents=True, exist_ok=True)
-            text = "".join(json.dumps(row, indent=indent) + "\n" for row in rows)
-            path.write_text(text, encoding="utf-8")
+            lines = [json.dumps(row, indent=indent) + "\n" for row in rows]
+            path.write_text("".join(lines), encoding="utf-8")
 
         for name, definition in self.definitions.items():
             put("definition", [written(definition, suite)], name, indent=2)
-            rows = {
-                uuid: {"definition": name, "workload": written(workload, suite)}
-                for uuid, workload in self.workloads[name].items()
+            workloads = {
+                uuid: written(workload, suite) for uuid, workload in self.workloads[name].items()
             }
-            put("workload", [x["workload"] if suite == "sol" else x for x in rows.values()], name)
-            told = [row for row in self.traces if row["definition"] == name]
-            put("trace", [row | rows[row.pop("uuid")] for row in map(dict, told)], name)
+            traces = []
+            for trace in self.traces:
+                if trace["definition"] == name:
+                    known = {key: value for key, value in trace.items() if key != "uuid"}
+                    traces.append(known | {"workload": workloads[trace["uuid"]]})
+            rows = list(workloads.values())
+            if suite == "flashinfer":
+                rows = [{"definition": name, "workload": workload} for workload in rows]
+            put("workload", rows, name)
+            put("trace", traces, name)
         for solution in self.solutions.values():
             row = written(solution, suite)
             put("solution", [row], solution.definition, solution.name, indent=2)

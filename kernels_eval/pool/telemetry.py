@@ -59,10 +59,9 @@ class Telemetry:
         that a tier was tried for.
         """
         sums, reached = self._sums, self._statuses.total()
-        wall_s, fed_s = (
-            0.0 if since is None else max(1e-9, self._last - since)
-            for since in (self._began, self._fed)
-        )
+        built = sums["built"]
+        wall_s = self._seconds_since(self._began)
+        fed_s = self._seconds_since(self._fed)
         return {
             "candidates": reached,
             "wall_s": round(wall_s, 3),
@@ -75,14 +74,16 @@ class Telemetry:
             "queue_depth_mean": round(sums["depth"] / wall_s, 2) if wall_s else 0.0,
             "queue_depth_most": self._most,
             "on_device": int(sums["on_device"]),
-            "built": int(sums["built"]),
-            **{
-                f"{share}_share": _share(sums[part], sums["built"]) if sums["built"] else None
-                for share, part in (("cache_hit", "cached"), ("lite", "lite"), ("full", "full"))
-            },
+            "built": int(built),
+            "cache_hit_share": _share(sums["cached"], built) if built else None,
+            "lite_share": _share(sums["lite"], built) if built else None,
+            "full_share": _share(sums["full"], built) if built else None,
             "seconds": {name: round(sums[name], 3) for name in sorted(sums) if name[-2:] == "_s"},
             "statuses": dict(sorted(self._statuses.items())),
         }
+
+    def _seconds_since(self, began: float | None) -> float:
+        return 0.0 if began is None else max(1e-9, self._last - began)
 
     def line(self) -> str:
         """A few words for a progress line."""

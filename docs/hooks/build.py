@@ -1,9 +1,9 @@
 """Build the documentation site with Zensical: `python docs/hooks/build.py [SITE]`.
 
 Guarantees: the pages of docs/, the reference from the code, and every file of the repository that a
-page links to, in one site; a broken link, anchor or reference is an error and exit status 1. A page
-that `nav` does not name stands at the end of its folder's section. Zensical runs no hooks, so the
-pages are written to a temporary folder first. Does not write into docs/.
+page links to, in one site; a broken link, anchor or reference is an error and exit status 1.
+Zensical runs no hooks, so the pages are written to a temporary folder first. Does not write into
+docs/.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import reference
 import repository
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTIONS = {"how-to": "How-to", "reference": "Reference", "explanation": "Explanation"}
 
 
 def main(site: Path) -> int:
@@ -31,7 +29,6 @@ def main(site: Path) -> int:
         str(file.relative_to(ROOT / "docs")): file.read_text(encoding="utf-8")
         for file in sorted(ROOT.glob("docs/**/*.md"))
     } | reference.pages()
-    name_every_page(config["nav"], list(own))
     with tempfile.TemporaryDirectory(prefix="concur-docs-") as folder:
         place = Path(folder)
         repository.write_pages(own, place / "pages")
@@ -45,16 +42,6 @@ def main(site: Path) -> int:
             shutil.rmtree(site, ignore_errors=True)
             shutil.copytree(place / "site", site)
     return done.returncode
-
-
-def name_every_page(nav: list[dict[str, Any]], pages: list[str]) -> None:
-    """Add the pages that `nav` does not name to the sections of their folders."""
-    named = str(nav)
-    for folder, section in SECTIONS.items():
-        entries = next(entry[section] for entry in nav if section in entry)
-        entries += [
-            page for page in pages if page.startswith(f"{folder}/") and f"'{page}'" not in named
-        ]
 
 
 if __name__ == "__main__":

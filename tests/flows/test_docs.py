@@ -288,6 +288,14 @@ def test_the_site_builds_strictly_and_holds_every_page(site):
         assert (site / "reference" / f"{name}.html").is_file()
 
 
+@pytest.mark.parametrize("place, form", [("mkdocs.yml", ": {}\n"), ("docs/index.md", "]({})")])
+def test_navigation_and_index_name_every_page(place, form):
+    text = (ROOT / place).read_text(encoding="utf-8")
+    pages = [str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/*/**/*.md")]
+    pages += hook("reference").pages()
+    assert [page for page in pages if form.format(page) not in text] == []
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name
 )

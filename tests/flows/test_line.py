@@ -187,7 +187,7 @@ def check_report(path, finding):
         "tuned",
         "Exec",
         "fast_1",
-        "What reasoning length says",
+        "Reasoning length",
         finding,
     ):
         assert text in page, text

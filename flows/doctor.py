@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -57,7 +58,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
     synthesis = config.synthesis
     probes = [
         Probe("Python", True, python),
-        Probe("torch", True, lambda: package("torch")),
+        Probe("torch", True, partial(package, "torch")),
         Probe("torch device", True, torch_device),
         Probe("C++ compiler", True, compiler),
         Probe("nvcc", config.language.needs_nvcc, nvcc),
@@ -66,10 +67,8 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
     for language in Language:
         probes.append(Probe(f"language {language}", language == config.language, language.doctor))
     probes += [
-        Probe("ray", True, lambda: package("ray")),
-        Probe("prefect", True, lambda: package("prefect")),
-        Probe("trl", True, lambda: package("trl")),
-        Probe("mlflow", config.tracking.enabled, lambda: package("mlflow")),
+        *(Probe(name, True, partial(package, name)) for name in ("ray", "prefect", "trl")),
+        Probe("mlflow", config.tracking.enabled, partial(package, "mlflow")),
         Probe("vLLM", synthesis.sampler == "vllm", lambda: vllm(synthesis)),
     ]
     probes += [Probe(name, True, look) for name, look in ready.checks(config)]

@@ -8,16 +8,15 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 import flows
-from flows.cli.main import main
 from flows.config import load_strategy, shipped_dir
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
 from tests.support.cases import cases
 from tests.support.samples import FUSION, SINGLE, finished, frame, sample
+from tests.support.typed import refused, typed
 
 CASES = cases("flows")
 
@@ -36,15 +35,11 @@ SHIPPED = sorted(shipped_dir("strategies").glob("*.yaml"))
 
 
 def curate(*arguments):
-    return CliRunner().invoke(main, ["curate", *" ".join(map(str, arguments)).split()])
+    return typed(" ".join(map(str, ("curate", *arguments))))
 
 
-def refused(*arguments):
-    done = curate(*arguments)
-    assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, (
-        done.output
-    )
-    return done.stderr
+def unusable(*arguments):
+    return refused(" ".join(map(str, ("curate", *arguments))))
 
 
 @pytest.fixture
@@ -73,8 +68,7 @@ def root(tmp_path):
 
 
 def curated_json(*arguments):
-    done = curate(*arguments, "--json")
-    return json.loads(done.stdout)
+    return json.loads(curate(*arguments, "--json"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -119,15 +113,14 @@ def test_a_file_with_verdicts_and_candidates(table):
 
 def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
     out = tmp_path / "sets"
-    done = curate(f"--verdicts {table} --strategy all --size 3,6 --out {out}")
-    assert done.exit_code == 0, done.output
+    page = curate(f"--verdicts {table} --strategy all --size 3,6 --out {out}")
     names = {path.name for path in out.iterdir()}
     drawn = {"composition.md", "curation.json"}
     sets = {f"{name}-{size}.parquet" for name in STRATEGY_NAMES for size in (3, 6)}
     decided = {name.replace(".parquet", ".decisions.parquet") for name in sets}
     assert names == sets | decided | drawn
     assert pl.read_parquet(out / "random-3.decisions.parquet").height == len(ROWS)
-    assert all(name in done.stdout for name in STRATEGY_NAMES)
+    assert all(name in page for name in STRATEGY_NAMES)
     for each in json.loads((out / "curation.json").read_text())["sets"]:
         rows = pl.read_parquet(each["file"])
         assert rows.columns == CURATED.names and rows.height == each["samples"] <= each["size"]
@@ -140,8 +133,7 @@ def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
 
 
 def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root, tmp_path):
-    done = curate(f"--root {root} --strategy shuffled_reasoning --out {tmp_path}/sets --json")
-    assert done.exit_code == 0, done.output
+    found = curated_json(f"--root {root} --strategy shuffled_reasoning --out {tmp_path}/sets")
     rows = pl.read_parquet(tmp_path / "sets/shuffled_reasoning.parquet")
     for row in rows.iter_rows(named=True):
         assert (row["task_name"], row["task_code"], row["language"]) == (
@@ -153,8 +145,8 @@ def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root, tmp_p
         assert row["reasoning"] == f"thoughts of {row['reasoning_from']}"
         assert row["speedup"] > 0 and row["operator_kind"] in ("single_operator", "fusion")
     places = f"--verdicts {root}/verification/v --candidates {root}/synthesis/c"
-    by_path = curate(f"{places} --strategy shuffled_reasoning --json")
-    sets = [json.loads(each.stdout)["sets"][0] for each in (done, by_path)]
+    by_path = curated_json(f"{places} --strategy shuffled_reasoning")
+    sets = [each["sets"][0] for each in (found, by_path)]
     assert sets[0]["criterion_counts"] == sets[1]["criterion_counts"]
     assert sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
 
@@ -186,20 +178,19 @@ def test_parts_of_older_versions_lack_columns(root):
 
 
 def test_explain_says_why_on_a_terminal_and_as_json(table):
-    done = curate(f"--verdicts {table} --explain t0-9 --strategy concur --strategy random --size 2")
-    assert done.exit_code == 0
-    assert "its verdict is not correct" in done.stdout and "random" in done.stdout
+    page = curate(f"--verdicts {table} --explain t0-9 --strategy concur --strategy random --size 2")
+    assert "its verdict is not correct" in page and "random" in page
     (said,) = curated_json(f"--verdicts {table} --explain t1-1")["explanations"]
     assert said["candidate_id"] == "t1-1"
     assert said["taken"] is False
     assert (said["why_not"], said["shortest_tokens"]) == ("longer", 100)
-    assert "no candidate 'nobody'" in refused(f"--verdicts {table} --explain nobody")
+    assert "no candidate 'nobody'" in unusable(f"--verdicts {table} --explain nobody")
 
 
 def test_keys_are_set_as_everywhere(table):
     low = curated_json(f"--verdicts {table} --set min_speedup=1")["sets"][0]
     assert low["config"]["min_speedup"] == 1.0 and low["criterion_counts"]["high_speedup"] > 0
-    assert "did you mean min_speedup?" in refused(f"--verdicts {table} --set min_speedups=1")
+    assert "did you mean min_speedup?" in unusable(f"--verdicts {table} --set min_speedups=1")
 
 
 def test_a_strategy_file_of_the_users_own(table, tmp_path):
@@ -207,7 +198,7 @@ def test_a_strategy_file_of_the_users_own(table, tmp_path):
     (found,) = curated_json(f"--verdicts {table} --strategy {tmp_path}/mine.yaml")["sets"]
     assert found["samples"] == 36 and found["tasks"] == 12
     both = f"--strategy speedup --strategy {tmp_path}/mine.yaml --out {tmp_path}/sets"
-    assert "the same name" in refused(f"--verdicts {table}", both)
+    assert "the same name" in unusable(f"--verdicts {table}", both)
     assert not (tmp_path / "sets").exists()
 
 
@@ -223,7 +214,7 @@ def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root):
     found = curated_json(asked)
     assert found["source"]["operators_from"] == {"unknown": 3, "workload": 33}
     assert found["sets"][0]["composition"] == {"single_operator": 5, "fusion": 7}
-    assert "unknown 3, workload 33" in curate(asked).stdout
+    assert "unknown 3, workload 33" in curate(asked)
 
 
 def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path):
@@ -243,16 +234,16 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
         curated_json(f"--verdicts {table}")["sets"][0]["trace_flags"] is None
     )  # no text is read for nothing
     frame(*rows).drop("reasoning").write_parquet(tmp_path / "lean.parquet")
-    assert "was not measured" in refused(
+    assert "was not measured" in unusable(
         f"--verdicts {tmp_path}/lean.parquet --set exclude_flags=[truncated]"
     )
-    assert "exclude_flags.0 = 'repetition'" in refused(
+    assert "exclude_flags.0 = 'repetition'" in unusable(
         f"--verdicts {table} --set exclude_flags=[repetition]"
     )
 
     by_root = f"--root {root} --strategy random --size 99 --set max_per_task=null"
     by_root += " --set exclude_flags=[truncated]"
-    assert "every correct one has a trace flag" in refused(
+    assert "every correct one has a trace flag" in unusable(
         by_root
     )  # measured here: "thoughts of t0-0" ends within its sentence
     kept = [
@@ -266,24 +257,24 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
 
 @pytest.mark.parametrize("arguments, part", CASES["bad_curations"])
 def test_what_cannot_be_used_is_one_line(table, arguments, part):
-    assert part in refused(f"--verdicts {table}", *arguments)
+    assert part in unusable(f"--verdicts {table}", *arguments)
 
 
 def test_places_that_cannot_be_read(table, root, tmp_path):
     (tmp_path / "text.parquet").write_text("no table")
-    assert "cannot read" in refused(f"--verdicts {tmp_path}/text.parquet")
-    assert "no finished verification snapshot" in refused(f"--root {tmp_path}/empty")
-    assert "not a finished snapshot" in refused(f"--verdicts {tmp_path}")
+    assert "cannot read" in unusable(f"--verdicts {tmp_path}/text.parquet")
+    assert "no finished verification snapshot" in unusable(f"--root {tmp_path}/empty")
+    assert "not a finished snapshot" in unusable(f"--verdicts {tmp_path}")
     frame(*ROWS).drop("reasoning_tokens").write_parquet(tmp_path / "lean.parquet")
-    assert "reasoning_tokens" in refused(f"--verdicts {tmp_path}/lean.parquet")
+    assert "reasoning_tokens" in unusable(f"--verdicts {tmp_path}/lean.parquet")
     frame(*ROWS).drop("candidate_id").write_parquet(tmp_path / "nameless.parquet")
-    assert "needs the columns candidate_id" in refused(f"--verdicts {tmp_path}/nameless.parquet")
+    assert "needs the columns candidate_id" in unusable(f"--verdicts {tmp_path}/nameless.parquet")
     frame(sample("other", 0, 1, 1.0)).write_parquet(tmp_path / "other.parquet")
-    assert "has its candidate in" in refused(
+    assert "has its candidate in" in unusable(
         f"--verdicts {table} --candidates {tmp_path}/other.parquet"
     )
     frame(ROWS[-1]).write_parquet(tmp_path / "wrong.parquet")
-    assert "curation took none of 1 candidates (0 correct)" in refused(
+    assert "curation took none of 1 candidates (0 correct)" in unusable(
         f"--verdicts {tmp_path}/wrong.parquet --out {tmp_path}/sets"
     )
     assert not (tmp_path / "sets").exists()

@@ -7,11 +7,10 @@ import sys
 
 import polars as pl
 import pytest
-from click.testing import CliRunner
 
-from flows.cli.main import main
 from tests.support import kernels
 from tests.support.commands import concur
+from tests.support.typed import data_of, refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CPP = """#include <torch/extension.h>
@@ -59,9 +58,7 @@ print(json.dumps([rows, sorted(held._solution_by_name), sorted(held.definitions)
 
 
 def exported(*words):
-    done = CliRunner().invoke(main, ["export", *map(str, words), "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    return data_of("export", *words)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +103,8 @@ def test_verdicts_become_traces_that_flashinfer_bench_loads(verified):
     rows = {row["candidate_id"]: row for row in pl.read_parquet(table).to_dicts()}
     assert rows["right@w1"]["reason"] == "ok" and rows["wrong@w1"]["reason"] == "wrong_output"
     assert rows["right@w1"]["timing"]["speedup"] > 0
-    done = CliRunner().invoke(main, ["benchmark", "--verdicts", str(table), "--json"])
-    assert {row["model"] for row in json.loads(done.stdout)["scores"]} == {"somebody"}
+    scores = data_of("benchmark", "--verdicts", table)["scores"]
+    assert {row["model"] for row in scores} == {"somebody"}
     pytest.importorskip("flashinfer_bench", reason="pip install --no-deps flashinfer-bench")
     loaded = subprocess.run(
         [sys.executable, "-c", LOAD, str(out)], capture_output=True, text=True, check=True
@@ -133,12 +130,10 @@ def test_a_package_runs_the_kernel_where_it_was_verified(verified):
     assert found["gradient"] == [2.0]
     linked = subprocess.run(["ldd", *map(str, built.glob("*.so"))], capture_output=True, text=True)
     assert "concur" not in linked.stdout.replace(str(built), "")
-    refused = CliRunner().invoke(main, ["export", str(verified / "verified"), *map(str, options)])
-    assert refused.exit_code == 2 and "holds other files" in refused.stderr
+    assert "holds other files" in refused("export", verified / "verified", *options)
     wrong = [*map(str, options[:-3]), "--out", str(verified / "no")]
     wrong[wrong.index("right@w1")] = "wrong@w1"
-    refused = CliRunner().invoke(main, ["export", str(verified / "verified"), *wrong])
-    assert refused.exit_code == 2 and "incorrect (wrong_output)" in refused.stderr
+    assert "incorrect (wrong_output)" in refused("export", verified / "verified", *wrong)
 
 
 def test_the_file_of_a_candidate_becomes_a_package(tmp_path):
@@ -155,8 +150,7 @@ def test_the_file_of_a_candidate_becomes_a_package(tmp_path):
     assert (built / "candidate.py").read_text() == candidate.read_text()
     candidate.write_text(kernels.module("return ext.shifted(x)"))
     words[words.index(out)] = tmp_path / "no"
-    refused = CliRunner().invoke(main, ["export", *map(str, [candidate, *words])])
-    assert refused.exit_code == 2 and "incorrect (wrong_output)" in refused.stderr
+    assert "incorrect (wrong_output)" in refused("export", candidate, *words)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +176,7 @@ def test_what_cannot_be_exported_says_why(tmp_path, monkeypatch, words, said):
         path.write_text(kernels.AFFINE.code)
     (tmp_path / "candidate.py").write_text(kernels.module("return ext.affine(x)"))
     (tmp_path / "empty.py").touch()
-    refused = CliRunner().invoke(main, ["export", *words, "--out", "out"])
-    assert refused.exit_code == 2 and said in refused.stderr, refused.stderr
+    assert said in refused("export", *words, "--out", "out")
 
 
 def test_tasks_become_folders_of_harbor(tmp_path):
@@ -203,8 +196,7 @@ def test_a_run_of_kernelbench_is_written_and_read(tmp_path):
     entry = {"sample_id": 0, "compiled": True, "correctness": True, "metadata": {}, "runtime": 1.0}
     (run / "eval_results.json").write_text(json.dumps({"3": [{**entry, "ref_runtime": 2.0}]}))
     words = [run, "--as", "table", "--out", tmp_path / "t.parquet"]
-    refused = CliRunner().invoke(main, ["export", *map(str, words)])
-    assert refused.exit_code == 2 and "does not say its level" in refused.stderr
+    assert "does not say its level" in refused("export", *words)
     (run / "level_2_problem_3_sample_0_kernel.py").write_text("x = 1")
     assert exported(*words)["written"] == 1
     (row,) = pl.read_parquet(tmp_path / "t.parquet").to_dicts()

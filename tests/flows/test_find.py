@@ -13,14 +13,9 @@ from flows.config import load_profile, profile_names, shipped_dir
 from flows.morning.history import entered, refreshes
 from tasks.store import Snapshot, fingerprint
 from tasks.tables import TASKS
+from tests.support.typed import data_of, refused, typed
 
 HOSTILE = "\x1b[2Jgone"
-
-
-def typed(words, status=0):
-    done = CliRunner().invoke(main, words.split())
-    assert done.exit_code == status, (done.output, done.exception)
-    return done.stdout if status == 0 else done.stderr
 
 
 @pytest.fixture
@@ -42,22 +37,22 @@ def root(tmp_path, monkeypatch):
 
 
 def test_ls_lists_snapshots_and_refreshes(root):
-    data = json.loads(typed("ls --root made --json"))
+    data = data_of("ls --root made")
     found = {each["fingerprint"]: each for each in data["snapshots"]}
     assert sorted(str(each["rows"]) for each in found.values()) == ["2", "5", "None"]
     assert [each["finished"] for each in found.values()].count(False) == 1
     assert [each["ending"] for each in data["refreshes"]] == ["finished"]
     text = typed("ls --root made")
     assert [text.count(each.fingerprint) for each in root.values()] == [1, 2]
-    assert json.loads(typed("ls --root made --stage curation --json"))["snapshots"] == []
-    assert "--root" in typed("ls --root gone", 2)
+    assert data_of("ls --root made --stage curation")["snapshots"] == []
+    assert "--root" in refused("ls --root gone")
 
 
 @pytest.mark.parametrize("name", ["prefix", "directory"])
 def test_show_prints_manifest_columns_and_rows(root, name):
     whole = root[5].fingerprint
     asked = f"{whole[:10]} --root made" if name == "prefix" else f"made/tasks/{whole}"
-    data = json.loads(typed(f"show {asked} --json --rows 4"))
+    data = data_of(f"show {asked} --rows 4")
     assert data["manifest"]["rows"] == 5 and data["columns"]["task_id"] == "string"
     assert [row["task_id"] for row in data["rows"]] == ["t0", "t1", "t2", "t3"]
     text = typed(f"show {asked}")
@@ -66,12 +61,12 @@ def test_show_prints_manifest_columns_and_rows(root, name):
 
 def test_show_says_which_name_is_none_or_several(root):
     unfinished = fingerprint("tasks", 0)
-    assert json.loads(typed(f"show {unfinished} --root made --json"))["manifest"] is None
-    assert "no snapshot under made begins with 'zz'" in typed("show zz --root made", 2)
-    assert "no snapshot" in typed("show [a --root made", 2)
+    assert data_of(f"show {unfinished} --root made")["manifest"] is None
+    assert "no snapshot under made begins with 'zz'" in refused("show zz --root made")
+    assert "no snapshot" in refused("show [a --root made")
     twin = root[5].fingerprint[:4]
     Snapshot("made", "other", f"{twin}{'0' * 28}").publish(config={}, rows=0)
-    assert "2 snapshots" in typed(f"show {twin} --root made", 2)
+    assert "2 snapshots" in refused(f"show {twin} --root made")
 
 
 def test_a_refresh_is_read_from_another_directory(root, tmp_path, monkeypatch):
@@ -84,7 +79,7 @@ def test_a_refresh_is_read_from_another_directory(root, tmp_path, monkeypatch):
 
 
 def test_profiles_are_those_that_ship():
-    found = json.loads(typed("profiles --json"))["profiles"]
+    found = data_of("profiles")["profiles"]
     assert [each["name"] for each in found] == profile_names()
     assert all(each["about"].endswith(".") or each["about"] for each in found)
     assert "paper" in typed("profiles")
@@ -102,7 +97,7 @@ def test_config_says_where_each_value_comes_from():
     values = {key: value for key, (value, _) in keys.items()}
     overrides = ["verification.workers=3", "tasks={limit: 2}"]
     assert load_profile("nightly", overrides, values) == load_profile("nightly", overrides)
-    assert "did you mean" in typed("config show --set verification.worker=1", 2)
+    assert "did you mean" in refused("config show --set verification.worker=1")
 
 
 def test_a_password_in_an_address_is_not_shown():

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import CliRunner
 
-from flows.cli.main import main
 from tests.support import kernels
 from tests.support.commands import concur
+from tests.support.typed import data_of, refused
 
 MODEL = "Qwen/QwQ-32B"
 REFERENCES = {1: "return x * 2.0 + 1.0", 2: "return x * 2.0 + 1.5"}
@@ -58,12 +57,6 @@ def test_twenty_kernels_to_a_scored_table_in_two_commands(tmp_path):
     assert {row["model"] for row in json.loads(table.stdout)["scores"]} == {MODEL}
 
 
-def typed(words):
-    done = CliRunner().invoke(main, [*words.split(), "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
-
-
 def test_a_minimal_table_is_scored_as_the_page_says(tmp_path, monkeypatch):
     """`task_id` and `code`: no ids, no model. Without code no worker is needed."""
     monkeypatch.chdir(tmp_path)
@@ -74,20 +67,19 @@ def test_a_minimal_table_is_scored_as_the_page_says(tmp_path, monkeypatch):
     pl.DataFrame(rows).write_parquet("answers.parquet")
     Path("answers.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for table in ("answers.parquet", "answers.jsonl"):
-        data = typed(f"verify-batch {table} --tasks mytasks --out verified")
+        data = data_of(f"verify-batch {table} --tasks mytasks --out verified")
         assert (data["candidates"], data["tasks"]) == (3, 2)
         for verdicts in ("verified", "verified/verdicts.parquet"):
             for more in ("", f" --candidates {table}"):
-                scores = typed(f"benchmark --verdicts {verdicts}{more} --resamples 100")["scores"]
+                scores = data_of(f"benchmark --verdicts {verdicts}{more} --resamples 100")["scores"]
                 assert {row["model"] for row in scores} == {"answers"}
                 assert max(row["samples"] for row in scores) == 3
     Path("verified").rename("moved")  # the folder is found by what is in it
-    assert typed("benchmark --verdicts moved --resamples 100")["verdicts"] == "moved"
-    refused = CliRunner().invoke(main, "benchmark --verdicts moved --candidates no.csv".split())
-    assert refused.exit_code == 2 and "no.csv does not exist" in refused.stderr
+    assert data_of("benchmark --verdicts moved --resamples 100")["verdicts"] == "moved"
+    assert "no.csv does not exist" in refused("benchmark --verdicts moved --candidates no.csv")
     for name in ("summary.json", "snapshots"):  # without them, the table is read
         Path("moved", name).rename(name)
-        scores = typed("benchmark --verdicts moved --resamples 100")["scores"]
+        scores = data_of("benchmark --verdicts moved --resamples 100")["scores"]
         assert {row["model"] for row in scores} == {"answers"}
 
 
@@ -98,5 +90,4 @@ def test_a_name_that_two_tasks_have_is_no_name_of_one(tmp_path, monkeypatch):
     pl.DataFrame(tasks).write_parquet("tasks.parquet")
     pl.DataFrame([{"task_id": "same", "code": "x"}]).write_parquet("c.parquet")
     words = "verify-batch c.parquet --tasks tasks.parquet --out out"
-    refused = CliRunner().invoke(main, words.split())
-    assert refused.exit_code == 2 and "the first is 'same'" in refused.stderr
+    assert "the first is 'same'" in refused(words)

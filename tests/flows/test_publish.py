@@ -4,11 +4,10 @@ import json
 import shlex
 
 import pytest
-from click.testing import CliRunner
 
-from flows.cli.main import main
 from tests.support.curated import line, sample
 from tests.support.processes import python
+from tests.support.typed import data_of, refused, typed
 
 
 @pytest.fixture
@@ -19,11 +18,6 @@ def curated(tmp_path):
     )
 
 
-def concur(*arguments):
-    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    return done.exit_code, done.stdout, done.stderr
-
-
 @pytest.fixture
 def to_set(tmp_path):
     return ("publish", "--root", tmp_path / "root", "--out", tmp_path / "set")
@@ -31,36 +25,27 @@ def to_set(tmp_path):
 
 def test_publish_says_where_and_which_revision(tmp_path, curated, to_set):
     options = ("--license", "mit", "--name", "Mine")
-    status, out, err = concur(*to_set, *options)
-    assert (status, err) == (0, "")
+    out = typed(*to_set, *options)
     assert "train 3" in out and "refresh-20" in out
     card = (tmp_path / "set/README.md").read_text()
     assert "# Mine" in card
-    status, out, _ = concur(*to_set, *options, "--json", "--curated", curated.fingerprint[:9])
-    told = json.loads(out)
-    assert status == 0 and told["rows"] == {"train": 3} and told["hub"] is None
+    told = data_of(*to_set, *options, "--curated", curated.fingerprint[:9])
+    assert told["rows"] == {"train": 3} and told["hub"] is None
     assert told["curated"] == curated.fingerprint
 
 
 def test_a_share_that_holds_out_no_task_is_said(tmp_path, curated, to_set):
-    _, out, _ = concur(*to_set, "--holdout", "0.000001")
-    assert "without test" in out
-    _, out, _ = concur(*to_set, "--json")
-    assert json.loads(out)["without_test"] is False, "nothing was to be held out"
+    assert "without test" in typed(*to_set, "--holdout", "0.000001")
+    assert data_of(*to_set)["without_test"] is False, "nothing was to be held out"
 
 
 def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
     other = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
-    concur(*to_set, "--curated", curated.fingerprint)
-    status, out, err = concur("diff", to_set[-1], other.fingerprint, *to_set[1:3])
-    assert (
-        status == 0
-        and err == ""
-        and "no_candidate 1, no_task 1" in out
-        and "tasks  gained 0, lost 1" in out
-    )
-    status, out, _ = concur("diff", curated.open().path, other.open().path, "--json")
-    assert status == 0 and json.loads(out)["reasons"]["lost"] == {"no_candidate": 1, "no_task": 1}
+    typed(*to_set, "--curated", curated.fingerprint)
+    out = typed("diff", to_set[-1], other.fingerprint, *to_set[1:3])
+    assert "no_candidate 1, no_task 1" in out and "tasks  gained 0, lost 1" in out
+    told = data_of("diff", curated.open().path, other.open().path)
+    assert told["reasons"]["lost"] == {"no_candidate": 1, "no_task": 1}
 
 
 @pytest.mark.parametrize(
@@ -79,9 +64,7 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
 )
 def test_what_cannot_be_used_is_one_line_and_2(tmp_path, curated, arguments, said, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    status, out, err = concur(*shlex.split(arguments.format(tmp=tmp_path)))
-    assert status == 2 and out == "" and said in err
-    assert err.startswith("error: ") and err.count("\n") == 1
+    assert said in refused(*shlex.split(arguments.format(tmp=tmp_path)))
 
 
 def test_publishing_needs_no_framework(tmp_path, curated):

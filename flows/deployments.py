@@ -204,7 +204,8 @@ def weekly_ablations(
 
 def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
     """Check that these parts of a configuration can run here, and return it. Waits for a restarting
-    Ray head; then the run outlives its worker. Raises UsageError, DeviceError or ClusterError."""
+    Ray head, and keeps the run alive if its worker dies. Raises UsageError, DeviceError or
+    ClusterError."""
     write_to_log()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

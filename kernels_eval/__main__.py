@@ -44,8 +44,7 @@ NATIVE = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h")
 
 def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Language:
     """What a candidate is judged as: the given language, else its source's, else C++, which `say`
-    is told. Raises UsageError for a contradiction or several languages.
-    """
+    reports. Raises UsageError for a contradiction or several languages."""
     found = languages_of(source)
     names = " and ".join(language.value for language in found)
     if asked is None:

@@ -24,7 +24,7 @@ RATE_OVER_S = 600.0
 
 
 def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry only machine faults: kernel faults are records, and unusable input needs a person."""
+    """Retry only machine faults: kernel faults are records, and unusable input needs a fix."""
     try:
         state.result()
     except Exception as error:

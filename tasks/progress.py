@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 
 def caution(text: str) -> None:
-    """Log what a person must know of a run that continues, and add it to `gathering`. Give no text
-    of a candidate or task: reports show it."""
+    """Log a warning about a run that continues, and add it to `gathering`. Give no text of a
+    candidate or task: reports show it."""
     log.warning("%s", text)
     for gathered in _cautions:
         if text not in gathered:

@@ -71,7 +71,7 @@ def answered(
 
 @contextmanager
 def sole_maker(planned: Snapshot) -> Iterator[None]:
-    """Let one thread of one process make a snapshot; whoever waits logs it."""
+    """Let one thread of one process make a snapshot; others log that they wait."""
     path = Path(planned.root) / HOME / "locks" / planned.fingerprint
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)

@@ -313,8 +313,8 @@ def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def join_stack(root: str) -> None:
-    """Use the stack of `root`, where one runs, and say so. Call before importing prefect. Raises
-    UsageError where a part is not healthy: the run would go elsewhere unseen."""
+    """Use the stack of `root`, where one runs, and print it. Call before importing prefect. Raises
+    UsageError where a part is not healthy."""
     if used := use_stack(root):
         line = f"uses the stack of {Layout(root).root}: {', '.join(used)}"
         print(line, file=sys.stderr, flush=True)

@@ -52,7 +52,7 @@ def export_package(
     license: str = "unknown",
 ) -> dict[str, object]:
     """Verify a candidate and write its package; returns a summary. Raises UsageError for a kernel
-    that is not correct here, and a task that a guard cannot stand before; DeviceError and other
+    that is not correct here, and a task that a guard cannot support; DeviceError and other
     EvalErrors as the evaluator does."""
     if interface.mutates or not FLAT.fullmatch(interface.structure):
         fault = f"{task.name} changes its inputs, or nests its outputs"

@@ -239,9 +239,8 @@ class PairedClock:
         return least, max(best, self._alone(reference_ns))
 
     def _alone(self, reference_ns: float) -> float:
-        """The best estimate of a call alone, as a round's calls could share work; it accuses
-        nobody.
-        """
+        """The best estimate of a call alone, as a round's calls could share work. It replaces a
+        time, and rejects none."""
         if reference_ns < ALONE_MESSAGE_NS:
             return 0.0
         rounds = [self._round(1) for _ in range(ALONE_ROUNDS)]

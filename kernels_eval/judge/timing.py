@@ -229,8 +229,8 @@ def _plausible_bound(
 ) -> tuple[float, float]:
     """The parent's bound on a candidate's call and the time that counts, in nanoseconds.
 
-    Compares the smallest bound and the largest report of all rounds: noise accuses nobody. Else
-    raises ImplausibleTime.
+    Compares the smallest bound and the largest report of all rounds, so that noise rejects no
+    candidate. Else raises ImplausibleTime.
     """
     call_ns, least, bound = candidate.median / calls, math.inf, math.inf
     for number in range(BOUND_ATTEMPTS):

@@ -44,9 +44,8 @@ def mount_proc() -> None:
 
 
 def mount_scratch(path: str, size_mb: int, files: int) -> None:
-    """Mount a file system in memory, of at most `size_mb` and so many files, that ends with the
-    mount namespace.
-    """
+    """Mount a file system in memory, limited to `size_mb` and a number of files, that ends with the
+    mount namespace."""
     options = f"size={size_mb}m,nr_inodes={files},mode=700".encode()
     _mount(b"tmpfs", os.fsencode(path), b"tmpfs", MS_NOSUID | MS_NODEV, options)
 

@@ -1,5 +1,5 @@
-"""Ends what outlives a killed process: its compilers, its servers and its own Ray (never one it
-joined), the last after `LEAVES_S` seconds.
+"""Ends what a killed process leaves behind: its compilers, its servers and its own Ray (never one
+it joined), the last after `LEAVES_S` seconds.
 
 As a script (it imports nothing of this package) it reads lines `+PGID`, `-PGID`, `child PID` and
 `ray NAME PID` from standard input, whose end means that the owner has ended.

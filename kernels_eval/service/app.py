@@ -116,7 +116,8 @@ class Service:
                 await asyncio.to_thread(self.evaluations.expire)
 
     def stop(self) -> None:
-        """Take nothing more over, and let nobody wait. May be called by a signal's handler."""
+        """Accept no more requests, and answer all that wait. May be called by a signal's
+        handler."""
         self.draining = True
         if self._loop:
             self._loop.call_soon_threadsafe(self._wake_all)
@@ -215,14 +216,14 @@ router = APIRouter(route_class=StrictRoute)
 
 @router.post("/v1/evaluate", status_code=202)
 async def evaluate(asked: Asked, service: Shared) -> Accepted:
-    """Hand over one request, or a batch of them."""
+    """Submit one request, or a batch of them."""
     return Accepted(evaluations=await service.accept(asked))
 
 
 @router.post("/v1/evaluate/events", response_class=EventSourceResponse)
 async def events(taken: Taken, service: Shared) -> AsyncIterator[ServerSentEvent]:
-    """Hand over requests, and get each evaluation as an event when it is final. Under the same ids
-    the same call continues a stream that broke."""
+    """Submit requests, and get each evaluation as an event when it is final. The same call with the
+    same ids continues a broken stream."""
     waiting = [asyncio.create_task(service.final(each.id, None)) for each in taken]
     try:
         for coming in asyncio.as_completed(waiting):

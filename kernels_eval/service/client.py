@@ -224,7 +224,7 @@ class VerifierClient:
         return self._call(self.calls.evaluate, request)
 
     def begin_batch(self, requests: Sequence[EvaluationRequest]) -> Future[list[Evaluation]]:
-        """Begin `evaluate_batch`, for whoever waits in an event loop of their own."""
+        """Begin `evaluate_batch`, for callers that wait in an event loop of their own."""
         return self._begin(self.calls.evaluate_batch, requests)
 
     def evaluate_batch(self, requests: Sequence[EvaluationRequest]) -> list[Evaluation]:

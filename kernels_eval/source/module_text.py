@@ -1,5 +1,5 @@
-"""The text of a candidate's Python module by which its language is told: without comments of Python
-or of native sources in its strings."""
+"""The text of a candidate's Python module by which its language is determined: without comments of
+Python or of native sources in its strings."""
 
 from __future__ import annotations
 

@@ -85,9 +85,8 @@ def screen(code: str) -> Screening:
 
 class _Reader:
     def __init__(self, harmless: set[str], roots: set[str]) -> None:
-        """`harmless`: forbidden modules that do no harm here; `roots`: module names nobody may
-        patch.
-        """
+        """`harmless`: forbidden modules that are used harmlessly here; `roots`: module names that
+        must not be patched."""
         self.harmless, self.roots = harmless, roots
         self.found: list[tuple[int, Reason, str]] = []
 

@@ -1,4 +1,4 @@
-"""Parses Python that nobody here has written."""
+"""Parses untrusted Python."""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ def _has_excluded_flag(config: CurationConfig) -> pl.Expr:
 
 
 def _unmet_demand(config: CurationConfig) -> pl.Expr:
-    """Strict demands may refuse a winner, never crown another."""
+    """The first strict requirement that a sample does not meet. It may reject a winner, never
+    select another sample."""
     unmet = [pl.lit(None, pl.String)]
     least = config.require_speedup_lower_above
     if least is not None:

@@ -221,8 +221,8 @@ def size_of(prompt: str) -> int:
 
 
 def prompt_tokens(sizes: Sequence[int]) -> tuple[int, int]:
-    """Tokens of prompts of so many bytes with their template: an upper estimate for the longest,
-    and about the mean."""
+    """Estimated tokens of prompts of these sizes in bytes, with their template: an upper bound for
+    the longest, and the mean."""
     most, mean = max(sizes, default=0), sum(sizes) / max(1, len(sizes))
     return (
         int(most / BYTES_A_TOKEN) + TEMPLATE_TOKENS,
@@ -252,7 +252,7 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
 
 
 def fitting(shape: Shape, memory_bytes: int, context: float) -> int:
-    """Sequences of so many tokens that fit into memory for keys and values."""
+    """Sequences of this many tokens that fit into memory for keys and values."""
     return max(0, int(memory_bytes / (shape.token_bytes * max(1, context))))
 
 

@@ -119,8 +119,8 @@ def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
 
 
 def _free_cores(gpu: bool) -> int:
-    """Cores for a worker that trains alone: on a CPU all of this machine's that nobody uses, as Ray
-    allows a task as many threads as it has cores."""
+    """Cores for a worker that trains alone: on a CPU all unused ones of this machine, because Ray
+    limits a task's threads to its cores."""
     import ray
 
     if gpu:

@@ -95,7 +95,7 @@ def verdict_of(found: Compared) -> str:
 
 
 def headline(found: Compared) -> str:
-    """One sentence: what won, by how much, and whether it can be told from chance."""
+    """One sentence: which strategy is best, by how much, and whether that is more than chance."""
     return clean(_headline(found), one_line=True)
 
 

@@ -15,7 +15,7 @@ _CANDIDATE = (
     "hash of task code, generator, sampling, sample index, response, and of a later turn also turn"
     " and parent; the key of a candidate everywhere"
 )
-_LANGUAGE = "language of the kernel: `cuda`, `triton` or `cpp`"
+_LANGUAGE = "language of the kernel, such as `cuda`, `triton` or `cpp`"
 
 TASKS: Mapping[str, str] = {
     "task_id": _TASK,

@@ -40,12 +40,10 @@ class Requests(Protocol):
 
 class Response(Record):
     """What came back, as the generator said it. `reasoning` only where the server separates it;
-    token counts None where unknown. `finish_guessed`: the text says it, nobody recorded it.
-    `tokens`: the ids that were drawn, where they were asked for."""
+    token counts None where unknown. `finish_guessed`: the text says it, nobody recorded it."""
 
     request_key: str
     text: str
-    tokens: tuple[int, ...] | None = None
     reasoning: str | None = None
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None

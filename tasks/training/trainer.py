@@ -75,7 +75,7 @@ def train(
     except EvalError:
         raise
     except Exception as error:
-        raise explain(error, recipe, examples, device, out_dir) from error
+        raise explain(error, recipe, examples, out_dir) from error
     log = training_log(trainer.state.log_history)
     steps = [row for row in log if row["step"]]
     return TrainingResult(

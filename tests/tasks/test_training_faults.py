@@ -23,7 +23,7 @@ EXAMPLES = [example(100 + 100 * index) for index in range(1, 21)]
 
 def told(error, **recipe):
     decided = TrainingRecipe(base_model="Qwen/QwQ-32B", **recipe).resolve(gpu=False)
-    answer = explain(error, decided, EXAMPLES, "cpu", Path("out"))
+    answer = explain(error, decided, EXAMPLES, Path("out"))
     assert isinstance(answer, UsageError)
     return str(answer)
 
@@ -37,10 +37,8 @@ def test_out_of_memory_gives_the_numbers_and_ways_out():
     )
     for part in (
         "Qwen/QwQ-32B",
-        "GiB taken by this process",
         "Tried to allocate 20.00 GiB",
         "batch_size 2 x up to 2100 tokens",
-        "float32",
     ):
         assert part in message
     for way in ("fsdp2", "max_length", "batch_size", "base_model"):
@@ -49,7 +47,7 @@ def test_out_of_memory_gives_the_numbers_and_ways_out():
 
 def test_what_is_used_already_is_told():
     message = told(MemoryError(), acceleration="on", workers=8, parallelism="fsdp2")
-    assert "parallelism fsdp2 over 8" in message and "recomputation on" in message
+    assert "acceleration on, parallelism fsdp2 over 8" in message
 
 
 @pytest.mark.parametrize(
@@ -71,9 +69,7 @@ def test_memory_that_a_library_did_not_get_is_recognised_below_other_errors(word
 
 
 def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path):
-    answer = explain(
-        ConnectionError("power cut\nmore"), TrainingRecipe(), EXAMPLES, "cpu", tmp_path
-    )
+    answer = explain(ConnectionError("power cut\nmore"), TrainingRecipe(), EXAMPLES, tmp_path)
     assert type(answer) is EvalError
     assert str(answer).startswith("training failed: ConnectionError: power cut (")
     assert f"resume from {tmp_path / 'checkpoints'}" in str(answer)

@@ -1,14 +1,56 @@
 """What several files of tests share: starting it takes seconds."""
 
+from contextlib import ExitStack, nullcontext
+from functools import cache
+
 import pytest
 
-from tests.support.kernels import verifying
+from kernels_eval.config import EvalConfig
+from tests.support.kernels import QUICK, verifying
 
 
 @pytest.fixture(scope="session")
-def verify():
-    """A verifier of `tests.support.kernels.QUICK`: a fork server, a cache of libraries, and the
-    reference of the task at hand."""
-    with verifying() as made:
-        made.preparer.builder.warm()
+def verifiers():
+    """A verifier for each configuration that is asked for: the references of its task at hand. All
+    share a fork server and a cache of libraries."""
+    with ExitStack() as stack:
+
+        @cache
+        def made(config=QUICK):
+            found = stack.enter_context(verifying(config))
+            found.preparer.builder.warm()
+            return found
+
         yield made
+
+
+@pytest.fixture(scope="session")
+def verify(verifiers):
+    """A verifier of `tests.support.kernels.QUICK`."""
+    return verifiers()
+
+
+@pytest.fixture
+def judging_here(verifiers, monkeypatch):
+    """Commands that are called in this process judge with its verifiers."""
+
+    def kept(_, config=None, **__):
+        return nullcontext(verifiers(config or EvalConfig()).evaluator)
+
+    monkeypatch.setattr("kernels_eval.evaluator.Evaluator", kept)
+    monkeypatch.setattr("kernels_eval.sandbox.server_handle.ForkServer", lambda **_: None)
+
+
+@pytest.fixture(scope="module")
+def joined_ray(ray_head):
+    """This process is a driver of the session's Ray head."""
+    import ray
+
+    from kernels_eval.pool.ray import start_ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ray_head.items():
+            patch.setenv(name, value)
+        start_ray()
+        yield
+        ray.shutdown()

@@ -7,9 +7,7 @@ Each runs against the trainer itself where that is installed, else against its p
 import asyncio
 import importlib
 import json
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -293,23 +291,13 @@ def test_verifiers_names_the_bad_line(adapter, tmp_path, line):
 def test_real_kernels_earn_rewards_of_the_real_service(tmp_path):
     """`concur serve` judges; the client waits for it to be there."""
     from tests.support import kernels
-    from tests.support.servers import clean_environment, end, free_port
+    from tests.support.servers import free_port
+    from tests.support.services import serving
 
     port = free_port()
-    quick = ["--quick", "--set", "timing.max_s=5", "--set", "timing.min_pairs=6"]
-    words = ["serve", "--port", str(port), "--language", "cpp", *quick]
-    words += ["--journal", str(tmp_path / "serve.sqlite3")]
-    root = str(Path(__file__).parents[2])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *words],
-        env=clean_environment() | {"PYTHONPATH": root},
-        cwd=tmp_path,
-        start_new_session=True,
-    )
-    try:
-        reward = importlib.import_module(f"{ADAPTERS}.trl").KernelReward(
-            Scorer("kevin", f"http://127.0.0.1:{port}")
-        )
+    with serving(tmp_path, port):
+        module = importlib.import_module(f"{ADAPTERS}.trl")
+        reward = module.KernelReward(Scorer("kevin", f"http://127.0.0.1:{port}"))
         answers = [
             f"```python\n{kernels.module(body)}\n```"
             for body in ("return ext.affine(x)", "return ext.affine(x) + 1", "return x * 2 + 1")
@@ -317,8 +305,6 @@ def test_real_kernels_earn_rewards_of_the_real_service(tmp_path):
         tasks = [kernels.AFFINE.code] * 3 + ["class Model: pass"]
         columns = {"task": tasks, "language": ["cpp"] * 4}
         right, wrong, cheat, no_task = reward(completions=[*answers, answers[0]], **columns)
-    finally:
-        end(process)
     assert right > 0.3
     assert (wrong, cheat, no_task) == (0.0, 0.0, None)
 

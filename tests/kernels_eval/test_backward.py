@@ -4,7 +4,7 @@ import pytest
 
 from kernels_eval.records import Reason
 from tests.support.backward import FORMULAS, candidate, task_of
-from tests.support.kernels import verifying_on_gpu
+from tests.support.kernels import UNTIMED, verifying_on_gpu
 
 REASONS = {
     "right": Reason.OK,
@@ -12,6 +12,11 @@ REASONS = {
     "no_kernel_in_backward": Reason.NO_CUSTOM_KERNEL,
 }
 BY_NAME = {formula.name: formula for formula in FORMULAS}
+
+
+@pytest.fixture(scope="module")
+def verify(verifiers):
+    return verifiers(UNTIMED)
 
 
 def assert_judged(evaluator, formula, kind, language):

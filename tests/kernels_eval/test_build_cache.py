@@ -36,7 +36,7 @@ from kernels_eval.records import stable_hash
 from kernels_eval.source.spec import Build, ExtensionSpec
 from kernels_eval.toolchain import Toolchain
 from tests.support import kernels
-from tests.support.kernels import AFFINE, QUICK, load_inline, module
+from tests.support.kernels import AFFINE, UNTIMED, load_inline, module
 
 LIBRARY_BYTES = 6 * BLOCK_BYTES
 ENTRY_BYTES = LIBRARY_BYTES + 2 * BLOCK_BYTES  # with its record and its folder
@@ -402,8 +402,8 @@ def test_a_library_that_goes_before_the_run_is_built_again():
     source = f"// {uuid.uuid4()}\ntorch::Tensor affine(torch::Tensor x) {{ return x * 2.0 + 1.0; }}"
     code = module("return ext.affine(x)", extension=load_inline(source, name="evicted_ext"))
     asked = kernels.candidate(AFFINE, code)
-    config = QUICK.model_copy(update={"time_correct": False})
-    with Evaluator("cpu", config) as evaluator:
+
+    with Evaluator("cpu", UNTIMED) as evaluator:
         preparer, runner = evaluator.preparer, evaluator
         made = preparer.prepare(asked)
         assert made.finding is None, made.finding

@@ -38,16 +38,18 @@ def candidate(tmp_path):
     return path
 
 
-def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(task, candidate):
-    done = run(task, candidate, "--json")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
+def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(
+    task, candidate, capfd, judging_here
+):
+    assert main([str(task), str(candidate), "--json"]) == 0
+    printed = capfd.readouterr().out
+    record = json.loads(printed)
     assert (record["status"], record["reason"], record["timing"]) == (
         "incorrect",
         "wrong_output",
         None,
     )
-    assert done.stdout.strip().count("\n") == 0
+    assert printed.strip().count("\n") == 0
     assert Verdict.model_validate(record).task_id == "file/task"
 
 
@@ -100,11 +102,10 @@ def test_folders_of_the_cache_may_be_links(task, candidate, tmp_path, monkeypatc
     assert list(elsewhere.rglob("*.so"))
 
 
-def test_a_candidate_that_is_not_python_is_a_verdict(task, candidate):
+def test_a_candidate_that_is_not_python_is_a_verdict(task, candidate, capsys):
     candidate.write_text("Here is your kernel:\n```python\nclass ModelNew: pass\n```\n")
-    done = run(task, candidate, "--json")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
+    assert main([str(task), str(candidate), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
     assert (record["status"], record["reason"]) == ("compile_error", "syntax_error")
 
 
@@ -214,9 +215,11 @@ def test_two_languages_need_a_choice_and_none_is_said(task, candidate, monkeypat
     assert "candidate.cu is not a Python module" in capsys.readouterr().err
 
 
-def test_an_unknown_language_is_refused_by_name(task, candidate):
-    done = run(task, candidate, "--language", "fortran")
-    assert done.returncode == 2 and "fortran" in done.stderr and done.stdout == ""
+def test_an_unknown_language_is_refused_by_name(task, candidate, capsys):
+    with pytest.raises(SystemExit) as refused:
+        main([str(task), str(candidate), "--language", "fortran"])
+    printed = capsys.readouterr()
+    assert refused.value.code == 2 and "fortran" in printed.err and printed.out == ""
 
 
 @pytest.mark.slow

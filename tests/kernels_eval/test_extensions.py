@@ -18,8 +18,10 @@ from kernels_eval.compile.prepared import Prepared
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
 from kernels_eval.source.spec import Build, ExtensionSpec, refused_flag
+from tests.support.cases import cases
 from tests.support.processes import python
 
+FLAGS = cases("compiler_flags")
 SCALE = "at::Tensor scale(at::Tensor x) { return x.mul(2); }"
 
 
@@ -152,48 +154,20 @@ def test_both_tiers_blame_the_same_line(builder, fault):
     assert blamed[0] == blamed[1]
 
 
-@pytest.mark.parametrize(
-    "flags", [("-DSHARE=(ALL / GROUPS)",), ("-lineinfo", "/"), ("-not-a-flag",)]
-)
+@pytest.mark.parametrize("flags", FLAGS["slips"])
 def test_a_slip_in_a_flag_is_no_attack(builder, flags):
     build = builder.build(spec(extra_cflags=flags))
     assert not build.ok and build.reason == "build_failed" and "not allowed" in build.log
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "-fplugin=evil.so",
-        "@options",
-        "-specs=evil",
-        "-wrapper",
-        "-save-temps",
-        "-B/tmp",
-        "-o",
-        "--run",
-    ],
-)
+@pytest.mark.parametrize("flag", FLAGS["refused"])
 @pytest.mark.parametrize("field", ["extra_cflags", "extra_ldflags", "extra_cuda_cflags"])
 def test_flags_that_load_or_write_are_refused(builder, flag, field):
     build = builder.build(spec(**{field: ("-O2", flag)}))
     assert not build.ok and build.reason == "forbidden_call" and flag in build.log
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "-O3 -march=native -pipe -s -ggdb -rdynamic -static-libgcc -static-libstdc++",
-        "--param max-unroll-times=4 --param=l1-cache-size=32",
-        "-Wl,--gc-sections -Wl,-Bsymbolic -Wl,--strip-all -Wl,-rpath=/usr/lib",
-        "--extended-lambda --device-debug --source-in-ptx --split-compile=0 --optimize 3 -dopt=on",
-        "-Xptxas --warn-on-spills -Xptxas --allow-expensive-optimizations=true",
-        "-Xfatbin -compress-all -Xfatbin=-compress-all",
-        "-funroll-loops -fno-math-errno -mavx2 -mfma -fopenmp -ffast-math -DNAME=1 -lm -lgomp",
-        "--use_fast_math -lineinfo -Xptxas -O3 -Xptxas -v,-dlcm=ca -maxrregcount=64 -std=c++20",
-        "-gencode arch=compute_80,code=sm_80 --expt-relaxed-constexpr -cudart shared",
-        "--default-stream per-thread -isystem /usr/include -isystem/usr/include",
-    ],
-)
+@pytest.mark.parametrize("flags", FLAGS["honest"])
 def test_flags_of_honest_builds_are_accepted(flags):
     assert refused_flag(flags.split()) is None
 
@@ -203,20 +177,12 @@ def test_flags_that_a_compiler_is_to_pass_on_may_stand_in_one_string():
     assert refused_flag(["-Xcompiler", "-O3 -fplugin=x"]) == "-fplugin=x"
 
 
-@pytest.mark.parametrize("flag", ["-t", "-dopt", "-D", "-isystem", "-code", "-maxrregcount"])
+@pytest.mark.parametrize("flag", FLAGS["without_value"])
 def test_what_begins_like_a_flag_is_no_value(flag):
-    """g++ knows `-t` as a flag without a value, and would load the plugin."""
     assert refused_flag([flag, "-fplugin=x"]) == "-fplugin=x"
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("-flto", "-O2", "-flto=auto", "-fno-lto", "-ffat-lto-objects", "-fuse-linker-plugin"),
-        ("-O2 -fopt-info-vec -fdiagnostics-color=always -MMD -MP",),
-        ("-Xcompiler", "-flto", "-Xcompiler=-flto", "-O2"),
-    ],
-)
+@pytest.mark.parametrize("flags", FLAGS["left_out"])
 def test_flags_that_change_no_result_are_left_out(flags):
     assert spec(extra_cflags=flags, extra_ldflags=flags).extra_cflags == ("-O2",)
     assert refused_flag(spec(extra_cflags=("-fopt-info-vec=file", "-flto=/x")).extra_cflags)

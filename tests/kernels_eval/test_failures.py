@@ -6,6 +6,7 @@ from kernels_eval.candidate.build_interception import BuildFailed
 from kernels_eval.model.failures import classify, compiler_line, report
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.child import CHATTER
+from tests.support.cases import cases
 
 
 def exception(name, base=Exception):
@@ -23,35 +24,9 @@ def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 AttributeError("module 'triton.language' has no attribute 'gelu'")"""
 
 
-@pytest.mark.parametrize(
-    "name, text, reason",
-    [
-        ("triton.compiler.errors.CompilationError", TRITON, "build_failed"),
-        ("triton.compiler.errors.UnsupportedLanguageConstruct", TRITON, "build_failed"),
-        ("triton.compiler.errors.CompileTimeAssertionFailure", TRITON, "build_failed"),
-        ("triton.runtime.errors.PTXASError", "PTXAS error: `ptxas` failed", "build_failed"),
-        ("triton.runtime.errors.OutOfResources", "out of resource: shared memory", "cuda_error"),
-        ("triton.runtime.errors.InterpreterError", "IndexError()", "exception"),
-        ("numba.core.errors.TypingError", "Failed in nopython mode pipeline", "build_failed"),
-        ("cupy.cuda.compiler.CompileException", 'k.cu(3): error: "f" is undefined', "build_failed"),
-        ("cupy_backends.cuda.api.driver.CUDADriverError", "invalid argument", "cuda_error"),
-        ("torch._inductor.exc.CppCompileError", "C++ compile error", "build_failed"),
-        ("torch._dynamo.exc.BackendCompilerFailed", "backend raised", "build_failed"),
-        ("torch._dynamo.exc.TorchRuntimeError", "shapes cannot be multiplied", "exception"),
-        ("tvm.error.DiagnosticError", "syntax", "build_failed"),
-        ("cutlass.base_dsl.common.DSLRuntimeError", "unsupported", "build_failed"),
-        ("cutlass.base_dsl.common.DSLCudaRuntimeError", "invalid value", "cuda_error"),
-        ("builtins.RuntimeError", "PassManager::run failed", "build_failed"),
-        ("builtins.RuntimeError", "Kernel compilation failed:\nk.cu(2): error: x", "build_failed"),
-        ("builtins.RuntimeError", "Triton Error [CUDA]: invalid argument", "cuda_error"),
-        ("builtins.RuntimeError", "Triton Error [CUDA]: out of memory", "out_of_memory"),
-        ("builtins.RuntimeError", "mat1 and mat2 cannot be multiplied", "exception"),
-        ("builtins.TypeError", "dynamic_func() missing 1 required argument", "exception"),
-        ("candidate.ShapeError", "compile-time shape", "exception"),
-    ],
-)
+@pytest.mark.parametrize("name, text, reason", cases("failures"))
 def test_the_reason_of_an_exception(name, text, reason):
-    assert classify(exception(name)(text))[0] == reason
+    assert classify(exception(name)(TRITON if text == "TRITON" else text))[0] == reason
 
 
 def test_the_innermost_error_of_a_compiler_counts_even_where_it_was_caught():

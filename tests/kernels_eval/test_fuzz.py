@@ -1,13 +1,12 @@
 """Random and mutated data where candidates have a say: what their processes answer, their sources,
 flags and names. Every case ends in a verdict's reason, or in an error of the verifier's own kind.
 
-Each test runs a fixed number of cases with a fixed seed. As slow tests they run for
-`$CONCUR_FUZZ_S` seconds each (60), from a seed that is printed.
+Each test runs a few cases, the same every time. As slow tests they run `$CONCUR_FUZZ_CASES` (2,000)
+random ones.
 """
 
 import json
 import os
-import random
 import shutil
 import socket
 import struct
@@ -21,7 +20,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from kernels_eval import protocol
 from kernels_eval.compile import extensions
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.prepared import Prepared
@@ -33,41 +35,54 @@ from kernels_eval.judge.messages import Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.prepare import BoundedBuilds, Preparer
 from kernels_eval.judge.trials import TRIALS, Stage, Trial
 from kernels_eval.protocol import (
+    CallReport,
+    CaptureReport,
     Comparison,
+    ErrorReport,
+    LoadReport,
     ModelSpec,
+    OperatorReport,
+    OrnamentReport,
     OutputForm,
     PackedValues,
     RunUnseen,
     Sample,
+    SampleReport,
     SharedMemory,
+    ShareReport,
+    StateReport,
+    UnseenReport,
 )
 from kernels_eval.records import Candidate, KernelTask, Language, Reason
 from kernels_eval.sandbox import machine
 from kernels_eval.sandbox.child import Child
 from kernels_eval.sandbox.server_handle import End
 from kernels_eval.source.screening import screen, screen_native
-from kernels_eval.source.spec import Build
+from kernels_eval.source.spec import Build, ExtensionSpec
 
-SECONDS = float(os.environ.get("CONCUR_FUZZ_S", "60"))
 LIMITS = EvalConfig().limits.model_copy(update={"run_s": 0.3, "load_s": 0.3})
 BUILD = EvalConfig().build.model_copy(update={"capture_timeout_s": 0.3})
 CONFIG = EvalConfig(limits=LIMITS, build=BUILD)
 TASK = KernelTask(task_id="t", name="t", code="x = 1")
-CASES = [
-    pytest.param(40, id="few"),
-    pytest.param(None, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(SECONDS + 600)]),
+FEW, MANY = 40, int(os.environ.get("CONCUR_FUZZ_CASES", "2000"))
+COUNTS = [
+    pytest.param(FEW, id="few"),
+    pytest.param(MANY, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
 
 
-def randoms(count):
-    """A generator of random numbers for each case."""
-    seed = 7 if count else random.SystemRandom().getrandbits(32)
-    print(f"fuzz seed {seed}")
-    ends, number = time.monotonic() + SECONDS, 0
-    while number < count if count else time.monotonic() < ends:
-        yield random.Random(f"{seed}-{number}")
-        number += 1
-    print(f"{number} cases")
+def outcomes(count, case, **strategies):
+    """What a case came to on so many random inputs."""
+    seen = set()
+    how = settings(
+        max_examples=count,
+        derandomize=count == FEW,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    how(given(**strategies)(lambda **drawn: seen.add(case(**drawn))))()
+    return seen
 
 
 def candidate(code="load"):
@@ -76,120 +91,112 @@ def candidate(code="load"):
 
 # -- values ----------------------------------------------------------------------------------------
 
-LETTERS = "abz09_ -./\\'\"\n\t\0\ud800\u202e\U0001f600é%{}()<>,;:#@$"
 ODD_TEXTS = ("", "..", "\0", "\ud800", "a" * 300, "x" * 300_000, "/etc/passwd", "-o", "int", "ok")
 ODD_NUMBERS = (0, -1, 1e308, float("nan"), float("inf"), -0.0, 2**31, 2**63, 10**400, -(10**300))
+LETTERS = st.sampled_from("abz09_ -./\\'\"\n\t\0\ud800\u202e\U0001f600é%{}()<>,;:#@$")
+TEXT = st.sampled_from(ODD_TEXTS) | st.text(LETTERS, max_size=30)
+DEEP = json.loads("[" * 900 + "]" * 900)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.sampled_from(ODD_NUMBERS) | TEXT | st.just(DEEP),
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=60,
+)
 
 
-def text(draw):
-    if draw.random() < 0.3:
-        return draw.choice(ODD_TEXTS)
-    return "".join(draw.choices(LETTERS, k=draw.randrange(30)))
-
-
-def value(draw, depth=0):
-    """Anything that JSON can hold."""
-    kind = draw.randrange(8 if depth < 4 else 5)
-    if kind < 5:
-        return draw.choice((None, draw.random() < 0.5, draw.choice(ODD_NUMBERS), text(draw), "ok"))
-    if kind == 5:
-        nested = []
-        for _ in range(draw.choice((1, 20, 900))):
-            nested = [nested]
-        return nested
-    if kind == 6:
-        return [value(draw, depth + 1) for _ in range(draw.choice((0, 1, 3, 200)))]
-    return {text(draw): value(draw, depth + 1) for _ in range(draw.randrange(4))}
-
-
-def mutated(draw, given):
+def mutated(honest):
     """The same with one part replaced, added or gone."""
-    if isinstance(given, dict) and given and draw.random() < 0.8:
-        changed, key = dict(given), draw.choice(sorted(given))
-        changed[key] = mutated(draw, given[key])
-        if draw.random() < 0.1:
-            changed.pop(key)
-        if draw.random() < 0.1:
-            changed[draw.choice(("error", "build", "specs", text(draw)))] = value(draw)
-        return changed
-    if isinstance(given, list) and given and draw.random() < 0.6:
-        at = draw.randrange(len(given))
-        return [*given[:at], mutated(draw, given[at]), *given[at + 1 :]]
-    return value(draw)
+    if isinstance(honest, dict) and honest:
+        keys = st.sampled_from(sorted(honest))
+        return st.one_of(
+            keys.flatmap(lambda key: mutated(honest[key]).map(lambda new: honest | {key: new})),
+            keys.map(lambda key: {name: honest[name] for name in honest if name != key}),
+            st.builds(lambda key, new: honest | {key: new}, EXTRA_KEYS, JSON),
+            JSON,
+        )
+    if isinstance(honest, list) and honest:
+        return st.integers(0, len(honest) - 1).flatmap(
+            lambda at: mutated(honest[at]).map(lambda new: [*honest[:at], new, *honest[at + 1 :]])
+        )
+    return JSON
 
+
+EXTRA_KEYS = st.sampled_from(("error", "build", "specs")) | TEXT
 
 # -- what a child answers --------------------------------------------------------------------------
 
-OUTPUT = {"shape": [4, 4], "dtype": "float32"}
-CALLED = {
-    "plain": True,
-    "tensors": True,
-    "kinds": ["Tensor"],
-    "devices": ["cpu"],
-    "structure": "tensor",
-    "custom_calls": 1,
-    "outstanding_share": 0.0,
-    "outputs": [OUTPUT],
-}
-SPEC = {
-    "kind": "inline",
-    "name": "ext",
-    "cpp_sources": ["torch::Tensor f(torch::Tensor x);"],
-    "functions": ["f"],
-    "extra_cflags": ["-O3"],
-    "extra_cuda_cflags": ["-Xcompiler=-O3", "-DX=1"],
-    "extra_ldflags": ["-lm"],
-    "files": [],
-    "python_module": True,
-}
+SPEC = ExtensionSpec(
+    name="ext",
+    cpp_sources=("torch::Tensor f(torch::Tensor x);",),
+    functions=("f",),
+    extra_cflags=("-O3",),
+    extra_cuda_cflags=("-Xcompiler=-O3", "-DX=1"),
+    extra_ldflags=("-lm",),
+).model_dump(mode="json")
 FILES = SPEC | {"kind": "files", "files": [["a.cpp", "int x;"], ["b.h", ""]], "functions": None}
+CALLED = CallReport(
+    plain=True,
+    tensors=True,
+    kinds=["Tensor"],
+    devices=["cpu"],
+    structure="tensor",
+    custom_calls=1,
+    outputs=[{"shape": [4, 4], "dtype": "float32"}],
+)
+HONEST = {
+    type(report): report.model_dump(mode="json")
+    for report in (
+        LoadReport(parameters=[[4, 4]]),
+        CALLED,
+        OperatorReport(operators=["aten.add"], custom=["f"]),
+        ShareReport(share=0.5),
+        StateReport(changed={"matmul": "x"}),
+        OrnamentReport(ornamental=False),
+        SampleReport(ns=100, custom_calls=1),
+        UnseenReport(forms=[CALLED], custom_calls=1),
+        CaptureReport(specs=[SPEC, FILES]),
+    )
+}
 ANSWERS = {
-    "LoadCandidate": {"parameters": [[4, 4]], "statistics": [], "made_elsewhere": False},
-    "Call": CALLED,
-    "NameOperators": {"operators": ["aten.add"], "custom": ["f"], "off_stream": 0},
-    "MeasureShare": {"share": 0.5},
-    "ReadState": {"changed": {"matmul": "x"}},
-    "ReplaceWritten": {"ornamental": False},
-    "Sample": {"ns": 100, "custom_calls": 1},
-    "RunUnseen": {"forms": [CALLED], "custom_calls": 1},
-    "Capture": {"specs": [SPEC, FILES]},
-    "CaptureConstructor": {"specs": [SPEC]},
+    request.command: HONEST[request.answer]
+    for request in vars(protocol).values()
+    if getattr(request, "answer", None) in HONEST and hasattr(request, "command")
 }
 PLACE = SharedMemory(on_device=False, size=64)
 PACKED = PackedValues(on_device=False, size=64, packed=[], count=0, stride=0)
-ERROR = {"error": "exception", "detail": "no", "trace": "line 1"}
+ERROR = ErrorReport(error="exception", detail="no", trace="line 1").model_dump()
 
 
 def frame(data):
     return struct.pack("!I", len(data)) + data
 
 
-def said(draw, asked):
-    """The bytes that a child writes when it is asked."""
-    answer = ANSWERS.get(asked, {})
-    chance = draw.random()
-    if chance < 0.3:
-        answer = mutated(draw, answer)
-    elif chance < 0.35:
-        answer = mutated(draw, ERROR)
-    elif chance < 0.45:
-        answer = {"build": mutated(draw, draw.choice((SPEC, FILES)))}
-    elif chance < 0.5:
-        return draw.choice(
-            (
-                frame(b"[" * 100_000),
-                frame(b'{"ns": ' + b"9" * 5000 + b"}"),
-                frame(b'{"ns": 1e400}'),
-                frame(b"\xff\xfe\x00"),
-                frame(b""),
-                struct.pack("!I", 1 << 31) + b"x" * 100,
-                struct.pack("!I", 50) + b"x",
-                draw.randbytes(draw.randrange(1, 40)),
-                frame(b"{}") * 3,
-                b"",
-            )
-        )
+def framed(answer):
     return frame(json.dumps(answer).encode("utf-8", "surrogatepass"))
+
+
+ODD_FRAMES = (
+    frame(b"[" * 100_000),
+    frame(b'{"ns": ' + b"9" * 5000 + b"}"),
+    frame(b'{"ns": 1e400}'),
+    frame(b"\xff\xfe\x00"),
+    frame(b""),
+    struct.pack("!I", 1 << 31) + b"x" * 100,
+    struct.pack("!I", 50) + b"x",
+    frame(b"{}") * 3,
+    b"",
+)
+
+
+def reply(honest):
+    """The bytes that a child writes when it is asked, in two parts."""
+    asks = st.sampled_from((SPEC, FILES)).flatmap(mutated).map(lambda spec: {"build": spec})
+    answers = st.just(honest) | st.just(honest) | mutated(honest) | mutated(ERROR) | asks
+    data = answers.map(framed) | st.sampled_from(ODD_FRAMES) | st.binary(min_size=1, max_size=40)
+    cuts = st.just(0) | st.integers(0, 40)
+    return st.tuples(st.just(framed(honest)) | data, cuts)
+
+
+REPLIES = st.fixed_dictionaries({command: reply(answer) for command, answer in ANSWERS.items()})
 
 
 class HostileServer:
@@ -200,7 +207,6 @@ class HostileServer:
 
     def __init__(self, folder, holder):
         self.folder, self.holder = folder, holder
-        self.draw = random.Random(0)
 
     def scratch_for(self, role):
         scratch = Path(tempfile.mkdtemp(dir=self.folder))
@@ -209,7 +215,7 @@ class HostileServer:
 
     def spawn(self, request, fds):
         theirs = socket.socket(fileno=os.dup(fds[0]))
-        threading.Thread(target=self._serve, args=(theirs, self.draw), daemon=True).start()
+        threading.Thread(target=self._serve, args=(theirs, self.replies), daemon=True).start()
         return self.holder
 
     def reap(self, pid):
@@ -218,15 +224,14 @@ class HostileServer:
     def kill(self, pid):
         pass
 
-    def _serve(self, theirs, draw):
+    def _serve(self, theirs, replies):
         with theirs, suppress(OSError, ValueError):
             while head := theirs.recv(4, socket.MSG_WAITALL):
                 message = json.loads(theirs.recv(struct.unpack("!I", head)[0], socket.MSG_WAITALL))
-                data = said(draw, str(message.get("command", "build")))
-                cut = draw.randrange(len(data) + 1) if draw.random() < 0.2 else 0
+                data, cut = replies.get(message.get("command"), (framed({}), 0))
                 theirs.sendall(data[:cut])
-                if cut:
-                    time.sleep(0.12 if draw.random() < 0.1 else 0)  # longer than a poll
+                if cut == 7:
+                    time.sleep(0.12)  # longer than a poll
                 theirs.sendall(data[cut:])
 
 
@@ -298,8 +303,8 @@ def judged(child, reference, builder):
         attribution.check_repeatable(process)
         comparison.compare_trials(process, Stage.VARIATIONS)
         attribution.check_state(process)
-        process.ask(Sample(calls=1))
-        for form in process.ask(RunUnseen(inputs=PACKED, outputs=PLACE)).forms:
+        process.request(Sample(calls=1))
+        for form in process.request(RunUnseen(inputs=PACKED, outputs=PLACE)).forms:
             process.check_form(form, reference.trials[0])
         attribution.check_ornamental(process)
     except Stop as stop:
@@ -309,13 +314,14 @@ def judged(child, reference, builder):
     return Reason.OK
 
 
-@pytest.mark.parametrize("count", CASES)
+@pytest.mark.parametrize("count", COUNTS)
 def test_whatever_a_child_answers_is_its_own_verdict(count, server, reference):
-    seen = set()
-    for draw in randoms(count):
-        server.draw = draw
+    def case(replies):
+        server.replies = replies
         with Child(server, "candidate", LIMITS) as child:
-            seen.add(judged(child, reference, Refusing()))
+            return judged(child, reference, Refusing())
+
+    seen = outcomes(count, case, replies=REPLIES)
     assert Reason.EXITED_EARLY in seen and len(seen) > 2, seen
 
 
@@ -335,21 +341,28 @@ NATIVE = [
 ]
 
 
-def source(draw, words):
+def source(words):
     """Words in any order, or one pattern again and again: what costs a slow reader most."""
-    if draw.random() < 0.4:
-        unit = draw.choice(("", " ", "\n")).join(draw.choices(words, k=draw.randrange(1, 4)))
-        return draw.choice(("", "x = ", "class ModelNew: pass\n")) + unit * draw.choice(
-            (2, 900, 9000)
-        )
-    return draw.choice((" ", "", "\n")).join(draw.choices(words, k=draw.randrange(200)))
+    word = st.sampled_from(words)
+    gaps = st.sampled_from((" ", "", "\n"))
+    begin = st.sampled_from(("", "x = ", "class ModelNew: pass\n"))
+    unit = st.builds(str.join, gaps, st.lists(word, min_size=1, max_size=3))
+    again = st.builds(
+        lambda begin, unit, times: begin + unit * times,
+        begin,
+        unit,
+        st.sampled_from((2, 900, 9000)),
+    )
+    return st.builds(str.join, gaps, st.lists(word, max_size=200)) | again
 
 
-@pytest.mark.parametrize("count", CASES)
+@pytest.mark.parametrize("count", COUNTS)
 def test_every_source_is_screened(count):
-    for draw in randoms(count):
-        for screened in (screen(source(draw, PYTHON)), screen_native(source(draw, NATIVE))):
+    def case(python, native):
+        for screened in (screen(python), screen_native(native)):
             assert screened.reason is None or screened.detail
+
+    outcomes(count, case, python=source(PYTHON), native=source(NATIVE))
 
 
 # -- flags and names -------------------------------------------------------------------------------
@@ -380,46 +393,43 @@ FLAGS = [
 ]
 
 
-def asked(draw):
-    spec = dict(draw.choice((SPEC, FILES)))
-    for key in ("extra_cflags", "extra_cuda_cflags", "extra_ldflags"):
-        if draw.random() < 0.4:
-            spec[key] = [
-                draw.choice(FLAGS) * draw.choice((1, 1, 1, 2000))
-                for _ in range(draw.choice((1, 2, 2000)))
-            ]
-    if draw.random() < 0.3:
-        spec["name"] = text(draw)
-    if draw.random() < 0.3:
-        spec["files"] = [[text(draw), source(draw, NATIVE)] for _ in range(2)]
-    if draw.random() < 0.3:
-        spec["cpp_sources"] = [source(draw, NATIVE), "int " + "a" * 300 + ";"]
-    if draw.random() < 0.2:
-        spec["functions"] = [text(draw)]
-    return mutated(draw, spec) if draw.random() < 0.3 else spec
+REQUESTED_FLAGS = st.lists(
+    st.builds(str.__mul__, st.sampled_from(FLAGS), st.sampled_from((1, 1, 1, 2000))), max_size=3
+) | st.just(["-w"] * 2000)
+CHANGES = {
+    **dict.fromkeys(("extra_cflags", "extra_cuda_cflags", "extra_ldflags"), REQUESTED_FLAGS),
+    "name": TEXT,
+    "files": st.lists(st.tuples(TEXT, source(NATIVE)), min_size=2, max_size=2),
+    "cpp_sources": source(NATIVE).map(lambda text: [text, "int " + "a" * 300 + ";"]),
+    "functions": st.lists(TEXT, min_size=1, max_size=1),
+}
+ASKED = st.builds(
+    dict.__or__, st.sampled_from((SPEC, FILES)), st.fixed_dictionaries({}, optional=CHANGES)
+)
 
 
-@pytest.mark.parametrize("count", CASES)
+@pytest.mark.parametrize("count", COUNTS)
 def test_every_request_for_a_build_has_an_outcome(count, builder):
-    def build(draw):
+    def case(asked):
         try:
-            found = BoundedBuilds(builder, candidate(), []).build(asked(draw))
+            found = BoundedBuilds(builder, candidate(), []).build(asked)
         except Stop as stop:
             return stop.finding.reason
         assert found.reason and found.log is not None
         return found.reason
 
-    seen = {build(draw) for draw in randoms(count)}
+    seen = outcomes(count, case, asked=ASKED | ASKED.flatmap(mutated))
     assert {Reason.BUILD_FAILED, Reason.FORBIDDEN_CALL} <= seen, seen
 
 
-@pytest.mark.parametrize("count", CASES)
+@pytest.mark.parametrize("count", COUNTS)
 def test_whatever_a_module_asks_to_build_is_prepared(count, server, builder, monkeypatch):
     monkeypatch.setattr(Preparer, "server", server)
     made = Preparer(CONFIG)
     made.builder = builder
-    for draw in randoms(count):
-        server.draw = draw
-        code = source(draw, PYTHON) if draw.random() < 0.3 else "load"
-        prepared = made.prepare(candidate(code), TASK)
-        prepared.model_dump_json()
+
+    def case(replies, code):
+        server.replies = replies
+        made.prepare(candidate(code), TASK).model_dump_json()
+
+    outcomes(count, case, replies=REPLIES, code=st.just("load") | source(PYTHON))

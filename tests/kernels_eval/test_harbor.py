@@ -53,20 +53,15 @@ def test_two_tasks_of_one_name_and_an_unknown_recipe_are_refused(tmp_path):
         harbor.write_tasks([request()], tmp_path, Language.CPP, "nothing")
 
 
-@pytest.mark.parametrize(
-    "source, reward, status",
-    [
-        (None, 0.0, "no_code"),
-        (kernels.module("return ext.shifted(x)"), 0.0, "incorrect"),
-        (kernels.module("return x * 2 + 1"), -1.0, "rejected"),
-    ],
-    ids=["nothing written", "wrong", "no kernel"],
-)
-def test_its_script_writes_the_reward_and_the_verdict(tmp_path, source, reward, status):
+def assert_judged(out, reward, status):
+    assert float((out / "reward.txt").read_text()) == reward
+    verdict = Verdict.model_validate_json((out / "verdict.json").read_text())
+    assert (verdict.status, verdict.task_id) == (status, request().task.task_id)
+
+
+def test_its_script_writes_the_reward_and_the_verdict(tmp_path):
     (folder,) = harbor.write_tasks([request()], tmp_path, Language.CPP)
-    candidate, out = tmp_path / "candidate.py", tmp_path / "logs"
-    if source:
-        candidate.write_text(source)
+    out = tmp_path / "logs"
     script = (folder / "tests/test.sh").read_text()
     python = os.path.dirname(sys.executable)
     script = script.replace("/tests/", f"{folder}/tests/").replace("/app/", f"{tmp_path}/")
@@ -78,9 +73,20 @@ def test_its_script_writes_the_reward_and_the_verdict(tmp_path, source, reward, 
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert float((out / "reward.txt").read_text()) == reward
-    verdict = Verdict.model_validate_json((out / "verdict.json").read_text())
-    assert (verdict.status, verdict.task_id) == (status, request().task.task_id)
+    assert_judged(out, 0.0, "no_code")  # nothing was written
+
+
+@pytest.mark.parametrize(
+    "forward, reward, status",
+    [("return ext.shifted(x)", 0.0, "incorrect"), ("return x * 2 + 1", -1.0, "rejected")],
+)
+def test_what_was_written_is_judged(tmp_path, judging_here, forward, reward, status):
+    (folder,) = harbor.write_tasks([request()], tmp_path, Language.CPP)
+    candidate, out = tmp_path / "candidate.py", tmp_path / "logs"
+    candidate.write_text(kernels.module(forward))
+    asked = ["--language", "cpp", "--recipe", "concur", "--out", str(out)]
+    assert harbor.main([str(folder / "tests/task.json"), str(candidate), *asked]) == 0
+    assert_judged(out, reward, status)
 
 
 def test_a_task_that_fails_leaves_no_reward(tmp_path, monkeypatch):

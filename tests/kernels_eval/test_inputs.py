@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from kernels_eval.config import TAILS, CorrectnessConfig
 from kernels_eval.judge.candidate_handle import unmatched_shapes
 from kernels_eval.model.inputs import (
+    _make_distinct,
     construct,
     drawn_size,
     made_elsewhere,
@@ -213,3 +215,23 @@ def test_parameters_that_ignore_the_device_are_noticed():
             spec = ModelSpec(**form, device=device, construct_on=device)
             made = construct(here, no_arguments, spec)
             assert made_elsewhere(made, device) is found
+
+
+def test_equal_elements_are_moved_so_far_apart_that_a_softmax_tells_them_apart():
+    x = torch.randn(64, 64)
+    x[3], x[5], x[9] = 0.0, 1.5, -1.5
+    before = x.clone()
+    _make_distinct(x)
+    assert x.unique().numel() == x.numel()
+    assert (x - before).abs().max() < 1e-2 and x.abs().max() == before.abs().max()
+    assert all(torch.softmax(row, 0).unique().numel() == 64 for row in x[[3, 5, 9]])
+    assert (x[x != 0].abs() >= torch.finfo(torch.float32).tiny).all()
+
+
+@pytest.mark.parametrize(
+    "x", [torch.ones(4, dtype=torch.bfloat16), torch.tensor([torch.inf, torch.inf, torch.nan])]
+)
+def test_what_has_no_room_for_distinct_elements_stays(x):
+    before = x.clone()
+    _make_distinct(x)
+    assert torch.equal(x.nan_to_num(7), before.nan_to_num(7))

@@ -1,4 +1,4 @@
-"""Inputs in lists and in other layouts, and records of a call that a candidate tears."""
+"""Inputs in other layouts, and records of a call that a candidate tears."""
 
 import pytest
 import torch
@@ -7,48 +7,6 @@ from kernels_eval.model.inputs import make_inputs, plan_inputs
 from kernels_eval.model.measurement import same
 from kernels_eval.model.operators import UNTRACED, traced_operators
 from kernels_eval.source.screening import screen
-from tests.support.kernels import assert_reason, kernel_task, load_inline, module, task_source
-
-LOOPS = load_inline(
-    """
-torch::Tensor ramp(torch::Tensor x) {
-  auto y = torch::empty_like(x);
-  float *a = x.data_ptr<float>(), *b = y.data_ptr<float>();
-  for (int64_t i = 0; i < x.numel(); ++i) b[i] = a[i] > 0 ? a[i] : 0;
-  return y;
-}
-torch::Tensor ramp_over(torch::Tensor x) {
-  auto y = ramp(x);
-  x.copy_(y);
-  return y;
-}
-torch::Tensor grow(torch::Tensor x) {
-  float* a = x.data_ptr<float>();
-  for (int64_t i = 0; i < x.numel(); ++i) a[i] = a[i] * 2 + 1;
-  return x;
-}
-""",
-    name="concur_test_lists",
-)
-TENSORS = "[[torch.randn(64, 64), torch.randn(9, 33)]]"
-RELU = kernel_task(task_source("return [torch.relu(v) for v in x]", inputs=TENSORS), "relu_list")
-GROW = kernel_task(
-    task_source("for v in x: v.mul_(2).add_(1)\nreturn [v * 1 for v in x]", inputs=TENSORS),
-    "grow_list",
-)
-
-
-@pytest.mark.parametrize(
-    "task, forward, reason",
-    [
-        (RELU, "return [ext.ramp(v) for v in x]", "ok"),
-        (RELU, "return [ext.ramp_over(v) for v in x]", "input_mutated"),
-        (GROW, "for v in x: ext.grow(v)\nreturn [v.clone() for v in x]", "ok"),
-    ],
-    ids=["reads", "changes", "changes_as_asked"],
-)
-def test_tensors_in_lists_are_inputs_like_others(verify, task, forward, reason):
-    assert_reason(verify(task, module(forward, extension=LOOPS)), reason)
 
 
 def test_same_looks_into_containers():

@@ -36,7 +36,7 @@ from tests.support.kernels import AFFINE, module
 from tests.support.processes import python
 from tests.support.waiting import until
 
-CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
+CONFIG = kernels.UNTIMED
 HONEST = module("return ext.affine(x)")
 SLOW = module("time.sleep(0.2)\nreturn ext.affine(x)", before="import time\ntime.sleep(0.5)")
 """Gives a child that was just forked the time to notice that it is to die."""

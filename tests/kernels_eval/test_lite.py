@@ -29,6 +29,7 @@ from kernels_eval.compile.lite import (
 )
 from kernels_eval.compile.process import WorkRoot, remove_abandoned
 from kernels_eval.config import BuildConfig
+from kernels_eval.records import stable_hash
 from kernels_eval.source.spec import ExtensionSpec
 from tests.support.cases import cases
 from tests.support.processes import output_of, python
@@ -46,9 +47,10 @@ def builder():
 
 
 def inline(source, *functions, **fields):
+    """A request for a library, which is kept until these headers or its source change."""
     return ExtensionSpec.model_validate(
         {
-            "name": f"lite_{uuid.uuid4().hex[:8]}",
+            "name": f"lite_{stable_hash([source, functions, fields])[:8]}",
             "cpp_sources": (source,),
             "functions": functions,
             "extra_cflags": ("-O1",),

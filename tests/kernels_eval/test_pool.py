@@ -3,7 +3,6 @@ replaced."""
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,20 +20,16 @@ from kernels_eval.records import Language
 from kernels_eval.sandbox.deaths import DEATHS
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
-from tests.support.pools import Quick, fresh_ray, many, outcomes
-from tests.support.processes import python
+from tests.support.pools import Quick, many, outcomes
 from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
-CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
+CONFIG = kernels.UNTIMED
 
 
 @pytest.fixture(scope="module")
-def pool():
-    from kernels_eval.compile.extensions import Builder
-
-    Builder(CONFIG.build).warm()
-    with fresh_ray(cpus=2, gpus=0), Pool(Language.CPP, CONFIG, workers=1, builders=1) as made:
+def pool(joined_ray):
+    with Pool(Language.CPP, CONFIG, workers=1, builders=1) as made:
         yield made
 
 
@@ -72,6 +67,7 @@ def test_every_candidate_gets_exactly_one_verdict(pool):
 
 
 def test_a_queue_of_failures_only_ends(pool):
+    assert list(pool.verify([])) == []
     asked = pairs(
         (AFFINE, broken(1)),
         (AFFINE, None),
@@ -86,10 +82,6 @@ def test_a_queue_of_failures_only_ends(pool):
         "forbidden_call",
         "build_failed",
     ]
-
-
-def test_an_empty_queue_ends(pool):
-    assert list(pool.verify([])) == []
 
 
 def test_candidates_are_taken_only_as_fast_as_they_are_done(pool):
@@ -182,7 +174,7 @@ def failing_pool(broken_workers, workers):
 
 
 @pytest.mark.slow
-def test_a_worker_whose_device_fails_is_quarantined_and_the_others_continue():
+def test_a_worker_whose_device_fails_is_quarantined_and_the_others_continue(joined_ray):
     asked = pairs(
         *[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(3)],
         (AFFINE, module("return ext.affine(x)")),
@@ -204,7 +196,7 @@ def test_a_worker_whose_device_fails_is_quarantined_and_the_others_continue():
 
 
 @pytest.mark.slow
-def test_a_pool_without_a_working_device_says_so():
+def test_a_pool_without_a_working_device_says_so(joined_ray):
     with failing_pool(broken_workers=2, workers=2) as pool:
         with pytest.raises(GpuLostError, match="failed its health check twice") as fault:
             list(
@@ -234,49 +226,35 @@ class Fated(Quick):
         return super().run(*asked)
 
 
-def planned_pool(new_runner, workers):
-    """A pool with one build worker that does nothing, and the workers that are made here."""
+class LossyPool(Pool):
+    """With two places for workers. What is started there, in turn: one that "works", one of another
+    fate (`Fated`), one that Ray can place "nowhere"."""
 
-    class Planned(Pool):
-        def _new_builder(self, *_):
-            import ray
+    def __init__(self, *fates):
+        super().__init__(Language.CPP, CONFIG, workers=2, builders=1, builder=Quick)
+        self.fates = iter(fates)
 
-            return ray.remote(Quick).options(num_cpus=0).remote()
+    def _new_runner(self):
+        import ray
 
-        def _new_runner(self):
-            return new_runner(self)
-
-    return Planned(Language.CPP, CONFIG, workers=workers, builders=1)
-
-
-def lossy_pool(*runners):
-    """A pool with two places for workers. What is started there, in turn: one that "works", one
-    of another fate (`Fated`), one that Ray can place "nowhere"."""
-    import ray
-
-    plan = iter(runners)
-
-    def new_runner(pool):
-        kind = next(plan)
-        resources = {"a node that is lost": 1} if kind == "nowhere" else {}
-        return ray.remote(Fated).options(num_cpus=0, resources=resources).remote(pool.config, kind)
-
-    return planned_pool(new_runner, 2)
+        fate = next(self.fates)
+        resources = {"a node that is lost": 1} if fate == "nowhere" else {}
+        return ray.remote(Fated).options(num_cpus=0, resources=resources).remote(CONFIG, fate)
 
 
-def test_nothing_waits_for_a_worker_that_cannot_be_placed(pool):
+def test_nothing_waits_for_a_worker_that_cannot_be_placed(joined_ray):
     asked = many(20)
-    with lossy_pool("works", "nowhere") as lossy:
+    with LossyPool("works", "nowhere") as lossy:
         for _ in range(2):
             assert set(outcomes(asked, list(lossy.verify(asked)))) == {"ok"}
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(pool):
+def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(joined_ray):
     import ray
 
     asked = many(20)
-    with lossy_pool("works", "hangs", "nowhere") as lossy:
+    with LossyPool("works", "hangs", "nowhere") as lossy:
         hanging = lossy._runners[1]
 
         def lose_it():
@@ -293,52 +271,10 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
         )
 
 
-NODE_LOST = """
-import time
-import ray
-from ray.cluster_utils import Cluster
-from kernels_eval.config import EvalConfig
-from kernels_eval.pool.pool import Pool
-from kernels_eval.records import Language
-from tests.support.pools import Quick, many
-
-class Slower(Quick):
-    def run(self, *asked):
-        time.sleep(0.3)  # the node goes while its worker works
-        return super().run(*asked)
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-other = cluster.add_node(num_cpus=1)
-ray.init(address=cluster.address, log_to_driver=False)
-cluster.wait_for_nodes()
-found = []
-with Pool(Language.CPP, EvalConfig(), workers=2, builders=1, builder=Quick, runner=Slower) as pool:
-    for verdict in pool.verify(many(40)):
-        found.append(verdict.candidate_id)
-        if len(found) == 10:
-            cluster.remove_node(other, allow_graceful=False)
-    working = [slot for slot in pool._runners if slot.idle]
-print("found", len(found), len(set(found)), "workers", len(working))
-ray.shutdown()
-cluster.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_a_node_that_is_lost_costs_its_share_only():
-    """A cluster of two nodes, with a worker on each; one of them is killed."""
-    with tempfile.TemporaryDirectory(
-        prefix="r"
-    ) as folder:  # short, for its sockets; others would join a cluster that they hear of
-        done = python(NODE_LOST, RAY_TMPDIR=folder)
-        assert (Path(folder) / "ray").is_dir()
-    assert "found 40 40 workers 1" in done.stdout
-
-
-def test_where_no_worker_starts_the_pool_says_so(pool, monkeypatch):
+def test_where_no_worker_starts_the_pool_says_so(joined_ray, monkeypatch):
     monkeypatch.setattr(pool_module, "START_S", 1.0)
     with (
-        lossy_pool("nowhere", "nowhere") as lossy,
+        LossyPool("nowhere", "nowhere") as lossy,
         pytest.raises(GpuLostError, match="no worker has started") as fault,
     ):
         list(lossy.verify(many(3)))
@@ -346,15 +282,15 @@ def test_where_no_worker_starts_the_pool_says_so(pool, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(pool):
+def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(joined_ray):
     with (
-        lossy_pool("nowhere", *["dies"] * 2 * DEATHS) as lossy,
+        LossyPool("nowhere", *["dies"] * 2 * DEATHS) as lossy,
         pytest.raises(GpuLostError, match="times while it started"),
     ):
         list(lossy.verify(many(3)))
 
 
-def test_a_lost_node_of_its_own_is_a_clear_error(pool, monkeypatch):
+def test_a_lost_node_of_its_own_is_a_clear_error(joined_ray, monkeypatch):
     """Where Ray's own process on this node is killed, calls are never answered: seen after some
     seconds, not never."""
     import ray
@@ -367,7 +303,7 @@ def test_a_lost_node_of_its_own_is_a_clear_error(pool, monkeypatch):
         lambda: [{"NodeID": here, "Alive": False}, {"NodeID": "another", "Alive": True}],
     )
     with (
-        lossy_pool("nowhere", "nowhere") as lossy,
+        LossyPool("nowhere", "nowhere") as lossy,
         pytest.raises(ClusterError, match="lost the node") as fault,
     ):
         list(lossy.verify(many(3)))
@@ -406,6 +342,7 @@ def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
             "The current node timed out during startup."
         )  # what it raises on a machine under load
 
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(
@@ -415,29 +352,22 @@ def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
     assert fault.value.hint
 
 
-class Fragile(Quick):
-    """A kernel worker whose fork server fails so many times on each candidate that is marked for
-    it, in whichever worker."""
-
-    def __init__(self, folder):
-        self._folder = folder
-
-    def run(self, task, candidate, *_):
-        left = self._folder / str(candidate.candidate_id)
-        if left.exists() and (times := int(left.read_text())):
-            left.write_text(str(times - 1))
-            raise SandboxError("the fork server is gone", "mend it")
-        return super().run(task, candidate)
-
-
 @pytest.mark.parametrize("times", [DEATHS - 1, DEATHS])
-def test_a_sandbox_that_fails_is_tried_again_a_few_times(pool, tmp_path, times):
-    import ray
+def test_a_sandbox_that_fails_is_tried_again_a_few_times(joined_ray, tmp_path, times):
+    class Fragile(Quick):
+        """Its fork server fails so many times on each candidate that is marked for it, in whichever
+        worker."""
+
+        def run(self, task, candidate, *_):
+            left = tmp_path / str(candidate.candidate_id)
+            if left.exists() and (times := int(left.read_text())):
+                left.write_text(str(times - 1))
+                raise SandboxError("the fork server is gone", "mend it")
+            return super().run(task, candidate)
 
     asked = many(4)
     (tmp_path / asked[1][1].candidate_id).write_text(str(times))
-    fragile = ray.remote(Fragile).options(num_cpus=0)
-    with planned_pool(lambda _: fragile.remote(tmp_path), 1) as made:
+    with Pool(Language.CPP, workers=1, builders=1, builder=Quick, runner=Fragile) as made:
         if times < DEATHS:
             assert set(outcomes(asked, list(made.verify(asked)))) == {"ok"}
         else:
@@ -454,8 +384,3 @@ def test_a_missing_gpu_is_said_before_any_work(language, monkeypatch):
     assert "GPU" in str(fault.value) and "cpp" in fault.value.hint
     with pytest.raises(DeviceError):
         Pool(language, CONFIG).__enter__()
-
-
-def test_cpp_needs_no_gpu(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    require_device(Language.CPP)

@@ -7,19 +7,11 @@ import pytest
 
 from kernels_eval.errors import GpuLostError
 from kernels_eval.pool.pool import Pool
-from kernels_eval.pool.ray import start_ray
 from kernels_eval.records import Language
 from kernels_eval.sandbox.deaths import DEATHS
 from tests.support.pools import Quick, many, outcomes
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _ray():
-    import ray
-
-    start_ray()
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("joined_ray")
 
 
 def quick_pool(log, fatal="", deaths=0):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import psutil
@@ -20,6 +19,7 @@ from kernels_eval.sandbox.process_tree import (
     usage,
     wait_gone,
 )
+from tests.support.processes import started
 from tests.support.waiting import until
 
 FAMILY = '''
@@ -38,19 +38,11 @@ sys.stdin.read()
 
 @pytest.fixture
 def family():
-    leader = subprocess.Popen(
-        [sys.executable, "-c", FAMILY],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        env=os.environ | {"OF_THIS_TEST": str(os.getpid())},
-    )
-    assert leader.stdout
-    child, grandchild = map(int, leader.stdout.readline().split())
-    yield leader, child, grandchild
-    for pid in (leader.pid, child, grandchild):
-        process_tree.kill(pid)
-    leader.communicate()
+    with started(FAMILY, OF_THIS_TEST=str(os.getpid())) as leader:
+        child, grandchild = map(int, leader.stdout.readline().split())
+        yield leader, child, grandchild
+        process_tree.kill(child)
+        process_tree.kill(grandchild)
 
 
 def test_a_family_is_found_and_ended(family):
@@ -108,13 +100,12 @@ ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
 
 
 def test_a_process_whose_first_thread_has_ended_goes_on():
-    with subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE) as process:
-        assert process.stdout and process.stdout.readline()
+    with started(HEADLESS) as process:
+        assert process.stdout.readline()
         until(lambda: process_tree.headless(process.pid))
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         assert not process_tree.has_ended(process.pid)
         assert process.pid in descendants(os.getpid())
-        process.kill()
     assert process_tree.has_ended(process.pid) and not process_tree.headless(process.pid)
 
 

@@ -16,7 +16,7 @@ from kernels_eval.profile.records import KernelProfile, OperatorTime
 from kernels_eval.profile.roofline import sol_score
 from kernels_eval.records import Language
 from tests.support.cases import cases
-from tests.support.kernels import AFFINE, QUICK, candidate, module
+from tests.support.kernels import AFFINE, QUICK, candidate, module, workplace
 
 CASES = cases("profiling")
 LOW, ELAPSED = CASES["low"], ".avg.pct_of_peak_sustained_elapsed"
@@ -235,6 +235,7 @@ sys.exit(print({page!r}) or subprocess.run(sys.argv[sys.argv.index({python!r}):]
 def judged(verify):
     """An honest candidate with its verdict, and a profiler that is warm."""
     with Profiler(QUICK, "cpu") as profiler:
+        profiler._host = workplace()
         code = module("return ext.affine(x)")
         yield candidate(AFFINE, code), verify(AFFINE, code), profiler
 

@@ -2,11 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +21,7 @@ from kernels_eval.sandbox.process_tree import (
     environment_variable,
     has_ended,
 )
-from tests.support.processes import python
+from tests.support.processes import python, started
 from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
@@ -43,24 +40,14 @@ BUILDER = """
 
 
 def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path):
-    builder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(BUILDER), str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert builder.stdout.readline() == b"ok\n"
+    with started(BUILDER, tmp_path) as builder:
+        assert builder.stdout.readline() == "ok\n"
         until(lambda: (tmp_path / "inner").exists() and (tmp_path / "inner").read_text().strip())
-        pids = [int((tmp_path / name).read_text()) for name in ("outer", "inner")]
-        assert not any(has_ended(pid) for pid in pids) and os.getpgid(pids[1]) == pids[
-            0
-        ] != os.getpgid(builder.pid)
-        builder.send_signal(signal.SIGKILL)
-        builder.wait()
-        until(lambda: all(has_ended(pid) for pid in pids))
-    finally:
+        outer, inner = (int((tmp_path / name).read_text()) for name in ("outer", "inner"))
+        assert not has_ended(outer) and not has_ended(inner)
+        assert os.getpgid(inner) == outer != os.getpgid(builder.pid)
         builder.kill()
-        builder.wait()
+        until(lambda: has_ended(outer) and has_ended(inner))
 
 
 WATCHING = """
@@ -76,19 +63,12 @@ WATCHING = """
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_watched_child_ends_with_its_owner_and_another_stays(number):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(WATCHING)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-    )
-    watched, other = map(int, owner.stdout.readline().split())
-    try:
+    with started(WATCHING) as owner:
+        watched, other = map(int, owner.stdout.readline().split())
         assert not has_ended(watched)
         owner.send_signal(number)
-        owner.wait()
         until(lambda: has_ended(watched))
         assert not has_ended(other)
-    finally:
         os.kill(other, signal.SIGKILL)
 
 
@@ -244,29 +224,20 @@ OWNER = """
 
 
 def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(tmp_path):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    pids = [int(word) for word in owner.stdout.readline().split()]
-    try:
+    with started(OWNER, tmp_path, OF_THIS_TEST=str(tmp_path)) as owner:
+        pids = [int(word) for word in owner.stdout.readline().split()]
         own, *others = pids
-        assert not any(has_ended(pid) for pid in pids) and {own, pids[2]} == set(
-            reaper.ray_processes("session_2", owner.pid)
-        )
-        owner.kill()
-        owner.wait()
-        until(lambda: has_ended(own))
-        until(lambda: not marked(tmp_path) - set(pids))  # the watcher has ended: it touches no more
-        assert not any(has_ended(pid) for pid in others)
-    finally:
-        owner.kill()
-        owner.wait()
-        for pid in pids:
-            if not has_ended(pid):
-                os.kill(pid, signal.SIGKILL)
+        try:
+            assert not any(map(has_ended, pids))
+            assert {own, pids[2]} == set(reaper.ray_processes("session_2", owner.pid))
+            owner.kill()
+            owner.wait()
+            until(lambda: has_ended(own))
+            until(lambda: not marked(tmp_path) - set(pids))  # the watcher has ended
+            assert not any(map(has_ended, others))
+        finally:
+            for pid in pids:
+                process_tree.kill(pid)
 
 
 def marked(mark):
@@ -295,25 +266,14 @@ DRIVER = """
 """
 
 
+@contextmanager
 def driver(mark, **environment):
     """A process that has started a Ray or joined one, a worker of that, and the session's
     folder."""
-    left = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DRIVER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=left
-        | {
-            "PYTHONPATH": str(ROOT),
-            "OF_THIS_TEST": str(mark),
-            "RAY_TMPDIR": str(mark),
-            "RAY_AUTH_MODE": "disabled",
-        }
-        | environment,
-    )
-    pid, session = process.stdout.readline().decode().split()
-    return process, psutil.Process(int(pid)), session
+    given = {"OF_THIS_TEST": str(mark), "RAY_TMPDIR": str(mark), "RAY_AUTH_MODE": "disabled"}
+    with started(DRIVER, **{"RAY_ADDRESS": ""} | given | environment) as process:
+        pid, session = process.stdout.readline().split()
+        yield process, psutil.Process(int(pid)), session
 
 
 def of_session(session):
@@ -332,8 +292,7 @@ def of_session(session):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "shutdown", "exit"])
 def test_a_ray_of_ones_own_is_gone_with_its_process(short_path, how):
-    process, worker, session = driver(short_path)
-    try:
+    with driver(short_path) as (process, worker, session):
         began = of_session(session)
         assert {"gcs_server", "raylet"} <= set(began.values()) and worker.pid in began
         assert set(reaper.ray_processes("session_2", process.pid)) == set(began) - {process.pid}, (
@@ -342,38 +301,26 @@ def test_a_ray_of_ones_own_is_gone_with_its_process(short_path, how):
         if how == "kill":
             process.kill()
         else:
-            process.stdin.write(how.encode())
+            process.stdin.write(how)
             process.stdin.close()
         process.wait(60)
         until(lambda: not of_session(session))
         until(lambda: not marked(short_path))
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.slow
 def test_a_ray_that_was_joined_stays(short_path):
-    head, worker, session = driver(short_path)
-    try:
+    with driver(short_path) as (_, worker, session):
         port = next(Path(session).glob("gcs_server_port_*")).read_text()
-        joined, theirs, same = driver(
-            short_path, RAY_ADDRESS=f"127.0.0.1:{port}", OF_THIS_TEST=f"{short_path}/joined"
-        )
-        try:
+        mark = f"{short_path}/joined"
+        address = f"127.0.0.1:{port}"
+        with driver(short_path, RAY_ADDRESS=address, OF_THIS_TEST=mark) as (joined, theirs, same):
             assert same == session and theirs.ppid() == worker.ppid()
             joined.kill()
             joined.wait()
-            until(lambda: not theirs.is_running() and not marked(short_path / "joined"))
-            assert worker.is_running() and {"gcs_server", "raylet"} <= set(
-                of_session(session).values()
-            )
-        finally:
-            joined.kill()
-            joined.wait()
-    finally:
-        head.kill()
-        head.wait()
+            until(lambda: not theirs.is_running() and not marked(mark))
+            assert worker.is_running()
+            assert {"gcs_server", "raylet"} <= set(of_session(session).values())
     until(lambda: not of_session(session))
 
 

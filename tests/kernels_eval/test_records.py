@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import DeviceError, UsageError
 from kernels_eval.records import (
-    REASONS,
     STATUS_OF,
     Candidate,
     KernelTask,
@@ -45,12 +44,6 @@ def verdict(status, reason, **fields):
     )
 
 
-def test_every_status_has_reasons_and_every_reason_one_status():
-    assert set(REASONS) == set(Status)
-    assert sum(len(reasons) for reasons in REASONS.values()) == len(STATUS_OF)
-    assert all(REASONS.values())
-
-
 @given(st.sampled_from(list(Status)), st.sampled_from(sorted(STATUS_OF)))
 def test_a_reason_fits_its_own_status_only(status, reason):
     if STATUS_OF[reason] is status:
@@ -67,44 +60,12 @@ def test_only_a_correct_candidate_has_a_timing(reason):
     assert verdict(STATUS_OF[reason], reason).speedup == 0.0
 
 
-def test_the_speedup_is_the_timings():
-    assert verdict(Status.CORRECT, "ok", timing=TIMING).speedup == 2.0
-    assert verdict(Status.CORRECT, "ok").speedup == 0.0  # correctness only was asked for
-
-
-@pytest.mark.parametrize(
-    "field", ["reference_ms", "candidate_ms", "speedup", "speedup_lower", "clock_bound_ms", "pairs"]
-)
-def test_a_timing_holds_no_zero(field):
-    with pytest.raises(ValidationError):
-        Timing.model_validate(TIMING.model_dump() | {field: 0})
-
-
 def test_the_two_tracks():
     torch_did_it = verdict(Status.REJECTED, "no_custom_kernel", outputs_match=True)
     assert torch_did_it.correct_any and not torch_did_it.correct_custom
     assert not verdict(Status.REJECTED, "no_custom_kernel", outputs_match=False).correct_any
     assert not verdict(Status.REJECTED, "stale_cache", outputs_match=True).correct_any
     assert verdict(Status.CORRECT, "ok").correct_custom
-
-
-def test_records_are_frozen_and_closed():
-    with pytest.raises(ValidationError):
-        TASK.name = "two"
-    with pytest.raises(ValidationError):
-        KernelTask.model_validate(TASK.model_dump() | {"surprise": 1})
-
-
-def test_a_verdict_survives_json():
-    made = verdict(
-        Status.CORRECT,
-        "ok",
-        timing=TIMING,
-        custom_kernels=("affine",),
-        isolation=("rlimits",),
-        flags=("try",),
-    )
-    assert Verdict.model_validate_json(made.model_dump_json()) == made
 
 
 def candidate(**fields):

@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from contextlib import chdir, closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,69 +55,76 @@ def run(child, code, timeout=20):
     return answer if answer["error"] else {"specs": answer["specs"]}
 
 
+def answer_of(server, code, limits=LIMITS):
+    """A child's answer to such a module, and its log."""
+    with Child(server, "capture", limits) as child:
+        return run(child, code), child.log_tail(100_000)
+
+
+def failure_of(server, code, limits=LIMITS, timeout=20, processes=False):
+    """How a child with such a module ends; it is gone then."""
+    with Child(server, "capture", limits, processes=processes) as child:
+        pid = child.pid
+        with pytest.raises(ChildFailure) as failure:
+            run(child, code, timeout)
+    until(lambda: not psutil.pid_exists(pid or 0), "the child is gone")
+    return failure.value
+
+
 def test_a_child_sees_nothing_of_the_parents_environment(server):
+    code = """
+        import os
+        print(dict(os.environ), open('/proc/self/environ').read())
+        print('seen', os.getcwd())
+    """
     with Child(server, "capture", LIMITS) as child:
-        run(
-            child,
-            "import"
-            " os\nprint(dict(os.environ))\nprint(open('/proc/self/environ').read())\nprint('seen',"
-            " os.getcwd())",
-        )
+        run(child, code)
         log = child.log_tail(100_000)
-    assert "seen" in log and "OMP_NUM_THREADS" in log
-    assert SECRET not in log
+    assert "OMP_NUM_THREADS" in log and SECRET not in log
     assert f"'HOME': '{child.scratch}/work'" in log and f"seen {child.scratch}/work" in log
 
 
-def test_modules_in_the_users_folder_are_not_imported(tmp_path, monkeypatch):
-    """A folder of kernels may hold `triton.py`."""
-    for name in ("json", "triton"):
-        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong module')\n")
-    monkeypatch.chdir(tmp_path)
-    made = ForkServer()
-    try:
-        with Child(made, "capture", LIMITS) as child:
-            run(child, "import json\nprint('from', json.__file__)")
-            assert str(tmp_path) not in child.log_tail(10_000)
-    finally:
-        made.close()
-
-
 def test_a_child_holds_no_descriptor_but_its_own(server, tmp_path):
+    code = """
+        import os
+        for fd in os.listdir('/proc/self/fd'):
+            print('fd', fd, os.readlink(f'/proc/self/fd/{fd}'))
+    """
     with open(tmp_path / "parents_file", "w") as handle:
         os.set_inheritable(handle.fileno(), True)
-        with Child(server, "capture", LIMITS) as child:
-            run(
-                child,
-                "import os\nfor fd in os.listdir('/proc/self/fd'):\n    print('fd', fd,"
-                " os.readlink(f'/proc/self/fd/{fd}'))",
-            )
-            lines = [
-                line for line in child.log_tail(100_000).splitlines() if line.startswith("fd ")
-            ]
-    assert lines
-    assert not any("parents_file" in line for line in lines)
-    sockets = [line for line in lines if "socket:" in line]
-    assert len(sockets) == 1, lines
+        log = answer_of(server, code)[1]
+    assert "parents_file" not in log and log.count("socket:") == 1, log
 
 
-def test_a_child_cannot_reach_the_network(server):
+@pytest.fixture(scope="module")
+def unfiltered(tmp_path_factory):
+    """Without a filter for system calls, started in a folder of kernels that holds `triton.py`."""
+    folder = tmp_path_factory.mktemp("users")
+    for name in ("json", "triton"):
+        (folder / f"{name}.py").write_text("raise RuntimeError('the wrong module')\n")
+    with chdir(folder):
+        made = ForkServer(without=("seccomp", "landlock"))
+    with closing(made):
+        yield made, folder
+
+
+def test_modules_in_the_users_folder_are_not_imported(unfiltered):
+    server, folder = unfiltered
+    log = answer_of(server, "import json\nprint('from', json.__file__)")[1]
+    assert "from" in log and str(folder) not in log
+
+
+@pytest.mark.parametrize(
+    "layer, said", [("seccomp", "PermissionError"), ("namespace:net", "Network")]
+)
+def test_a_child_cannot_reach_the_network(server, unfiltered, layer, said):
     """It gets no socket; where there is no filter for system calls, it has no network to use one
     on."""
+    chosen = server if layer == "seccomp" else unfiltered[0]
+    if layer not in chosen.isolation:
+        pytest.skip(f"this kernel offers no {layer} here")
     code = "import socket\ns = socket.socket()\ns.settimeout(5)\ns.connect(('127.0.0.1', 9))"
-    if "seccomp" in server.isolation:
-        with Child(server, "capture", LIMITS) as child:
-            answer = run(child, code)
-        assert answer["error"] == "exception" and "PermissionError" in str(answer["detail"])
-    unfiltered = ForkServer(without=("seccomp", "landlock"))
-    try:
-        if "namespace:net" not in unfiltered.isolation:
-            pytest.skip("this kernel offers no network namespaces here")
-        with Child(unfiltered, "capture", LIMITS) as child:
-            answer = run(child, code)
-        assert answer["error"] == "exception" and "Network is unreachable" in str(answer["detail"])
-    finally:
-        unfiltered.close()
+    assert said in answer_of(chosen, code)[0]["detail"]
 
 
 def test_an_exception_is_an_answer_not_a_death(server):
@@ -188,7 +196,7 @@ def test_however_a_child_ends_nothing_of_it_lives_on(server, bare, layers, end):
         assert "error" not in run(child, "x = 1")
 
 
-def test_a_child_ends_with_its_fork_server():
+def test_a_child_ends_with_its_fork_server_which_is_a_machine_fault():
     server = ForkServer(without=BARE)
     child = Child(server, "capture", LIMITS, processes=True)
     path = child.scratch / "candidate.py"
@@ -198,9 +206,14 @@ def test_a_child_ends_with_its_fork_server():
     family = psutil.Process(child.pid).children(recursive=True)
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
+    assert not server.alive
     until(lambda: not living(family), "the orphaned family is gone")
+    with pytest.raises(SandboxError) as fault:
+        Child(server, "capture", LIMITS)
+    assert fault.value.hint
     child.close()
     server.close()
+    assert not server.base.exists()
 
 
 HOLD = "hold = bytearray(b'x') * (1300 << 20)"
@@ -290,15 +303,11 @@ ENDS = {
 @pytest.mark.parametrize("case", ENDS)
 def test_a_child_that_exceeds_a_limit_or_ends_says_why(server, bare, case):
     code, limits, reason, seen = ENDS[case]
-    chosen = bare if case in ("processes", "threads") else server
-    processes = case in ("processes", "threads") or "os.fork" in code
+    counted = case in ("processes", "threads")
     limited = LIMITS.model_copy(update=limits)
-    with Child(chosen, "capture", limited, processes=processes) as child:
-        pid = child.pid
-        with pytest.raises(ChildFailure) as failure:
-            run(child, code, timeout=60)
-    assert failure.value.reason == reason and seen in failure.value.detail
-    until(lambda: not psutil.pid_exists(pid or 0), "the child is gone")
+    processes = counted or "os.fork" in code
+    failure = failure_of(bare if counted else server, code, limited, 60, processes)
+    assert failure.reason == reason and seen in failure.detail
 
 
 @pytest.mark.parametrize("layers", ["all", "none"])
@@ -326,14 +335,9 @@ def test_scratch_is_bounded(server, bare, layers):
 def test_memory_is_never_more_than_a_share_of_the_machines(monkeypatch, server):
     assert 1 << 30 < machine.machine_memory_bytes() <= psutil.virtual_memory().total
     monkeypatch.setattr(machine, "machine_memory_bytes", lambda: 1 << 30)
-    with Child(server, "capture", LIMITS.model_copy(update={"memory_gb": 1000.0})) as child:
-        with pytest.raises(ChildFailure) as failure:
-            run(
-                child,
-                "hold = bytearray(b'x') * (900 << 20)\nimport time\ntime.sleep(600)",
-                timeout=30,
-            )
-    assert failure.value.reason == "out_of_memory" and "0.6 GB" in failure.value.detail
+    code = "hold = bytearray(b'x') * (900 << 20)\nimport time\ntime.sleep(600)"
+    failure = failure_of(server, code, LIMITS.model_copy(update={"memory_gb": 1000.0}), 30)
+    assert failure.reason == "out_of_memory" and "0.6 GB" in failure.detail
 
 
 @pytest.mark.parametrize(
@@ -351,8 +355,7 @@ def test_memory_that_nobody_counts_is_refused(server, made, refused):
     """Where there is a GPU, CUDA may make what it likes (docs/explanation/verification.md)."""
     if not {"seccomp", "tmpfs_scratch"} <= set(server.isolation) or glob.glob("/dev/nvidia[0-9]*"):
         pytest.skip("not refused here")
-    with Child(server, "capture", LIMITS) as child:
-        answer = run(child, f"import mmap, os, torch\n{made}")
+    answer, _ = answer_of(server, f"import mmap, os, torch\n{made}")
     seen = str(answer.get("detail"))
     assert ("PermissionError" in seen) if refused else "error" not in answer, seen
 
@@ -386,24 +389,14 @@ ATTACKS = ["os.write(fd, b'\\xff' * 64)", "os.write(fd, b'\\0\\0\\0\\1{')", "os.
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=["length", "not_json", "closed"])
-def test_a_child_that_spoils_its_channel_and_lives_on_is_killed(attack):
+def test_a_child_that_spoils_its_channel_and_lives_on_is_killed(server, attack):
     """Its parent hears nonsense or the end of the stream while the process is still there: it must
     be killed, not waited for."""
-    server = ForkServer()
-    try:
-        with Child(server, "capture", LIMITS) as child:
-            pid = child.pid
-            started = time.monotonic()
-            with pytest.raises(ChildFailure) as failure:
-                run(child, f"{FIND_CHANNEL}\n{attack}\ntime.sleep(600)", timeout=300)
-            waited = time.monotonic() - started
-        assert failure.value.reason in ("exited_early", "crashed", "run")
-        until(lambda: not psutil.pid_exists(pid or 0), "the hostile child is gone")
-        with Child(server, "capture", LIMITS) as child:
-            assert "error" not in run(child, "x = 1"), "the fork server still serves"
-        assert waited < 150, "the verdict does not wait for a process that will not end"
-    finally:
-        server.close()
+    started = time.monotonic()
+    failure = failure_of(server, f"{FIND_CHANNEL}\n{attack}\ntime.sleep(600)", timeout=300)
+    assert failure.reason in ("exited_early", "crashed", "run")
+    assert time.monotonic() - started < 150, "a process that will not end is not waited for"
+    assert "error" not in answer_of(server, "x = 1")[0], "the fork server still serves"
 
 
 LATE = "import os, time; time.sleep(0.3); os.kill(os.getpid(), 11)"
@@ -487,17 +480,14 @@ def test_a_child_opens_no_file_of_its_threads_to_write(server, name):
     if confinement._devices() or "landlock" not in str(server.isolation):
         pytest.skip("CUDA writes there, or this kernel has no Landlock")
     path = "/proc/self/task/{of}"
-    with Child(server, "capture", LIMITS) as child:
-        code = f"import threading\nof = threading.get_native_id()\nopen(f'{path}/{name}', 'r+b')"
-        assert "PermissionError" in run(child, code)["detail"]
+    code = f"import threading\nof = threading.get_native_id()\nopen(f'{path}/{name}', 'r+b')"
+    assert "PermissionError" in answer_of(server, code)[0]["detail"]
 
 
 def test_a_child_whose_first_thread_has_ended_is_watched_and_ended(server):
-    with Child(server, "capture", LIMITS) as child:
-        with pytest.raises(ChildFailure) as failure:
-            run(child, f"{SPINS}import ctypes\nctypes.CDLL(None).syscall({EXIT_THREAD}, 0)")
-        assert failure.value.reason == "exited_early"
-        assert "first thread" in failure.value.detail
+    code = f"{SPINS}import ctypes\nctypes.CDLL(None).syscall({EXIT_THREAD}, 0)"
+    failure = failure_of(server, code)
+    assert failure.reason == "exited_early" and "first thread" in failure.detail
 
 
 def test_a_capture_may_wait_for_a_processor_longer_than_it_may_work(server, monkeypatch):
@@ -515,9 +505,7 @@ def test_a_capture_may_wait_for_a_processor_longer_than_it_may_work(server, monk
 
 def test_a_capture_that_sleeps_is_ended(server, monkeypatch):
     monkeypatch.setattr(process_tree, "WALL_SHARE", 1e6)
-    with Child(server, "capture", LIMITS) as child, pytest.raises(ChildFailure) as failure:
-        run(child, "import time\ntime.sleep(600)", timeout=0.1)
-    assert failure.value.reason == "run"
+    assert failure_of(server, "import time\ntime.sleep(600)", timeout=0.1).reason == "run"
 
 
 def test_leaving_a_child_leaves_nothing(server):
@@ -526,32 +514,6 @@ def test_leaving_a_child_leaves_nothing(server):
         scratch, pid = child.scratch, child.pid
         assert scratch.exists()
     assert not scratch.exists() and not psutil.pid_exists(pid or 0)
-
-
-def test_a_dead_fork_server_is_a_machine_fault(server):
-    other = ForkServer()
-    try:
-        os.killpg(other.process.pid, signal.SIGKILL)
-        other.process.wait()
-        assert not other.alive
-        with pytest.raises(SandboxError) as fault:
-            Child(other, "capture", LIMITS)
-        assert fault.value.hint
-    finally:
-        other.close()
-    assert not other.base.exists()
-
-
-@pytest.mark.slow
-def test_a_dead_fork_server_is_replaced_with_the_next_use():
-    code = kernels.module("return ext.affine(x)")
-    config = kernels.QUICK.model_copy(update={"time_correct": False})
-    with kernels.verifying(config, own_server=True) as verify:
-        assert verify(kernels.AFFINE, code).reason == "ok"
-        server = verify.runner.server
-        os.kill(server.process.pid, signal.SIGKILL)
-        server.process.wait()
-        assert verify(kernels.AFFINE, code).reason == "ok"
 
 
 def test_what_a_dead_process_left_is_swept_and_a_living_ones_kept(server):

@@ -3,11 +3,7 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,35 +13,13 @@ from kernels_eval.service.client import VerifierClient
 from kernels_eval.service.schema import EvaluationRequest, State, TaskSource
 from tests.support import kernels
 from tests.support.kernels import AFFINE
-from tests.support.servers import clean_environment, end, free_port
+from tests.support.servers import free_port
+from tests.support.services import serving
 
 pytestmark = pytest.mark.slow
 TASK = TaskSource(code=AFFINE.code)
 GOOD = kernels.module("return ext.affine(x)")
 WRONG = kernels.module("return ext.affine(x) + 1")
-QUICK = [
-    *("--quick", "--set", "timing.max_s=5", "--set", "timing.min_pairs=6"),
-    *("--set", "build.timeout_s=600", "--set", "limits.load_s=60"),
-]
-
-
-@contextmanager
-def serving(folder, port, *options):
-    words = ["serve", "--port", str(port), "--language", "cpp", *QUICK, *options]
-    words += ["--journal", str(folder / "serve.sqlite3")]
-    with open(folder / "log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *words],
-            env=clean_environment() | {"PYTHONPATH": str(Path(__file__).parents[2])},
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        end(process)
 
 
 def until_healthy(client):

@@ -7,6 +7,7 @@ import pytest
 from kernels_eval.config import EXPECTED_MAX_BYTES, SHAPE_SCOPES, TAILS, CorrectnessConfig
 from kernels_eval.judge import comparison
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
+from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.judge.trials import TRIALS, Stage, TaskFindings, Trial
@@ -178,7 +179,7 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
         calls=[],
         call=call,
         child=SimpleNamespace(dead=None),
-        ask=lambda _: SimpleNamespace(changed={}),
+        request=lambda _: SimpleNamespace(changed={}),
     )
     if isinstance(found, list):
         comparison.compare_trials(process, stage)
@@ -187,3 +188,20 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
         with pytest.raises(Stop) as stop:
             comparison.compare_trials(process, stage)
         assert stop.value.finding.reason == found and process.draft.flags == []
+
+
+@pytest.mark.parametrize("again, reason", [(1e-2, "wrong_output"), (1.2e-2, "non_deterministic")])
+def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, reason):
+    """A convolution of torch may differ in the last bits; a race differs by what it loses."""
+    trial, found = (
+        Trial("normal", ROWS["normal", OUTPUTS], 1, distribution="normal"),
+        Comparison(rms=1e-2, reference_rms=0, max=1),
+    )
+    call = SimpleNamespace(rerun_differs=True, previous_changed=False)
+    process = SimpleNamespace(
+        calls=[call],
+        call=lambda trial: found.model_copy(update={"rms": again}),
+        reference=SimpleNamespace(trials=[trial], loaded=SimpleNamespace(gradients=None)),
+    )
+    stop = explained(trial, Reason.WRONG_OUTPUT, found, process)
+    assert stop.finding.reason == reason

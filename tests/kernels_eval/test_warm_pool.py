@@ -34,7 +34,7 @@ class Verifier(kernels.Verifier):
 
 @pytest.fixture(scope="module")
 def verify():
-    made = Verifier(CONFIG, own_server=True, ahead=True)
+    made = Verifier(CONFIG, ahead=True)
     with made.evaluator:
         yield made
 
@@ -71,21 +71,21 @@ def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(verify, rol
 
 
 @pytest.mark.slow
-def test_warm_children_of_a_fork_server_that_is_gone_are_forgotten(verify):
+def test_warm_children_of_a_fork_server_that_is_gone_are_forgotten():
     task, code = CODES["ok"]
-    assert verify(task, code) == "ok"
-    verify.runner.server.process.kill()
-    verify.runner.server.process.wait()
-    assert verify(task, code) == "ok"
+    with (verify := Verifier(CONFIG, own_server=True, ahead=True)).evaluator:
+        assert verify(task, code) == "ok"
+        verify.runner.server.process.kill()
+        verify.runner.server.process.wait()
+        assert verify(task, code) == "ok"
 
 
 def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed():
-    pool = WarmPool(CONFIG, "cpu", ahead=True)
-    with_server = ForkServer()
+    server, pool, late = ForkServer(), *(WarmPool(CONFIG, "cpu", ahead=True) for _ in range(2))
     try:
         closed = []
         pool.close_async(lambda: closed.append(time.monotonic()))
-        pool.replenish(with_server)
+        pool.replenish(server)
         pool.settle()
         children = [starting.result() for role in WANTED for _, starting in pool.starting[role]]
         assert len(children) == sum(WANTED.values())
@@ -95,17 +95,12 @@ def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed():
         assert all(map(has_ended, pids))
         assert not any(child.scratch.exists() for child in children)
     finally:
-        with_server.close()
-
-
-def test_a_fork_server_that_fails_is_an_error_of_the_one_who_needs_a_child():
-    pool, server = WarmPool(CONFIG, "cpu", ahead=True), ForkServer()
-    server.close()
-    pool.replenish(server)
-    pool.settle()
+        server.close()
+    late.replenish(server)
+    late.settle()
     with pytest.raises(SandboxError):
-        pool.start_child(server, "candidate")
-    pool.close()
+        late.start_child(server, "candidate")  # an error of the one who needs a child
+    late.close()
 
 
 def test_what_timing_alone_needs_is_given_back(verify):

@@ -1,21 +1,24 @@
-"""The form of the adversarial corpus: one case is a cheat, the reasons it may end with, and a
-near-twin that is honest.
+"""Candidates and the verdicts that they must get, as tables: the adversarial corpus, where a case
+is a cheat and a near-twin that is honest, and other verdicts.
 
 Guarantees: every case is judged on status and reason; a twin is always judged as `correct`. The
 numbers of threats are those of the list in docs/explanation/verification.md.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kernels_eval.flags import meaning_of
-from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
+from kernels_eval.config import EvalConfig
+from kernels_eval.records import KernelTask, Language, Verdict
 from tests.support.kernels import (
+    OWN_TMP,
+    QUICK,
+    assert_reason,
     functions_in,
     kernel_task,
     load_inline,
@@ -23,95 +26,52 @@ from tests.support.kernels import (
     task_source,
 )
 
-CORPUS = Path(__file__).parents[1] / "data/adversarial"
-GPU_CORPUS = CORPUS.with_name("adversarial_gpu")
-"""A YAML file for each group of threats: its cases, its own tasks, and beside it the C++ library
-that its candidates share."""
-Check = Callable[[Verdict], None]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A cheat and its twin. `expect` lists every reason that the cheat may end with; one is
-    preferred, more only where chance decides.
-
-    `twin` is None where an earlier case of the same threat has it. `twin_task` is the cheat's own
-    unless given.
-    """
-
-    threat: int
-    name: str
-    expect: str | tuple[str, ...]
-    code: str
-    """A candidate's source, or the body of its `forward` alone."""
-    task: KernelTask = field(default_factory=lambda: AFFINE)
-    twin: str | None = None
-    twin_task: KernelTask | None = None
-    check: Check | None = None
-    twin_check: Check | None = None
-    language: Language = Language.CPP
-    slow: bool = False
-    """Run by `make test-slow` alone, as are those of a page that says so."""
-    deadline_s: float | None = None
-    """Of the test of the cheat: for attacks whose failure is that the verifier never comes to an
-    end."""
-
-    @property
-    def needs_gpu(self):
-        return self.language.needs_gpu
+DATA = Path(__file__).parents[1] / "data"
+CORPUS, GPU_CORPUS, VERDICTS, GPU_VERDICTS = (
+    DATA / name for name in ("adversarial", "adversarial_gpu", "verdicts", "verdicts_gpu")
+)
+"""A YAML file for each group: its cases, its own tasks, and beside it the C++ or CUDA library that
+its candidates share."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate to judge: a case's cheat or its twin."""
+    """One candidate to judge. More than one reason only where chance decides."""
 
+    name: str
+    threat: int | None
+    honest: bool
     task: KernelTask
     code: str
     expect: tuple[str, ...]
-    check: Check | None
+    check: Callable[[Verdict], None] | None
     language: Language
+    config: EvalConfig
+    timed: bool
+    slow: bool
+    """Run by `make test-slow` alone, as are those of a page that says so."""
+    deadline_s: float | None
+    """Of the test: for attacks whose failure is that the verifier never comes to an end."""
 
     def assert_judged(self, verify):
-        verdict = verify(self.task, self.code, language=self.language)
-        seen = f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
-        assert verdict.reason in self.expect, f"expected {' or '.join(self.expect)}, saw {seen}"
-        assert verdict.status is STATUS_OF[verdict.reason]
-        assert all(map(meaning_of, verdict.flags)), verdict.flags
-        assert (verdict.timing is not None) == (verdict.reason == "ok")
+        if "/tmp" in self.code and not OWN_TMP:
+            pytest.skip("this checkout is in /tmp, which a child then shares")
+        verdict = verify(self.task, self.code, language=self.language, timed=self.timed)
+        assert_reason(verdict, *self.expect, timed=self.timed)
         if self.check:
             self.check(verdict)
 
 
-def trials(cases, write):
-    """Pytest parameters with ids such as `t07-fallback-cheat`. Cases of one task follow each other:
-    its reference is loaded once. `write` makes a candidate of the body of a `forward`."""
-    cases = list(cases)
-
-    def whole(code):
-        return code if "class ModelNew" in code else write(code)
-
-    order = list(dict.fromkeys(case.task.task_id for case in cases))
-    found = []
-    for case in sorted(cases, key=lambda case: order.index(case.task.task_id)):
-        expect = (case.expect,) if isinstance(case.expect, str) else case.expect
-        name = f"t{case.threat:02d}-{case.name}"
-        cheat = Trial(case.task, whole(case.code), expect, case.check, case.language)
-        slow = [pytest.mark.slow] if case.slow else []
-        marks = [*slow, *([pytest.mark.timeout(case.deadline_s)] if case.deadline_s else [])]
-        found.append(pytest.param(cheat, id=f"{name}-cheat", marks=marks))
-        if case.twin is not None:
-            task = case.twin_task or case.task
-            twin = Trial(task, whole(case.twin), ("ok",), case.twin_check, case.language)
-            found.append(pytest.param(twin, id=f"{name}-honest", marks=slow))
-    return found
+def parameters(trials):
+    """Pytest parameters. Candidates of one task follow each other: its reference is loaded once."""
+    order = list(dict.fromkeys((trial.config, trial.task.code) for trial in trials))
+    for trial in sorted(trials, key=lambda trial: order.index((trial.config, trial.task.code))):
+        marks = [pytest.mark.slow] if trial.slow else []
+        if trial.deadline_s:
+            marks.append(pytest.mark.timeout(trial.deadline_s))
+        yield pytest.param(trial, id=trial.name, marks=marks)
 
 
-AFFINE = kernel_task(
-    task_source("return x * 2.0 + 1.0", inputs="[torch.randn(48, 64)]"), "adversarial_affine"
-)
-"""Not square: a batch of one does not touch the other dimension."""
-
-NOW = "torch.cuda.current_stream().cuda_stream"
 AFFINE_CPP = r"""
 torch::Tensor affine_into(torch::Tensor x, torch::Tensor out) {
   auto in = x.contiguous();
@@ -122,61 +82,195 @@ torch::Tensor affine_into(torch::Tensor x, torch::Tensor out) {
 }
 torch::Tensor affine(torch::Tensor x) { return affine_into(x, torch::empty_like(x.contiguous())); }
 """
-"""The honest kernel of AFFINE, for any shape; the files of this corpus put it into their own
-libraries."""
+"""The honest kernel of the task `affine`, for any shape: a part of every C++ library here."""
 
 
-def writer(source, name):
-    """Like tests.support.kernels.module, with the library of one file: everything in it is compiled
-    once."""
-    return partial(module, extension=load_inline(source, name=name))
+@dataclass(frozen=True)
+class Page:
+    """One file. A candidate is the body of a `forward`, or parts of tests.support.kernels.module,
+    perhaps with another `library` or another `base` class, or a whole `source`, or what takes the
+    place of a name in that one of the page's `sources`.
 
-
-def cases_of(page, write=None):
-    """The cases of one file of the corpus. `write` makes a candidate of its parts, with the current
-    stream's handle for @NOW@.
-
-    A candidate is the body of a `forward`, or parts of tests.support.kernels.module, perhaps with
-    another `library` or another `base` class, or a whole `source`.
+    In any part @SOURCE@ stands for the library's source, @FUNCTIONS@ for what it defines,
+    @EXTENSION@ for the call that builds it, and @NOW@ for the current stream's handle. What must be
+    correct is timed only where the page, or its case, says `timed`; what may be refused always is.
     """
-    read = yaml.safe_load(page.read_text(encoding="utf-8"))
-    tasks = {"affine": AFFINE}
-    for name, parts in read.get("tasks", {}).items():
-        tasks[name] = kernel_task(task_source(**parts), f"adversarial_{name}")
 
-    def written(given):
+    path: Path
+    read: dict
+
+    @property
+    def trials(self):
+        return [trial for row in self.read["cases"] for trial in self._trials(row)]
+
+    def _trials(self, row):
+        """A cheat and its twin; of another verdict the `candidate` alone."""
+        threat = row.get("threat")
+        name = f"t{threat:02d}-{row['name']}" if threat else f"{self.path.stem}-{row['name']}"
+        cheat = row.get("cheat", row.get("candidate"))
+        expect = row.get("expect", "ok")
+        yield self._trial(
+            row,
+            name=f"{name}-cheat" if threat else name,
+            honest="candidate" in row and expect == "ok",
+            code=cheat,
+            expect=(expect,) if isinstance(expect, str) else tuple(expect),
+            check=row.get("check"),
+            deadline_s=row.get("deadline_s"),
+        )
+        if "twin" in row:
+            yield self._trial(
+                row,
+                name=f"{name}-honest",
+                honest=True,
+                task=row.get("twin_task", row.get("task")),
+                code=row["twin"],
+                expect=("ok",),
+                check=row.get("twin_check"),
+            )
+
+    def _trial(self, row, *, code, check, task=None, honest=False, deadline_s=None, **fields):
+        config = QUICK.model_dump()
+        for changes in (self.read.get("config", {}), row.get("config", {})):
+            for name, value in changes.items():
+                config[name] = config[name] | value if isinstance(value, dict) else value
+        return Trial(
+            threat=row.get("threat"),
+            honest=honest,
+            task=self._task(task or row.get("task", "affine")),
+            code=self._written(code),
+            check=checked(check) if check else None,
+            language=Language(self.read.get("language", "cpp")),
+            config=EvalConfig.model_validate(config),
+            timed=not honest or row.get("timed", self.read.get("timed", False)),
+            slow=row.get("slow", self.read.get("slow", False)),
+            deadline_s=deadline_s,
+            **fields,
+        )
+
+    def _task(self, name):
+        parts = dict(self.read.get("tasks", {}).get(name) or AFFINE)
+        constants = parts.pop("constants", "")
+        fields = {"init_form": parts.pop("init_form")} if "init_form" in parts else {}
+        return kernel_task(task_source(**parts) + f"\n{constants}", f"case_{name}", **fields)
+
+    def _written(self, given):
+        for name, text in self.read.get("sources", {}).items():
+            if name in given:
+                return text.replace(name, given[name])
         parts = {"forward": given} if isinstance(given, str) else dict(given)
-        if write:
-            return write(**{name: text.replace("@NOW@", NOW) for name, text in parts.items()})
-        library = parts.pop("library", page.stem)
-        source = AFFINE_CPP + (CORPUS / f"{library}.cpp").read_text(encoding="utf-8")
-        if whole := parts.get("source"):
-            functions = repr(functions_in(source))
-            return whole.replace("@SOURCE@", repr(source)).replace("@FUNCTIONS@", functions)
+        library = parts.pop("library", self.path.stem)
         base = parts.pop("base", "nn.Module")
-        text = writer(source, f"adversarial_{library}")(**parts)
-        return text.replace("ModelNew(nn.Module)", f"ModelNew({base})")
+        source, extension = self._library(library)
+        names = {"@NOW@": "torch.cuda.current_stream().cuda_stream", "@EXTENSION@": extension}
+        names |= {"@SOURCE@": repr(source), "@FUNCTIONS@": repr(functions_in(source))}
+        for name, text in names.items():
+            parts = {part: code.replace(name, text) for part, code in parts.items()}
+        if "source" in parts:
+            return parts["source"]
+        code = module(**{"extension": extension} | parts)
+        return code.replace("ModelNew(nn.Module)", f"ModelNew({base})")
 
-    def checked(given):
-        name, *arguments = [given] if isinstance(given, str) else given
-        return partial(globals()[name], arguments) if arguments else globals()[name]
+    def _library(self, name):
+        """Its source, and the call that builds it."""
+        for folder in (self.path.parent, CORPUS):
+            for path in (folder / f"{name}.cpp", folder / f"{name}.cu"):
+                if path.exists():
+                    options = self.read.get("options", {}).get(name, {})
+                    text = path.read_text(encoding="utf-8")
+                    cuda = path.suffix == ".cu"
+                    source = text if cuda else AFFINE_CPP + text
+                    return source, load_inline(source, f"case_{name}", cuda=cuda, **options)
+        raise FileNotFoundError(f"{self.path.parent}: no library {name}")
 
-    how = {"task": tasks.get, "twin_task": tasks.get, "cheat": written, "twin": written}
-    how |= {"check": checked, "twin_check": checked}
-    how["expect"] = lambda given: given if isinstance(given, str) else tuple(given)
-    cases, language = [], Language(read.get("language", "cpp"))
-    for row in read["cases"]:
-        fields = {name: how.get(name, lambda given: given)(value) for name, value in row.items()}
-        fields.setdefault("slow", read.get("slow", False))
-        cases.append(Case(code=fields.pop("cheat"), language=language, **fields))
-    return cases
+
+AFFINE = {"forward": "return x * 2.0 + 1.0", "inputs": "[torch.randn(48, 64)]"}
+"""Not square: a batch of one does not touch the other dimension."""
+
+
+def trials_of(folder, pattern="*.yaml"):
+    pages = [
+        Page(path, yaml.safe_load(path.read_text(encoding="utf-8")))
+        for path in sorted(folder.glob(pattern))
+    ]
+    return [trial for page in pages for trial in page.trials]
+
+
+def checked(given):
+    """A function below, by its name, perhaps with arguments."""
+    name, *arguments = [given] if isinstance(given, str) else given
+    return partial(globals()[name], arguments) if arguments else globals()[name]
 
 
 # -- what is asked of a verdict besides its reason -------------------------------------------------
 
 
+def detail_begins(given, verdict):
+    assert verdict.detail.startswith(tuple(given)), verdict.detail
+
+
+def detail_says(given, verdict):
+    assert all(text in verdict.detail for text in given), verdict.detail
+
+
+def says(given, verdict):
+    assert all(text in verdict.detail + verdict.log_tail for text in given), verdict.detail
+
+
+def ran_kernels(given, verdict):
+    assert list(verdict.custom_kernels) == given
+    assert verdict.device not in ("", "cpu")
+
+
+def detail_says_nothing_of(given, verdict):
+    assert not any(text in verdict.detail for text in given), verdict.detail
+
+
+def log_says(given, verdict):
+    assert all(text in verdict.log_tail for text in given), verdict.log_tail
+
+
+def matches_with_flag(given, verdict):
+    assert verdict.outputs_match and set(given) <= set(verdict.flags)
+
+
+def matches_without_flag(given, verdict):
+    assert verdict.outputs_match and not set(given) & set(verdict.flags)
+
+
+def wrong(verdict):
+    assert verdict.outputs_match is False and not verdict.correct_any
+
+
+def built_by(given, verdict):
+    assert [verdict.build_tier] == given
+
+
+def judged_by_seven_trials(verdict):
+    """One of the eight does not suit the task."""
+    assert verdict.correctness is not None and verdict.correctness.trials == 7
+
+
+def takes_no_input_for_ignored(verdict):
+    assert not any(flag.startswith("task_ignores_input") for flag in verdict.flags)
+
+
 def matches(verdict):
     assert verdict.outputs_match and verdict.correct_any and not verdict.correct_custom
+
+
+def has_an_interval(verdict):
+    timing = verdict.timing
+    assert timing.calls_per_sample > 1, "one call is too short to be timed alone"
+    assert timing.speedup_lower <= timing.speedup <= timing.speedup_upper
+    assert timing.speedup_lower < timing.speedup_upper
+    assert timing.candidate_ms >= 0.8 * timing.clock_bound_ms
+    assert timing.pairs >= 6
+
+
+def matches_by(given, verdict):
+    matches(verdict)
+    assert any(name in call for name in given for call in verdict.library_calls)
 
 
 def library_calls(verdict):

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -22,6 +22,24 @@ def python(script, *words, timeout_s=300, **environment):
         text=True,
         timeout=timeout_s,
     )
+
+
+@contextmanager
+def started(script, *words, **environment):
+    """The same while it runs, with pipes for what it reads and prints; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, words)],
+        env={**os.environ, "PYTHONPATH": ROOT, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def processes_with(name, value):

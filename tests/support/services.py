@@ -2,6 +2,8 @@
 requests for it."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +17,8 @@ from kernels_eval.service.app import Intake, Service, create_app
 from kernels_eval.service.schema import EvaluationRequest
 from tasks.synthesis.parsing import parse_response
 from tests.support.kernels import AFFINE, QUICK
+from tests.support.processes import ROOT
+from tests.support.servers import clean_environment, end
 
 MODULE = "import torch\nclass ModelNew(torch.nn.Module):\n    pass  # {}\n"
 URL = "http://127.0.0.1"
@@ -55,6 +59,29 @@ def listening(made, port=0):
             made.stop()
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def serving(folder, port, *options):
+    """The process of `concur serve` with quick timing; its log, and its journal, are in the
+    folder."""
+    words = ["serve", "--port", str(port), "--language", "cpp", "--quick", *options]
+    for setting in ("timing.max_s=5", "timing.min_pairs=6", "build.timeout_s=600"):
+        words += ["--set", setting]
+    words += ["--set", "limits.load_s=60", "--journal", str(folder / "serve.sqlite3")]
+    with open(folder / "log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", *words],
+            env=clean_environment() | {"PYTHONPATH": ROOT},
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end(process)
 
 
 def request(number=0, **fields):

@@ -1,13 +1,13 @@
 """Cheats and their honest twins that need no GPU: tests/data/adversarial has them, by group of
-threats."""
+threats. And verdicts of every other kind, from tests/data/verdicts."""
 
 import pytest
 
-from tests.support.adversarial import CORPUS, cases_of, trials
+from tests.support.adversarial import CORPUS, VERDICTS, parameters, trials_of
 
-CASES = [case for page in sorted(CORPUS.glob("*.yaml")) for case in cases_of(page)]
+TRIALS = trials_of(CORPUS)
 
 
-@pytest.mark.parametrize("trial", trials(CASES, str))
-def test_corpus(verify, trial):
-    trial.assert_judged(verify)
+@pytest.mark.parametrize("trial", parameters([*TRIALS, *trials_of(VERDICTS)]))
+def test_corpus(verifiers, trial):
+    trial.assert_judged(verifiers(trial.config))

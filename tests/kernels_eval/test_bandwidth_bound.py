@@ -121,8 +121,8 @@ def test_the_clock_goes_on_until_the_child_is_stopped(monkeypatch, by_processor)
 def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch, rounds, least, best):
     made, rounds = clock(0), iter(rounds)
     made.unseen, made.fewest, made.reference_used = 8, 2, {}
-    made.reference.ask = made.reference.memory.share_outputs = lambda *_, **__: None
-    made.process = SimpleNamespace(tell=lambda *_: None)
+    made.reference.request = made.reference.memory.share_outputs = lambda *_, **__: None
+    made.process = SimpleNamespace(request_unread=lambda *_: None)
     made.reference.output_bytes = 1
     monkeypatch.setattr(made, "_round", lambda calls: [ns * calls for ns in next(rounds)])
     assert made._bound(1e6, 2e6) == (pytest.approx(least), pytest.approx(best))
@@ -133,11 +133,13 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     made, told = clock(0), []
     made.unseen, made.fewest, made.reference_used = 8, 2, {}
     made.seeds, made.given, made.idle_samples = [1, 2], True, 0
-    made.reference.ask = made.reference.memory.share_outputs = lambda *_, **__: None
+    made.reference.request = made.reference.memory.share_outputs = lambda *_, **__: None
     made.reference.output_bytes, made.reference.memory.draw = 1, lambda seeds: (PACKED, 0)
     made.process = SimpleNamespace(
-        tell=lambda request, *_: told.append(request),
-        ask=lambda request: SimpleNamespace(custom_calls=request.calls, ns=told.append(request)),
+        request_unread=lambda request, *_: told.append(request),
+        request=lambda request: SimpleNamespace(
+            custom_calls=request.calls, ns=told.append(request)
+        ),
     )
     monkeypatch.setattr(made, "_round", lambda calls: [1e6 * calls] * 2)
     made._candidate_sample(3)

@@ -34,9 +34,6 @@ class Deaths:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    def __bool__(self) -> bool:
-        return bool(self.counts)
-
     def note(self, role: str) -> bool:
         """Count a death. Returns whether the machine is to blame: then nothing is retried."""
         self.counts[role] += 1

@@ -184,23 +184,6 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
     return str(found.experiment_id)
 
 
-def retry_mlflow(
-    tracking_uri: str, write: Callable[[], T], log: Callable[[str], None] = lambda line: None
-) -> T:
-    """Return what `write` returns, calling it again while a tracking server is away.
-
-    `write` must be idempotent. Databases are opened once. Raises the last error of `write`.
-    """
-    served = tracking_uri.startswith(("http://", "https://"))
-    return retry_until_back(
-        write,
-        service=f"MLflow at {tracking_uri}",
-        is_absent=lambda error: served and _is_absent(error),
-        log=log,
-        deadline_s=BACK_S,
-    )
-
-
 def try_mlflow(
     tracking_uri: str,
     write: Callable[[], T],
@@ -208,10 +191,20 @@ def try_mlflow(
     log: Callable[[str], None],
     failed: Callable[[str], None],
 ) -> T | None:
-    """`retry_mlflow`, but an error becomes one line for `failed` and None is returned: the
-    snapshots are complete, and can be written to MLflow later."""
+    """Return what an idempotent `write` returns, calling it again while a tracking server is away.
+
+    An error becomes one line for `failed`, and None is returned: the snapshots are complete, and
+    can be written to MLflow later.
+    """
+    served = tracking_uri.startswith(("http://", "https://"))
     try:
-        return retry_mlflow(tracking_uri, write, log)
+        return retry_until_back(
+            write,
+            service=f"MLflow at {tracking_uri}",
+            is_absent=lambda error: served and _is_absent(error),
+            log=log,
+            deadline_s=BACK_S,
+        )
     except Exception as error:
         reason = f"{type(error).__name__}: {cause_of(error)}"
         failed(f"MLflow was not written ({reason}); the same command writes it")

@@ -498,28 +498,28 @@ def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away):
         with connection.bounded_and_quiet():
             return len(connection.connect(once_away).search_experiments())
 
-    assert connection.retry_mlflow(once_away, write, told.append) == 0
+    assert connection.try_mlflow(once_away, write, log=told.append, failed=pytest.fail) == 0
     assert len(told) == 1 and once_away in told[0]
 
 
 def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(once_away, monkeypatch):
     from mlflow.exceptions import RestException
 
-    calls = []
-
-    def failing(error):
-        calls.append(error)
-        raise error
-
-    refusal = RestException({"error_code": "INTERNAL_ERROR", "message": "a bug"})
-    with pytest.raises(RestException):
-        connection.retry_mlflow(once_away, lambda: failing(refusal))
     monkeypatch.setattr(connection, "BACK_S", 0.0)
-    with pytest.raises(ConnectionRefusedError):
-        connection.retry_mlflow("http://127.0.0.1:1", lambda: failing(ConnectionRefusedError()))
-    with pytest.raises(ConnectionRefusedError):
-        connection.retry_mlflow("sqlite:///a.db", lambda: failing(ConnectionRefusedError()))
-    assert len(calls) == 3
+    refusal = RestException({"error_code": "INTERNAL_ERROR", "message": "a bug"})
+    for uri, error in (
+        (once_away, refusal),
+        ("http://127.0.0.1:1", ConnectionRefusedError()),
+        ("sqlite:///a.db", ConnectionRefusedError()),
+    ):
+        calls, failures = [], []
+
+        def failing(error=error, calls=calls):
+            calls.append(error)
+            raise error
+
+        connection.try_mlflow(uri, failing, log=lambda line: None, failed=failures.append)
+        assert len(calls) == len(failures) == 1 and type(error).__name__ in failures[0]
 
 
 def test_what_the_user_set_in_the_environment_wins(monkeypatch):

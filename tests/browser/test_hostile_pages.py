@@ -93,7 +93,7 @@ def test_what_the_prefect_ui_does_with_raw_markup(browser, shown):
     may say so.
     """
     browser.page.goto(f"{shown.prefect.url}/artifacts/artifact/{shown.ids['raw_markdown']}")
-    browser.page.get_by_role("heading", name="title").first.wait_for(timeout=60_000)
+    browser.page.get_by_role("heading", name="title").first.wait_for()
     settled(browser)
     found = fired(browser)
     assert not [each for each in found if "a script ran" in each]
@@ -132,7 +132,7 @@ def test_what_the_mlflow_ui_does_with_raw_markup(browser, shown):
     page or its API (SECURITY.md)."""
     browser.page.goto(mlflow_page(shown, "/artifacts/raw.html"))
     frame = browser.page.locator("iframe").first
-    frame.wait_for(timeout=60_000)
+    frame.wait_for()
     settled(browser)
     assert "allow-same-origin" not in (frame.get_attribute("sandbox") or "allow-same-origin")
     assert not browser.page.evaluate(f"Boolean(window.{FIRED})")

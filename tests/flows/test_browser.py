@@ -37,7 +37,6 @@ TINY = (
 """Overrides of the profile `ablation` with which each deployment takes a minute or two."""
 ANALYTICS = "sr-client-cfg.amplitude.com"
 """Asked for settings by Prefect's pages, also where analytics are off, as they are here."""
-SLOW_MS = 120_000  # pages of a machine whose cores verify kernels meanwhile
 RUN_S = 1800.0
 GONE_S = 30.0
 """From the button until no process of the run is left (flows.runtime.shutdown)."""
@@ -57,7 +56,6 @@ def stack(tmp_path_factory):
 @pytest.fixture
 def browser(tmp_path):
     with chromium(tmp_path / "shots") as window:
-        window.page.set_default_timeout(SLOW_MS)
         yield window
 
 

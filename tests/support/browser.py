@@ -45,6 +45,8 @@ INSTALL = (
     " one)"
 )
 WIDTH_PX, HEIGHT_PX = 1440, 1000
+PATIENCE_MS = 120_000
+"""For whatever a test waits for: the machine may verify kernels, or run other tests, meanwhile."""
 
 
 @dataclass
@@ -108,6 +110,7 @@ def chromium(shots):
             service_workers="block",  # their requests would not be routed
             locale="en-US",
         )
+        context.set_default_timeout(PATIENCE_MS)
         try:
             browser = Browser(
                 page=context.pages[0] if context.pages else context.new_page(), shots=shots

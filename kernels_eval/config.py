@@ -220,6 +220,9 @@ NARROWED_SHARE = 1 / 4
 """Of the error of an answer that ignores the inputs, what a gate may let pass. A choice."""
 SAMPLE_ROWS = 4
 """Rows of a batch that tell the reference's own error where there is no oracle. A choice."""
+CPU_CACHE_BYTES = 64 << 20
+"""What the caches of a processor may hold. A choice: a task of half as many bytes is never told by
+the bandwidth of memory."""
 BYTES_PROBES = 8
 """Pieces of an argument that are changed to find out how much of it is used. A choice of time."""
 ENOUGH_ELEMENTS = 1 << 26

@@ -28,7 +28,8 @@ class LoadedTask(Payload):
     `parameters` and (running) `statistics` are shapes without dimensions of size 1; `input_bytes`
     are those of one set of inputs; `packed_bytes` and `argument_bytes` what a set and the
     constructor's arguments take in shared memory; `mutates`: the reference changes its inputs.
-    `precision` and `gradients` as in `ModelSpec`.
+    `precision` and `gradients` as in `ModelSpec`. `peak_bytes_per_s`: of the device's memory, 0 for
+    a task that its cache holds.
     """
 
     plan: InputPlan

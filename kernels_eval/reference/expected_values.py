@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels_eval.config import (
     BYTES_PROBES,
+    CPU_CACHE_BYTES,
     ENOUGH_ELEMENTS,
     EXPECTED_HELD_SHARE,
     FEW_OUTPUTS,
@@ -116,25 +117,27 @@ class ExpectedValues:
     @handles(LoadTask)
     def load(self, request: LoadTask) -> LoadedTask:
         self.task.load(request.path, request.spec)
-        self.oracle_max_bytes, seed = request.oracle_max_bytes, self.runner.spec.seed
+        self.oracle_max_bytes = request.oracle_max_bytes
+        seed = self.runner.spec.seed
         inputs = self.task.inputs(seed)
         gradients = self.runner.gradients
         self.task.plan = plan_inputs(inputs[: gradients.arguments if gradients else None])
+
         before = copy.deepcopy(inputs)
         leaves, structure = flatten_outputs(self.runner.forward(inputs))
         mutates = not all(map(same, before, inputs))
         require_tensors(leaves)
-        again = self.task.inputs(seed)
-        operators = reference_operators(lambda: self.runner.forward(again))
-        chooses = any(name.rpartition(".")[2] in ANY_ORDER for name in operators)
-        if chooses and self._choice_matters(seed):
-            self.task.plan = self.task.plan.model_copy(update={"distinct": True})
+        operators = self._operators_called(seed)
+
         self.runner.model = self.runner.build()
         parameters = parameters_of(self.runner.model)
         self.runner.synchronise()
         dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
         gpu = torch.cuda.get_device_properties(0) if self.runner.on_gpu else None
         self.held_max_bytes = gpu.total_memory // EXPECTED_HELD_SHARE if gpu else math.inf
+        input_bytes = sum(x.nbytes for x in tree_leaves(inputs) if isinstance(x, Tensor))
+        cache_bytes = gpu.L2_cache_size if gpu else CPU_CACHE_BYTES
+        fits_cache = 2 * (input_bytes + sum(x.nbytes for x in leaves)) < cache_bytes
         return LoadedTask(
             plan=self.task.plan,
             structure=structure,
@@ -147,12 +150,21 @@ class ExpectedValues:
             device_name=gpu.name if gpu else "cpu",
             precision=self.runner.spec.precision,
             gradients=self.runner.gradients,
-            input_bytes=sum(x.nbytes for x in tree_leaves(inputs) if isinstance(x, Tensor)),
+            input_bytes=input_bytes,
             packed_bytes=self.task.packed_bytes(inputs),
             argument_bytes=self.task.packed_bytes(self.task.arguments(self.runner.spec)),
-            peak_bytes_per_s=peak_bandwidth(gpu),
-            cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
+            peak_bytes_per_s=0.0 if fits_cache else peak_bandwidth(gpu),
+            cache_bytes=cache_bytes,
         )
+
+    def _operators_called(self, seed: int) -> list[str]:
+        """The operators of a call, with inputs planned to be distinct where one of them chooses."""
+        inputs = self.task.inputs(seed)
+        operators = reference_operators(lambda: self.runner.forward(inputs))
+        chooses = any(name.rpartition(".")[2] in ANY_ORDER for name in operators)
+        if self.task.plan and chooses and self._choice_matters(seed):
+            self.task.plan = self.task.plan.model_copy(update={"distinct": True})
+        return operators
 
     def _choice_matters(self, seed: int) -> bool:
         """Whether outputs depend on the choice among equal elements, seen on inputs cut to

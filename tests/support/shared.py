@@ -22,6 +22,8 @@ from filelock import FileLock
 
 from tests.support.servers import clean_environment, free_ports, prefect_server
 
+ATTEMPTS = 20
+"""Ray gives its processes 30 s, which a busy machine does not have: then it is started again."""
 CORES = 8
 """What the Ray head hands out: several tests hold some at once, and wait for nobody."""
 
@@ -67,32 +69,36 @@ def start_prefect(folder, stack):
 
 
 def start_ray(folder, stack):
-    ports = free_ports(2)
     # its sockets' paths may have 107 characters, and another head's notes are in Ray's own place
     own = stack.enter_context(TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
-    words = [
-        *("ray.scripts.scripts", "start", "--head", "--block", f"--num-cpus={CORES}"),
-        *("--num-gpus=0", "--include-dashboard=false", "--disable-usage-stats"),
-        *(f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}"),
-        *("--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={own}"),
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *words],
-        env=os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=sys.stderr,
-        text=True,
-        start_new_session=True,
-    )
-    stack.callback(kill, process)
-    for line in process.stdout:
-        if found := re.search(r"--address='([\d.]+:\d+)'", line):
-            return {"RAY_ADDRESS": found[1]}
-    raise RuntimeError("Ray did not start")
+    for _ in range(ATTEMPTS):
+        ports = free_ports(2)
+        words = [
+            *("ray.scripts.scripts", "start", "--head", "--block", f"--num-cpus={CORES}"),
+            *("--num-gpus=0", "--include-dashboard=false", "--disable-usage-stats"),
+            *(f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}"),
+            *("--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={own}"),
+        ]
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            env=os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=sys.stderr,
+            text=True,
+            start_new_session=True,
+        )
+        stack.callback(kill, process)
+        for line in process.stdout:
+            if found := re.search(r"--address='([\d.]+:\d+)'", line):
+                return {"RAY_ADDRESS": found[1]}
+        kill(process)
+    raise RuntimeError(f"Ray did not start in {ATTEMPTS} attempts")
 
 
 def kill(process):
     """Ray would take half a minute to end by itself."""
+    if process.poll() is not None:
+        return
     below = psutil.Process(process.pid).children(recursive=True)
     for each in (psutil.Process(process.pid), *below):
         with suppress(psutil.NoSuchProcess):

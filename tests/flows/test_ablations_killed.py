@@ -2,7 +2,6 @@
 that nobody killed."""
 
 import json
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 from tasks.store.lookup import snapshots
-from tests.support.commands import kill_tree, start, tiny
+from tests.support.commands import Running, kill_tree, start, tiny
 
 PROFILE = tiny(
     "killed",
@@ -71,21 +70,12 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
         whole, killed, ignore=shutil.ignore_patterns("prefect")
     )  # timings differ from run to run: both compare the same verdicts
 
-    first = start(*ABLATION, cwd=killed)
-    seen = []
-    assert first.stderr is not None
+    first = Running(*ABLATION, cwd=killed)
     try:
-        for text in first.stderr:
-            seen.append(text)
-            if re.match(r"max_length-2-seed0 +training +[1-9]", text):
-                break
-        else:
-            raise AssertionError(
-                f"the second branch was never seen training:\n{''.join(seen)[-4000:]}"
-            )
+        first.wait_for(r"^max_length-2-seed0 +training +[1-9]", RUN_S)
     finally:
-        kill_tree(first)
-    assert first.returncode == -signal.SIGKILL
+        kill_tree(first.process)
+    assert first.process.returncode == -signal.SIGKILL
 
     second = ended(killed, *ABLATION)
     other = ended(whole, *ABLATION)

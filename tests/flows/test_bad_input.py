@@ -10,11 +10,10 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from flows.cli.main import main
 from tests.support.commands import ROOT
 from tests.support.curated import FUSION, SINGLE, line, sample
+from tests.support.typed import invoked
 
 SAMPLES = [
     sample(
@@ -65,10 +64,6 @@ class Line:
             "diff": ("--root", self.root, curated, curated),
         }
         return invoked(command, *arguments[command], *more)
-
-
-def invoked(*words):
-    return CliRunner().invoke(main, list(map(str, words)))
 
 
 @pytest.fixture

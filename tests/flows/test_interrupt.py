@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from tests.support.commands import CONCUR, environment, kill_tree, start
+from tests.support.commands import CONCUR, Running, environment, kill_tree
 
 ENDS_S = 45.0
 IDLE = """
@@ -75,26 +75,17 @@ def test_a_signal_ends_a_background_run_and_its_server(tmp_path, number):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ctrl_c_ends_a_run_soon(tmp_path):
-    process = start(
-        *("run", "--profile", "local", "--only", "refresh"),
-        *("--set", f"root={tmp_path / 'root'}"),
-        cwd=tmp_path,
-    )
+    words = ("run", "--profile", "local", "--only", "refresh", "--root", tmp_path / "root")
+    run = Running(*words, cwd=tmp_path)
     try:
-        seen = []
-        for line in process.stderr:
-            seen.append(line)
-            if line.startswith("verification"):
-                break
-        assert process.poll() is None, "".join(seen)
-        below = psutil.Process(process.pid).children(recursive=True)
+        run.wait_for("^verification")
+        below = run.below()
         began = time.monotonic()
-        os.killpg(process.pid, signal.SIGINT)
-        _, rest = process.communicate(timeout=120)
-        took_s = time.monotonic() - began
-        assert process.returncode == 130, rest
-        assert "interrupted" in rest and "Traceback" not in rest
-        assert took_s < ENDS_S, f"it took {took_s:.0f} s: {rest}"
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.finish(120) == 130, run.stderr
+        took_s, said = time.monotonic() - began, "".join(run.stderr)
+        assert "interrupted" in said and "Traceback" not in said
+        assert took_s < ENDS_S, f"it took {took_s:.0f} s: {said}"
         assert psutil.wait_procs(below, timeout=30)[1] == []
     finally:
-        kill_tree(process)
+        kill_tree(run.process)

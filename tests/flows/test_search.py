@@ -2,7 +2,6 @@
 it verifies each candidate once, and its winners can be curated."""
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases
-from tests.support.commands import concur, kill_tree, start
+from tests.support.commands import Running, concur, kill_tree, start
 from tests.support.recordings import written
 from tests.support.searched import ONCE, Planted, PlantedPool, judge_of
 
@@ -191,21 +190,16 @@ def rows_of(root):
 def test_evolution_that_was_killed_goes_on_and_judges_everything_once(tmp_path):
     (tmp_path / "searched.yaml").write_text(yaml.safe_dump(PROFILE))
     command(tmp_path, "run", "--only", "refresh")
-    first = start("search", "--root", "out", "--profile", "searched.yaml", cwd=tmp_path)
-    assert first.stderr is not None
-    seen = []
+    first = Running("search", "--root", "out", "--profile", "searched.yaml", cwd=tmp_path)
     try:
-        for text in first.stderr:
-            seen.append(text)
-            past = any(re.match(r"search +[1-9]", each) for each in seen)
-            if past and text.startswith("verification"):  # in the middle of the next generation
-                break
+        first.wait_for(r"^search +[1-9]", 3000)
+        first.wait_for("^verification", 3000)  # in the middle of the next generation
     finally:
-        kill_tree(first)
+        kill_tree(first.process)
     root = tmp_path / "out"
     before = rows_of(root)
     (proposed,) = snapshots(str(root), "search")
-    assert before and not proposed.finished, "".join(seen)
+    assert before and not proposed.finished, "".join(first.stderr)
     (cut,) = [each for each in snapshots(str(root), "verification") if not each.finished]
     cut.save_journals(VERDICTS)
     judged = {row["candidate_id"]: row for row in cut.read().to_dicts()}

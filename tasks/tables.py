@@ -57,7 +57,7 @@ def completed(
         found = frame.schema.get(name, pl.Null())
         if found == pl.Null:
             changed.append(pl.lit(None, kind).alias(name))
-        elif _kind(found) != _kind(kind):
+        elif kind_of(found) != kind_of(kind):
             raise UsageError(f"the column {name} holds {found}, not {kind}", fix)
         elif isinstance(kind, pl.Struct) and isinstance(found, pl.Struct):
             changed.append(pl.col(name).cast(pl.Struct({**found.to_schema(), **kind.to_schema()})))
@@ -67,7 +67,8 @@ def completed(
         raise UsageError(f"a column is not as {what} reads it: {cause_of(error)}", fix) from error
 
 
-def _kind(column: pl.DataType) -> str:
+def kind_of(column: pl.DataType) -> str:
+    """What a column holds, whatever its width: numbers, text, or the name of its type."""
     if column.is_numeric():
         return "numbers"
     return "text" if column in (pl.String, pl.Categorical, pl.Enum) else str(column.base_type())

@@ -32,6 +32,9 @@ def published_rows(line: Lineage) -> pl.DataFrame:
             raise UsageError(f"the curated set {where} is empty", fix)
         columns, what = columns_of(CURATED), f"publishing the curated set {where}"
         rows = completed(rows, columns, REQUIRED, what=what, fix=FIX)
+        for name in ("candidate_id", "task_id"):
+            if rows[name].has_nulls():
+                raise UsageError(f"the curated set {where} has rows without {name}", FIX)
         for name in ORIGINS:
             rows = _joined(rows, getattr(line, name), name, where)
     rows = rows.with_columns(

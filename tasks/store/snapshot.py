@@ -32,7 +32,7 @@ from kernels_eval.records import Json, Record, Row
 from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash, fingerprint
 from tasks.store.journal import Journal, abandoned, another_runs, part_suffix, read_journal
-from tasks.store.parts import present_columns, storable
+from tasks.store.parts import combine_parts, present_columns, storable
 from tasks.versions import modules_of
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ class Snapshot:
         """All rows in the order of writing, with the columns of `frames`, null where missing.
 
         `unique` keeps the first row per value of that column, `among` only its values of that
-        column. Memory holds the result and one batch. Raises UsageError where a column cannot be
-        a key.
+        column. Memory holds the result and one batch. Raises UsageError where a column differs in
+        kind between parts, or cannot be a key.
         """
         import polars as pl
 
@@ -229,7 +229,7 @@ class Snapshot:
             if unique and among is not None:
                 frame = frame.join(among, on=unique, how="semi", maintain_order="left")
             tables.append(frame)
-        frame = pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
+        frame = combine_parts(tables, self.path)
         if unique and not frame.is_empty():
             frame = frame.filter(pl.col(unique).is_first_distinct())
         return frame
@@ -251,7 +251,7 @@ class Snapshot:
             frame.with_columns(part=pl.lit(part, dtype=pl.Categorical))
             for part, frame in self.frames(columns)
         ]
-        found = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame(schema=kinds)
+        found = combine_parts(frames, self.path) if frames else pl.DataFrame(schema=kinds)
         number = pl.int_range(pl.len(), dtype=pl.UInt32).over("part")
         return found.select(*kinds, row=number)
 

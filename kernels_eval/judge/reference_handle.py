@@ -111,7 +111,8 @@ class ReferenceProcess:
                 self.unsuitable.add(unsuitable.trial)
                 self.close()
                 self._start_child()
-                self._attempt(self._load)
+                self._is_loaded = False
+                self.load()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do this work. Its failure is raised now and on every later call."""

@@ -88,14 +88,14 @@ class Parrot:
         self.config = PretrainedConfig(max_position_embeddings=4096, num_hidden_layers=1)
         self.device = torch.device("cpu")
 
-    def generate(self, ids, generation_config, **_):
+    def generate(self, input_ids, generation_config, **_):
         import torch
 
-        assert ids[0].tolist() == self.prompt, (
+        assert input_ids[0].tolist() == self.prompt, (
             "sampling asks with other tokens than training has shown"
         )
         said = self.says[: generation_config.max_new_tokens]
-        return torch.cat([ids, torch.tensor([said])], dim=1)
+        return torch.cat([input_ids, torch.tensor([said])], dim=1)
 
 
 @TEMPLATES

@@ -20,6 +20,7 @@ import threading
 import time
 from pathlib import Path
 
+import pydantic
 import pytest
 
 from kernels_eval.config import MEMORY_RETURN_S, SOON_S
@@ -519,13 +520,20 @@ COMBINATIONS = {
 }
 
 
+IMPORTABLE = {
+    "PYTHONPATH": os.pathsep.join(
+        str(Path(each.__file__).parents[depth]) for each, depth in ((layers, 2), (pydantic, 1))
+    )
+}
+"""Environment of an interpreter that has nothing installed."""
+
+
 def ordinary_user_can_run():
     """Empty, or why another user cannot run this test."""
     if os.geteuid() != 0:
         return "only root can become another user"
     if not os.access(SYSTEM_PYTHON, os.X_OK):
         return "no system interpreter that another user may run"
-    package = Path(layers.__file__).parents[2]
     script = (
         "import sys; assert sys.version_info >= (3, 11); import kernels_eval.sandbox.confinement"
     )
@@ -533,7 +541,7 @@ def ordinary_user_can_run():
         [SYSTEM_PYTHON, "-c", script],
         user=65534,
         group=65534,
-        env={"PYTHONPATH": str(package)},
+        env=IMPORTABLE,
         capture_output=True,
     )
     return (
@@ -566,9 +574,8 @@ def test_each_layer_holds_by_itself(user, combination):
             f"{home}/s",
             str(outside.pid),
         ]
-        environment = {"PYTHONPATH": str(Path(layers.__file__).parents[2])}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, **identity
+            command, env=IMPORTABLE, capture_output=True, text=True, timeout=60, **identity
         )
         assert done.returncode == 0 and done.stdout, done.stderr
         report = json.loads(done.stdout)

@@ -20,7 +20,6 @@ PROFILE = tiny(
     benchmark={
         "models": ["base", "tuned"],
         "sampling": {"temperature": 0.8, "max_tokens": 16},
-        "ks": [1],
     },
 )
 ABLATION = """ablate --profile killed.yaml --strategies min_length,max_length --sizes 2 --seeds 0

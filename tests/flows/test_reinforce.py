@@ -97,7 +97,7 @@ def test_the_deployed_flow_reinforces_the_newest_adapter_and_shows_what_a_person
 
     (folder,) = (root / "reinforcement").glob("*")
     snapshot = Snapshot(str(root), "reinforcement", folder.name)
-    assert snapshot.manifest["config"]["reward"]["name"] == "kevin"
+    assert snapshot.manifest["config"]["reward"] == "kevin"
     client = mlflow.tracking.MlflowClient(f"sqlite:///{root}/mlflow.db")
     (experiment,) = (each for each in client.search_experiments() if each.name == "concur")
     runs = client.search_runs([experiment.experiment_id], f"tags.fingerprint = '{folder.name}'")

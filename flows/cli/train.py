@@ -144,16 +144,18 @@ def ablate(
     from flows.lists import parsed_numbers
     from flows.stack.control import join_stack
 
-    limits: list[int | None] | None = None
-    if sizes:
-        numbers = parsed_numbers(sizes.replace("all", "0"), "--sizes", int, 0, "1000,all")
-        limits = [number or None for number in numbers]
+    def limit(text: str) -> int | None:
+        every = text.strip() == "all"
+        return None if every else parsed_numbers(text, "--sizes", int, 1, "1000,all")[0]
+
+    names = strategies and [each.strip() for each in strategies.split(",")]
+    limits = None if sizes is None else list(dict.fromkeys(map(limit, sizes.split(","))))
     config = ablation_config(
         profile=profile,
         overrides=overrides,
-        strategies=strategies and strategy_names(strategies.split(",")),
+        strategies=names and strategy_names(names),
         sizes=limits,
-        seeds=parsed_numbers(seeds, "--seeds", int, 0, "0,1,2") if seeds else None,
+        seeds=None if seeds is None else parsed_numbers(seeds, "--seeds", int, 0, "0,1,2"),
         max_parallel_branches=max_parallel_branches,
         verdicts=verdicts,
     )

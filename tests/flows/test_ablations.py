@@ -124,6 +124,30 @@ def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
     assert refused.output.startswith("error: there is no strategy 'nothing'")
 
 
+@pytest.mark.parametrize(
+    "option, value",
+    [("--sizes", "0"), ("--sizes", "1all"), ("--sizes", "5,-1"), ("--sizes", ""), ("--seeds", "")],
+)
+def test_what_is_no_list_of_numbers_is_refused(option, value):
+    refused = CliRunner().invoke(main, ["ablate", option, value])
+    assert refused.exit_code == 2
+    assert f"error: {option} " in refused.output and "is not a list of numbers" in refused.output
+
+
+def test_sizes_hold_in_their_order_and_all_is_no_limit(monkeypatch):
+    seen = {}
+
+    def read(**given):
+        seen.update(given)
+        raise UsageError("seen", "stop here")
+
+    monkeypatch.setattr("flows.ablation.plan.ablation_config", read)
+    words = ["ablate", "--strategies", "concur, random", "--sizes", "7, all,7", "--seeds", "1,0"]
+    CliRunner().invoke(main, words)
+    assert (seen["sizes"], seen["seeds"]) == ([7, None], [1, 0])
+    assert seen["strategies"] == ["concur", "random"]
+
+
 # -- one at a time ---------------------------------------------------------------------------------
 
 

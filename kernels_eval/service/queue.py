@@ -80,7 +80,6 @@ class Evaluations:
             for told in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL"):
                 self._db.execute(f"PRAGMA {told}")
             self._db.executescript(_TABLE)
-            self._unfinished = self._count(OPEN)
         except (OSError, sqlite3.Error) as error:
             raise UsageError(
                 f"cannot use {path} as the journal: {error}",
@@ -96,10 +95,8 @@ class Evaluations:
                 fresh = {each.id: each.client for each in submissions if self._insert(each)}
                 found = {each.id: self.get(each.id) for each in submissions}
                 ended = [found[name] for name in fresh if found[name].state.final]
-                added = len(fresh) - len(ended)
-                if added:
-                    self._require_room(self._unfinished + added, set(fresh.values()))
-            self._unfinished += added
+                if len(fresh) > len(ended):
+                    self._require_room(set(fresh.values()))
             for made in ended:
                 self._changed(made)
         return [found[each.id] for each in submissions]
@@ -146,9 +143,12 @@ class Evaluations:
         row = self._row("SELECT verdict FROM evaluations WHERE key = ? AND verdict NOTNULL", key)
         return str(row[0]) if row else None
 
-    def _require_room(self, total: int, clients: set[str]) -> None:
+    def _require_room(self, clients: set[str]) -> None:
         """Raise QueueFullError where the total or one of these clients is above its limit."""
-        own = max(self._count(f"{OPEN} AND client = ?", client) for client in clients)
+        counted = "SELECT client, COUNT(*) FROM evaluations INDEXED BY unfinished"
+        unfinished = dict(self._db.execute(f"{counted} WHERE {OPEN} GROUP BY client"))
+        total = sum(unfinished.values())
+        own = max(unfinished.get(client, 0) for client in clients)
         if total > self.limit or own > self.client_limit:
             raise QueueFullError(
                 f"at most {self.limit} evaluations may be unfinished, {self.client_limit} of"
@@ -233,7 +233,6 @@ class Evaluations:
         change = "state = ?, verdict = ?, error = ?, finished_s = ?, pair = NULL"
         which = f"{OPEN} AND {where} RETURNING {_FIELDS}"
         for row in self._update(change, which, state, verdict, error, time.time(), value):
-            self._unfinished -= 1
             self._changed(_evaluation(row))
 
     # -- rows --------------------------------------------------------------------------------------
@@ -247,10 +246,6 @@ class Evaluations:
         row: tuple[Any, ...] | None = self._db.execute(f"{select} LIMIT 1", values).fetchone()
         return row
 
-    def _count(self, where: str, *values: object) -> int:
-        counted = f"SELECT COUNT(*) FROM evaluations WHERE {where}"
-        return int(self._db.execute(counted, values).fetchone()[0])
-
     def get(self, identity: str) -> Evaluation:
         """Raises KeyError where there is none."""
         with self._lock:
@@ -262,7 +257,8 @@ class Evaluations:
     @property
     def queued(self) -> int:
         with self._lock:
-            return self._count("state = 'queued'")
+            row = self._row("SELECT COUNT(*) FROM evaluations WHERE state = 'queued'")
+        return int(row[0]) if row else 0
 
     @property
     def running(self) -> int:

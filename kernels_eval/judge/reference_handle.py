@@ -66,7 +66,7 @@ class ReferenceProcess:
         self.construct_on = construct_on or device
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
-        self.opened = self._is_loaded = False
+        self.opened = False
         self.beside: Child | None = None
         """A candidate's process, stopped while this one works: it could sway times and
         deadlines.
@@ -81,6 +81,7 @@ class ReferenceProcess:
 
     def _start_child(self) -> None:
         self.child = self._start()
+        self._is_loaded = False
         self.child.channel.accepts_descriptors = True  # it runs the task's code, which is trusted
         self.path = self.child.write_file("task.py", self.task.code)
         on_device = self.device.startswith("cuda")
@@ -111,7 +112,6 @@ class ReferenceProcess:
                 self.unsuitable.add(unsuitable.trial)
                 self.close()
                 self._start_child()
-                self._is_loaded = False
                 self.load()
 
     def _attempt(self, work: Callable[[], None]) -> None:

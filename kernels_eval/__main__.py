@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kernels_eval.config import EvalConfig, TimingConfig
+from kernels_eval.config import EvalConfig
 from kernels_eval.devices import require_device
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.flags import meaning_of
@@ -26,10 +26,8 @@ from kernels_eval.records import (
     candidate_id,
 )
 
-QUICK = EvalConfig(
-    timing=TimingConfig(max_s=0.5, min_pairs=10, min_side_s=0.02, interval_width=0.2)
-)
-"""What `--quick` measures with: fewer samples, so a wider interval, and all checks."""
+QUICK = EvalConfig().screened()
+"""What `--quick` verifies with."""
 STAGES = {
     "reference_s": "run the reference",
     "load_s": "load the candidate",

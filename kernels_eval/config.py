@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from kernels_eval.extensions import require_known
-from kernels_eval.records import Record, Sparing
+from kernels_eval.records import Level, Record, Sparing
 
 TRANSFORMS = "concur.build_transforms"
 Baseline = Literal["eager", "compile"]
@@ -146,6 +146,9 @@ class LimitsConfig(Record):
 class EvalConfig(Sparing):
     """The whole protocol of one verification. Part of every verdict's key."""
 
+    level: Level = "confirm"
+    """`screen` decides a status and a speedup to about 10 %, and leaves to `confirm` what its table
+    says (docs/explanation/verification.md)"""
     build: BuildConfig = BuildConfig()
     correctness: CorrectnessConfig = CorrectnessConfig()
     timing: TimingConfig = TimingConfig()
@@ -164,6 +167,23 @@ class EvalConfig(Sparing):
     race)"""
     sanitizer_s: PositiveFloat = 120
     """deadline of one tool; past it the flag says `not_run`"""
+
+    def screened(self) -> EvalConfig:
+        """The same protocol at level `screen`."""
+        timing = self.timing
+        short = {
+            "max_s": min(timing.max_s, SCREEN_TIMING_S),
+            "min_side_s": min(timing.min_side_s, SCREEN_SIDE_S),
+            "min_pairs": min(timing.min_pairs, SCREEN_PAIRS),
+            "interval_width": max(timing.interval_width, SCREEN_WIDTH),
+        }
+        return self.model_copy(
+            update={
+                "level": "screen",
+                "timing": timing.model_copy(update=short),
+                "sanitizer": "off",
+            }
+        )
 
     def _says(self, name: str, value: object) -> bool:
         return self.sanitizer != "off" or not name.startswith("sanitizer")
@@ -195,6 +215,13 @@ MOST_DISTINCT = 1 << 24
 DISTINCT_STEP = 2.0**-16
 """How far equal elements are moved apart, as a share of their size: some 100 units in the last
 place."""
+
+# -- screening -------------------------------------------------------------------------------------
+
+SCREEN_WIDTH = 0.1
+"""Half of a screened interval of log(speedup): what orders candidates, not what is published."""
+SCREEN_TIMING_S, SCREEN_SIDE_S, SCREEN_PAIRS = 0.5, 0.02, 10
+"""Budget of a screened measurement in seconds, samples of a side in seconds, and half-pairs."""
 
 # -- expected values -------------------------------------------------------------------------------
 

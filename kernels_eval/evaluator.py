@@ -91,6 +91,7 @@ class Evaluator:
         self, task: KernelTask, candidate: Candidate, prepared: Prepared, draft: VerdictDraft
     ) -> None:
         """Run the protocol; repeat it where the reference's weights must be made on the CPU."""
+        draft.level = self.config.level
         for construct_on in (None, "cpu"):
             with draft.phase("reference_s"):
                 reference = self.runner.reference(task, construct_on)

@@ -28,6 +28,8 @@ from pydantic import (
 from kernels_eval.languages import Language as Language  # noqa: PLC0414 (records are imported from here)
 
 VERDICT_SCHEMA_VERSION = 2
+Level = Literal["screen", "confirm"]
+"""How much of the protocol a candidate passed: what orders candidates, or all of it."""
 Json = dict[str, Any]
 """An object as JSON has it, such as the row of a table or the manifest of a snapshot."""
 Row = Mapping[str, Any]
@@ -416,6 +418,8 @@ class Verdict(Record):
     candidate_id: str
     task_id: str
     language: Language
+    level: Level = "confirm"
+    """how much of the protocol it passed: a `screen` verdict is confirmed before it is used"""
     status: Status
     reason: Reason
     detail: str = ""

@@ -144,6 +144,7 @@ VERDICTS: Mapping[str, str] = {
     "candidate_id": _CANDIDATE,
     "task_id": "the task it answers",
     "language": _LANGUAGE,
+    "level": "`screen`, or `confirm` after the whole protocol",
     "status": (
         "`correct`, `incorrect`, `compile_error`, `runtime_error`, `timeout`, `no_code`, `rejected`"
         " or `task_error`"

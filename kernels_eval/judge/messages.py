@@ -16,6 +16,7 @@ from kernels_eval.records import (
     Candidate,
     Correctness,
     KernelTask,
+    Level,
     Phases,
     Reason,
     Record,
@@ -135,6 +136,8 @@ class VerdictDraft:
     passed. `on_phase` gets each phase's name as it begins.
     """
 
+    level: Level = "confirm"
+    """of one that reached no device, where no check is left out"""
     device: str = ""
     isolation: tuple[str, ...] = ()
     reference_operators: tuple[str, ...] = ()

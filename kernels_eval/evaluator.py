@@ -156,7 +156,7 @@ class Evaluator:
                 self._time(process)
             # Asked again: timing is where a candidate may have begun to behave otherwise.
             with phase("attribution_s"):
-                attribution.check_idle(process)
+                attribution.check_idle(process, again=True)
                 attribution.attribute_work(process, again=True)
                 attribution.check_ornamental(process)
             with phase("correctness_s"):

@@ -8,7 +8,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.utils._device import DeviceContext
@@ -90,19 +90,20 @@ def replaced_operators() -> int:
     """How many of torch's operators and fallback tables changed since import, beside what torch
     registers itself on use.
     """
-    now = _registrations()
-    changed = (name for name, text in now.items() if text != _REGISTERED.get(name))
-    return sum(_own_lines(now[name]) != _own_lines(_REGISTERED.get(name, "")) for name in changed)
+    return sum(
+        _own_lines(text) != _own_lines(_REGISTERED.get(name, ""))
+        for name, text in _registrations()
+        if hash(text) != _HASHES.get(name)
+    )
 
 
-def _registrations() -> dict[str, str]:
-    names = torch._C._dispatch_get_all_op_names()
-    found = {
-        name: str(torch._C._dispatch_dump(name))
-        for name in names
-        if name.startswith(("aten::", "prim::")) or name.partition(".")[0] in _PRIMS
-    }
-    return found | {f"{name}, all": str(torch._C._dispatch_dump_table(name)) for name in FALLBACKS}
+def _registrations() -> Iterator[tuple[str, str]]:
+    """What is registered for each of torch's own operators, as torch describes it."""
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith(("aten::", "prim::")) or name.partition(".")[0] in _PRIMS:
+            yield name, str(torch._C._dispatch_dump(name))
+    for name in FALLBACKS:
+        yield f"{name}, all", str(torch._C._dispatch_dump_table(name))
 
 
 def _own_lines(text: str) -> list[str]:
@@ -116,7 +117,9 @@ _PRIMS = frozenset(
 )
 FALLBACKS = ("aten::nonzero", "aten::is_leaf")
 """Operators whose tables show fallbacks: of backends, and of everything else."""
-_REGISTERED = _registrations()
+_REGISTERED = dict(_registrations())
+# Comparing these touches no text in a forked process, which would copy its page.
+_HASHES = {name: hash(text) for name, text in _REGISTERED.items()}
 
 
 def _is(now: object, original: object) -> bool:

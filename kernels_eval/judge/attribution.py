@@ -78,7 +78,11 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
     draft.custom_kernel_time_share = min(least, max(0.0, share))
 
 
-def check_idle(process: CandidateProcess) -> None:
+def check_idle(process: CandidateProcess, *, again: bool = False) -> None:
+    """Require that nothing goes on or stays changed once a call has returned; `again` after timing,
+    without which nothing has run since."""
+    if again and not process.draft.timing:
+        return
     if all(_busy_share(process.child) > IDLE_SHARE for _ in range(2)):
         what = "the process continues to compute after its call has returned"
         raise Stop(Reason.BACKGROUND_WORK, what)

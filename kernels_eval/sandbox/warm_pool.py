@@ -47,10 +47,7 @@ class WarmPool:
                     self.starting[role].append((server, future))
 
     def close_async(self, close: Callable[[], None]) -> None:
-        if self.ahead:
-            self._closing.append(self._thread.submit(close))
-        else:
-            close()
+        self._closing.append(self._thread.submit(close))
 
     def wait_closed(self) -> None:
         closing, self._closing = self._closing, []

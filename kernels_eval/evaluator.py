@@ -17,7 +17,7 @@ from pathlib import Path
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
 from kernels_eval.judge import attribution, comparison, sanitizer
-from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere
+from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere, NeedsBuild
 from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.prepare import Preparer
@@ -71,20 +71,34 @@ class Evaluator:
         return retried(attempt)
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        """The verdict of a prepared candidate. Raises EvalError, KilledError at the first killed
-        process.
+        """The verdict of a prepared candidate; builds that it asks for late are made between runs.
+        Raises EvalError, KilledError at the first killed process.
+        """
+        while isinstance(found := self.run_once(task, candidate, prepared), Prepared):
+            prepared = self.preparer.add_build(candidate, found)
+        return found
+
+    def run_once(
+        self, task: KernelTask, candidate: Candidate, prepared: Prepared
+    ) -> Verdict | Prepared:
+        """The verdict, or what is prepared with the build that was `asked` for meanwhile, for
+        `Preparer.add_build`. Raises as `run`.
         """
         if self.config.sanitizer != "off" and candidate.language.sanitized:
             sanitizer.installed()  # else the first correct candidate would say so
-        started, draft = time.monotonic(), VerdictDraft(on_phase=self.on_phase)
+        began = time.monotonic() - prepared.run_s
+        draft = VerdictDraft(on_phase=self.on_phase, seconds={**prepared.phase_s})
         finding = prepared.finding or Finding(reason=Reason.OK)
         try:
             if prepared.finding is None:
                 self._verify(task, candidate, prepared, draft)
         except Stop as stop:
             finding = stop.finding
+        except NeedsBuild as needed:
+            spent = {"run_s": time.monotonic() - began, "phase_s": draft.seconds}
+            return prepared.model_copy(update={"asked": needed.spec, **spent})
         draft.isolation, draft.phases = self.runner.isolation, Phases(**draft.seconds)
-        draft.run_s = time.monotonic() - started
+        draft.run_s = time.monotonic() - began
         return verdict_of(task, candidate, prepared, finding, draft)
 
     def _verify(
@@ -98,11 +112,11 @@ class Evaluator:
             draft.device = reference.loaded.device_name
             draft.reference_operators = reference.loaded.operators
             with suppress(MadeElsewhere):
-                libraries = self._try_call(reference, candidate, prepared.libraries, draft)
+                self._try_call(reference, candidate, prepared, draft)
                 with draft.phase("reference_s"):
                     reference.open()
                 draft.flags += reference.expected.flags
-                self._verify_on_device(reference, candidate, libraries, draft)
+                libraries = self._verify_on_device(reference, candidate, prepared, draft)
                 self._sanitize(reference, candidate, libraries, draft)
                 return
 
@@ -110,39 +124,40 @@ class Evaluator:
         self,
         reference: ReferenceProcess,
         candidate: Candidate,
-        libraries: dict[str, str],
+        prepared: Prepared,
         draft: VerdictDraft,
-    ) -> dict[str, str]:
+    ) -> None:
         """Call a candidate, and end its process, before its task's expected values, so that it has
-        no say in which can be computed. Not for a JIT, which would compile twice. Returns all
-        libraries, late ones included."""
+        no say in which can be computed. Not for a JIT, which would compile twice."""
         if reference.opened or starts_compilers(candidate):
-            return libraries
-        with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
-            self._load(process, libraries)
+            return
+        running = self.runner.candidate(candidate, prepared, reference, draft)
+        with running as process, self._blaming():
+            self._load(process)
             with draft.phase("correctness_s"):
                 process.try_call()
         self.runner.warm_pool.wait_closed()
-        return process.libraries
 
-    def _load(self, process: CandidateProcess, libraries: dict[str, str]) -> None:
+    def _load(self, process: CandidateProcess) -> None:
         # It may have waited long: what was evicted meanwhile is built again when it asks.
-        self.runner.builder.cache.renew(libraries.values())
+        self.runner.builder.cache.renew(process.libraries.values())
         with process.draft.phase("load_s"):
-            process.load(libraries)
+            process.load()
             self.runner.warm_pool.wait_closed()
 
     def _verify_on_device(
         self,
         reference: ReferenceProcess,
         candidate: Candidate,
-        libraries: dict[str, str],
+        prepared: Prepared,
         draft: VerdictDraft,
-    ) -> None:
+    ) -> dict[str, str]:
+        """The checks of one process. Returns the libraries that it was given."""
         phase = draft.phase
-        with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
+        running = self.runner.candidate(candidate, prepared, reference, draft)
+        with running as process, self._blaming():
             reference.request(NewCandidate())
-            self._load(process, libraries)
+            self._load(process)
             with phase("correctness_s"):
                 comparison.compare_outputs(process)
             with phase("attribution_s"):
@@ -163,6 +178,7 @@ class Evaluator:
                 comparison.compare_non_finite(process)
             process.keep_kernels()
             comparison.check_formula(process)
+        return process.libraries
 
     def _time(self, process: CandidateProcess) -> None:
         """Time both processes in turn, and on unseen inputs, whose outputs are checked."""

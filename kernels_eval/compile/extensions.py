@@ -303,6 +303,10 @@ class Builder:
     def cached(self, spec: ExtensionSpec) -> Build | None:
         return self.cache.find(self.key_for(spec))
 
+    def known(self, spec: ExtensionSpec) -> Build | None:
+        """The outcome where no compiler is needed: a refusal, or a kept build."""
+        return _refusal(spec) or self.cached(spec)
+
     def key_for(self, spec: ExtensionSpec) -> str:
         """Identity of a build: sources, flags, toolchain, and what changes libraries."""
         key = self.tools.key_for(spec)
@@ -311,7 +315,7 @@ class Builder:
 
     def build(self, spec: ExtensionSpec) -> Build:
         started = time.monotonic()
-        if known := _refusal(spec) or self.cached(spec):
+        if known := self.known(spec):
             return known
         if spec.uses_cuda and not self.tools.nvcc:
             raise ToolchainError(

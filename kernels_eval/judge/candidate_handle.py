@@ -17,6 +17,7 @@ from kernels_eval.compile.extensions import Builder
 from kernels_eval.config import LOG_BYTES
 from kernels_eval.judge.messages import (
     CLAIMABLE,
+    Prepared,
     Stop,
     VerdictDraft,
     parse_answer,
@@ -45,11 +46,40 @@ from kernels_eval.protocol import (
 from kernels_eval.records import Candidate, Reason, stable_hash
 from kernels_eval.sandbox.channel import Fds, Message
 from kernels_eval.sandbox.child import Child, ChildFailure
-from kernels_eval.source.spec import Build
+from kernels_eval.source.spec import Build, ExtensionSpec
 
 
 class MadeElsewhere(Exception):
     """The candidate's constructor made parameters on the CPU: the reference's must be, too."""
+
+
+class NeedsBuild(Exception):
+    """The candidate asks for a build that takes a compiler: it is run again once that is made."""
+
+    def __init__(self, spec: ExtensionSpec) -> None:
+        super().__init__(spec.name)
+        self.spec = spec
+
+
+@dataclass
+class BuildsAtHand(BoundedBuilds):
+    """What one process is answered: no compiler runs while it holds the device. A library is given
+    for its whole request alone, so that none tells a candidate what an earlier run of it has seen.
+    """
+
+    prepared: Prepared = field(kw_only=True)
+
+    def make(self, spec: ExtensionSpec) -> Build:
+        """Raises NeedsBuild."""
+        late = {build.key: build for build in self.prepared.late}
+        found = late.get(spec.key)
+        if spec.key in self.prepared.libraries or (found and found.ok):
+            # it was evicted meanwhile, or built on a node with a disk of its own
+            return self.builder.build(spec)
+        found = found or self.builder.known(spec)
+        if found is None:
+            raise NeedsBuild(spec)
+        return found
 
 
 @dataclass
@@ -58,20 +88,23 @@ class CandidateProcess:
 
     child: Child
     candidate: Candidate
+    prepared: Prepared
     reference: ReferenceProcess
     builder: Builder
     draft: VerdictDraft
     calls: list[CallReport] = field(default_factory=list)
     loaded: LoadReport = field(default_factory=LoadReport)
     libraries: dict[str, str] = field(default_factory=dict)
+    """that it was given, late ones included"""
 
     def __post_init__(self) -> None:
-        self.config = self.reference.config
-        self.builds = BoundedBuilds(self.builder, self.candidate, self.draft.flags)
+        self.config, self.libraries = self.reference.config, {**self.prepared.libraries}
+        given = self.builder, self.candidate, self.draft.flags
+        self.builds = BuildsAtHand(*given, prepared=self.prepared)
 
-    def load(self, libraries: dict[str, str]) -> None:
-        """Import and construct the module. Raises MadeElsewhere."""
-        reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
+    def load(self) -> None:
+        """Import and construct the module. Raises MadeElsewhere, NeedsBuild as all requests do."""
+        reference, limits = self.reference, self.config.limits
         arguments, given = reference.arguments()
         outputs, taken = reference.memory.outputs_of("candidate")
         with ExitStack() as held:
@@ -79,7 +112,7 @@ class CandidateProcess:
             kernels = (held.enter_context(open(kept, "rb")).fileno(),) if kept else ()
             request = LoadCandidate(
                 path=str(self.child.write_file("candidate.py", self.candidate.code or "")),
-                libraries=libraries,
+                libraries=self.prepared.libraries,
                 language=self.candidate.language,
                 kernels=bool(kernels),
                 spec=reference.spec,

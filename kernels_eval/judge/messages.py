@@ -24,6 +24,7 @@ from kernels_eval.records import (
     Verdict,
 )
 from kernels_eval.sandbox.child import Child, ChildFailure
+from kernels_eval.source.spec import Build, ExtensionSpec
 
 
 class Finding(Record):
@@ -35,7 +36,9 @@ class Finding(Record):
 
 
 class Prepared(Record):
-    """The build side's result: libraries, or the finding that ends the verification."""
+    """The build side's result: libraries, or the finding that ends the verification. A run that
+    needs another build ends with what was prepared, and that build is `asked` for.
+    """
 
     candidate_id: str
     libraries: dict[str, str] = {}
@@ -44,6 +47,12 @@ class Prepared(Record):
     tier: str | None = None
     cached: bool = False
     seconds: float = 0.0
+    asked: ExtensionSpec | None = None
+    late: tuple[Build, ...] = ()
+    """builds made since a first run asked for one"""
+    run_s: float = 0.0
+    phase_s: dict[str, float] = {}
+    """wall seconds of runs that ended so, and of their phases"""
 
 
 class Stop(Exception):
@@ -177,7 +186,7 @@ def verdict_of(
     draft: VerdictDraft | None = None,
 ) -> Verdict:
     """The record of a finding; without a draft, of a candidate that never reached a device."""
-    draft = draft or VerdictDraft()
+    draft = draft or VerdictDraft(run_s=prepared.run_s)
     known = {name: value for name, value in vars(draft).items() if name in Verdict.model_fields}
     if finding.reason is not Reason.OK:
         known["timing"] = None

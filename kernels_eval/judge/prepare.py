@@ -44,10 +44,16 @@ class BoundedBuilds:
     builder: Builder
     candidate: Candidate
     flags: list[str]
-    made: list[tuple[ExtensionSpec, Build]] = field(default_factory=list)
+    made: list[Build] = field(default_factory=list)
+    """in this process, or in others before"""
 
     def __post_init__(self) -> None:
-        self.deadline = Deadline(BUILDS_DEADLINE_SHARE * self.builder.config.timeout_s)
+        compiled = [build for build in self.made if not build.cached]
+        self.deadline = Deadline(
+            BUILDS_DEADLINE_SHARE * self.builder.config.timeout_s,
+            spent_s=sum(build.processor_s for build in compiled),
+            began=time.monotonic() - sum(build.seconds for build in compiled),
+        )
 
     def note(self, screened: Screening) -> None:
         """Keep the flags. Raises Stop where the source is rejected."""
@@ -70,10 +76,13 @@ class BoundedBuilds:
             log = "CUDA sources in a candidate for the CPU"
             build = Build(ok=False, key=spec.key, reason=Reason.BUILD_FAILED, log=log)
         else:
-            build = self.builder.build(spec)
-        self.made.append((spec, build))
+            build = self.make(spec)
+        self.made.append(build)
         self.deadline.spent_s += 0.0 if build.cached else build.processor_s
         return build
+
+    def make(self, spec: ExtensionSpec) -> Build:
+        return self.builder.build(spec)
 
 
 def confined_builder(
@@ -168,8 +177,7 @@ class Preparer(Workplace):
         except Stop as stop:
             finding = stop.finding
         # one that failed tells nothing of a candidate that went on to another
-        kept = [each for each in builds.made if finding or each[1].ok]
-        made = [build for _, build in kept]
+        made = [build for build in builds.made if finding or build.ok]
         tiers = {build.tier for build in made}
         return Prepared(
             candidate_id=candidate.candidate_id,
@@ -179,6 +187,25 @@ class Preparer(Workplace):
             tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
             cached=bool(made) and all(build.cached for build in made),
             seconds=time.monotonic() - started,
+        )
+
+    def add_build(self, candidate: Candidate, prepared: Prepared) -> Prepared:
+        """Make the build that a run asked for. Raises as `prepare`."""
+        started = time.monotonic()
+        builds = BoundedBuilds(self.builder, candidate, [], [*prepared.late])
+        finding: Finding | None = None
+        try:
+            builds.build(prepared.asked)
+        except Stop as stop:
+            finding = stop.finding
+        return prepared.model_copy(
+            update={
+                "asked": None,
+                "late": tuple(builds.made),
+                "finding": finding,
+                "flags": (*prepared.flags, *builds.flags),
+                "seconds": prepared.seconds + time.monotonic() - started,
+            }
         )
 
     def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
@@ -199,9 +226,9 @@ class Preparer(Workplace):
         build = self._failed_build(self._requested_builds(code, task), builds)
         while build and build.reason is Reason.BUILD_FAILED:
             # Where the module catches that, it may ask for the build in another way.
-            failed = [made.key for _, made in builds.made if not made.ok]
+            failed = [made.key for made in builds.made if not made.ok]
             asked = self._requested_builds(code, task, failed)
-            known = {spec.key for spec, _ in builds.made}
+            known = {made.key for made in builds.made}
             asked = [each for each in asked if parse_report(ExtensionSpec, each).key not in known]
             if not asked:
                 break

@@ -11,7 +11,7 @@ from pathlib import Path
 from kernels_eval.config import MOST_DRIFT, REFERENCE_DRIFT, EvalConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.compiled_baseline import CompiledReference
-from kernels_eval.judge.messages import VerdictDraft
+from kernels_eval.judge.messages import Prepared, VerdictDraft
 from kernels_eval.judge.prepare import Workplace
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.timing import unsettled
@@ -57,7 +57,11 @@ class Runner(Workplace):
 
     @contextmanager
     def candidate(
-        self, candidate: Candidate, reference: ReferenceProcess, draft: VerdictDraft
+        self,
+        candidate: Candidate,
+        prepared: Prepared,
+        reference: ReferenceProcess,
+        draft: VerdictDraft,
     ) -> Iterator[CandidateProcess]:
         """The process of one candidate; the next one's is started meanwhile."""
         # a child of the warm pool may not start compilers
@@ -68,7 +72,7 @@ class Runner(Workplace):
         self.warm_pool.replenish(self.server)
         reference.beside = child
         try:
-            yield CandidateProcess(child, candidate, reference, self.builder, draft)
+            yield CandidateProcess(child, candidate, prepared, reference, self.builder, draft)
         finally:
             reference.beside = None
             self.warm_pool.close_async(child.close)

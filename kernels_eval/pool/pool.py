@@ -94,7 +94,8 @@ class _Slot:
         return self.pending is None
 
     def build(self, item: _Item) -> None:
-        self._begin(item, self.actor.build.remote(item.task, item.candidate, item.deaths.blamed))
+        request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
+        self._begin(item, self.actor.build.remote(*request))
 
     def run(self, item: _Item) -> None:
         request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
@@ -275,7 +276,10 @@ class Pool:
         if answer.finding:
             return verdict_of(item.task, item.candidate, answer, answer.finding)
         item.prepared = answer
-        ready.append(item)
+        if answer.asked:
+            retry.append(item)  # back to the builders, before new ones
+        else:
+            ready.append(item)
         return None
 
     def _failed(self, slot: _Slot, item: _Item, error: Any) -> None:

@@ -33,14 +33,22 @@ class BuildWorker:
         self._warm = False
 
     def build(
-        self, task: KernelTask, candidate: Candidate, blamed: frozenset[str] = frozenset()
+        self,
+        task: KernelTask,
+        candidate: Candidate,
+        prepared: Prepared | None = None,
+        blamed: frozenset[str] = frozenset(),
     ) -> Prepared:
-        """`blamed`: roles whose next death is the candidate's."""
+        """What is prepared, with the build that a run `asked` for. `blamed`: roles whose next death
+        is the candidate's.
+        """
         with blaming(blamed):
             if not self._warm:
                 self._preparer.builder.warm(*self._share)
                 self._warm = True
-            return self._preparer.prepare(candidate, task)
+            if prepared is None:
+                return self._preparer.prepare(candidate, task)
+            return self._preparer.add_build(candidate, prepared)
 
 
 class KernelWorker:
@@ -73,14 +81,15 @@ class KernelWorker:
         candidate: Candidate,
         prepared: Prepared,
         blamed: frozenset[str] = frozenset(),
-    ) -> Verdict:
-        """One verdict; `blamed` as for a build. Raises GpuLostError where the device fails, other
-        EvalErrors where the machine does.
+    ) -> Verdict | Prepared:
+        """One verdict, or what the builders must add first; `blamed` as for a build. Raises
+        GpuLostError where the device fails, other EvalErrors where the machine does.
         """
         with blaming(blamed):
             if self._health:
                 self._health.remember()
-            verdict = self._evaluator.run(task, candidate, prepared)
-            if self._health and verdict.reason in BLAMES_THE_DEVICE:
+            found = self._evaluator.run_once(task, candidate, prepared)
+            suspect = isinstance(found, Verdict) and found.reason in BLAMES_THE_DEVICE
+            if self._health and suspect:
                 self._health.confirm()
-            return verdict
+            return found

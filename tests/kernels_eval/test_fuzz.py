@@ -248,7 +248,7 @@ class Refusing:
     config = CONFIG.build
     tools = SimpleNamespace(nvcc=None)
 
-    def build(self, spec):
+    def known(self, spec):
         return Build(ok=False, key="k", reason=Reason.BUILD_FAILED, log="no")
 
 
@@ -295,9 +295,10 @@ def reference():
 def judged(child, reference, builder):
     """The protocol's questions, in its order; the verdict is made, too."""
     draft = VerdictDraft()
-    process = CandidateProcess(child, candidate(), reference, builder, draft)
+    prepared = Outcome(candidate_id="c")
+    process = CandidateProcess(child, candidate(), prepared, reference, builder, draft)
     try:
-        process.load({})
+        process.load()
         comparison.compare_outputs(process)
         attribution.attribute_work(process)
         attribution.check_repeatable(process)
@@ -308,7 +309,7 @@ def judged(child, reference, builder):
             process.check_form(form, reference.trials[0])
         attribution.check_ornamental(process)
     except Stop as stop:
-        verdict = verdict_of(TASK, candidate(), Outcome(candidate_id="c"), stop.finding, draft)
+        verdict = verdict_of(TASK, candidate(), prepared, stop.finding, draft)
         verdict.model_dump_json()
         return verdict.reason
     return Reason.OK

@@ -5,11 +5,12 @@ import uuid
 
 import pytest
 
-from kernels_eval.config import BuildConfig
+from kernels_eval.config import MOST_BUILDS, BuildConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.protocol import Call, CaptureConstructor, Expect, LoadCandidate
-from kernels_eval.records import Status
+from kernels_eval.records import Reason, Status
 from kernels_eval.sandbox.child import Child
+from kernels_eval.source.spec import Build
 from tests.support import kernels
 from tests.support.kernels import (
     AFFINE,
@@ -128,6 +129,78 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify):
         assert_reason(verify.evaluator.run(AFFINE, made, prepared), "ok")
 
 
+LATER = """
+if self.ext is None:
+    self.ext = {}
+return self.ext.affine(x)
+""".strip()
+"""Asks for its library in its first call, which no build worker sees."""
+
+
+def test_a_build_that_a_call_asks_for_is_made_while_nothing_runs(verify, monkeypatch):
+    code = module(
+        LATER.format(load_inline(name=f"late_{uuid.uuid4().hex}")),
+        extension="None",
+        init="self.ext = None",
+    )
+    made = kernels.candidate(AFFINE, code)
+    given, alive, build = [], set(), verify.runner.builder.build
+    request, close = Child.request, Child.close
+
+    def heard(self, question, *rest):
+        if isinstance(question, LoadCandidate):
+            given.append(question.libraries)
+            alive.add(self)
+        return request(self, question, *rest)
+
+    def closed(self):
+        close(self)
+        alive.discard(self)
+
+    def built(spec):
+        assert not alive, "the device waits for nothing"
+        return build(spec)
+
+    monkeypatch.setattr(Child, "request", heard)
+    monkeypatch.setattr(Child, "close", closed)
+    monkeypatch.setattr(verify.runner.builder, "build", built)
+    prepared = verify.preparer.prepare(made, AFFINE)
+    needed = verify.evaluator.run_once(AFFINE, made, prepared)
+    assert needed.asked and needed.run_s > 0 and not alive
+    again = verify.preparer.add_build(made, needed)
+    assert not again.asked and again.seconds > prepared.seconds
+    verdict = verify.evaluator.run_once(AFFINE, made, again)
+    assert_reason(verdict, "ok")
+    assert verdict.build_tier == "lite" and verdict.build_s == again.seconds
+    assert verdict.run_s > needed.run_s
+    assert given and not any(given), "only the whole request gets what an earlier run had made"
+
+
+def test_builds_asked_for_one_after_the_other_come_to_an_end(verify, monkeypatch):
+    """Its next name depends on what was answered before, which a failed build tells again."""
+    code = module(
+        """while True:
+    self.asked += 1
+    try:
+        load_inline(name=f'endless_{self.asked}', cpp_sources='', functions=[])
+    except RuntimeError:
+        pass""",
+        before="from torch.utils.cpp_extension import load_inline",
+        init="self.asked = 0",
+    )
+    asked = []
+
+    def fails(spec):
+        asked.append(spec.name)
+        return Build(ok=False, key=spec.key, reason=Reason.BUILD_FAILED, lasting=False)
+
+    prepared = verify.preparer.prepare(kernels.candidate(AFFINE, code), AFFINE)
+    monkeypatch.setattr(verify.runner.builder, "build", fails)
+    verdict = verify.evaluator.run(AFFINE, kernels.candidate(AFFINE, code), prepared)
+    assert_reason(verdict, "build")
+    assert asked == [f"endless_{n + 1}" for n in range(MOST_BUILDS)]
+
+
 @pytest.mark.parametrize(
     "first, reason",
     [
@@ -196,11 +269,11 @@ def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(mo
     references = []
     load = CandidateProcess.load
 
-    def says_elsewhere(self, libraries):
+    def says_elsewhere(self):
         references.append(self.reference.construct_on)
         if len(references) == 1:
             raise MadeElsewhere
-        load(self, libraries)
+        load(self)
 
     monkeypatch.setattr(CandidateProcess, "load", says_elsewhere)
     with verifying(device="cpu:0") as verify:

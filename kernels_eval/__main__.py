@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import require_device
@@ -25,6 +26,9 @@ from kernels_eval.records import (
     Verdict,
     candidate_id,
 )
+
+if TYPE_CHECKING:
+    from kernels_eval.sandbox.server_process import ServerProcess
 
 QUICK = EvalConfig().screened()
 """What `--quick` verifies with."""
@@ -219,9 +223,11 @@ def run(
     *,
     config: EvalConfig | None = None,
     progress: bool = False,
+    started: ServerProcess | None = None,
 ) -> int:
     """Verify and print, with stages on stderr. Exit status 0 with a verdict, 2 for unusable input,
-    1 where the machine fails.
+    1 where the machine fails. `started`: a fork server's process that was started already; it is
+    closed.
     """
     began_s = time.monotonic()
 
@@ -234,13 +240,16 @@ def run(
 
     try:
         task, candidate = read_pair(task_path, candidate_path, language, note)
-        verdict = verify(task, candidate, candidate_path, config, say)
+        verdict = verify(task, candidate, candidate_path, config, say, started)
     except (UsageError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except EvalError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    finally:
+        if started:
+            started.close()
     print(json.dumps(verdict.model_dump(mode="json")) if as_json else render(verdict))
     return 0
 
@@ -251,16 +260,18 @@ def verify(
     path: str,
     config: EvalConfig | None = None,
     say: Say = lambda _: None,
+    started: ServerProcess | None = None,
 ) -> Verdict:
-    """The verdict of a file's candidate; `say` gets each stage. Raises EvalError and
-    DeviceError.
+    """The verdict of a file's candidate; `say` gets each stage, `started` is as in `run`. Raises
+    EvalError and DeviceError.
     """
     require_device(candidate.language, of=f"{path}: ")
     if candidate.code is None:
         return _no_code(task, candidate, path)
     from kernels_eval.sandbox.server_handle import ForkServer
 
-    server = ForkServer(threads=(config or EvalConfig()).threads)  # imports torch meanwhile
+    threads = (config or EvalConfig()).threads
+    server = ForkServer(threads=threads, started=started)  # imports torch meanwhile
     from kernels_eval.evaluator import Evaluator
 
     def on_phase(name: str) -> None:

@@ -54,6 +54,10 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Verify one kernel: CANDIDATE (a file with ModelNew) against TASK (a file with Model)."""
+    from kernels_eval.sandbox.server_process import ServerProcess
+
+    # before the imports that follow; what is given may change its number of threads
+    started = None if overrides else ServerProcess()
     from kernels_eval.__main__ import QUICK, run
 
     config = QUICK if quick else None
@@ -61,7 +65,17 @@ def verify(
         from kernels_eval.settings import load_protocol
 
         config = load_protocol(overrides, config)
-    sys.exit(run(str(task), str(candidate), language, as_json, config=config, progress=progress))
+    sys.exit(
+        run(
+            str(task),
+            str(candidate),
+            language,
+            as_json,
+            config=config,
+            progress=progress,
+            started=started,
+        )
+    )
 
 
 @command(Group.VERIFY, needs=["batch"])

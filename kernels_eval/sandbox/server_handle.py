@@ -5,10 +5,6 @@ Guarantees: every wait has a deadline; a dead fork server costs no verdict.
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Collection, Sequence
@@ -16,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernels_eval.errors import SandboxError
-from kernels_eval.sandbox import machine, process_tree
+from kernels_eval.sandbox import process_tree
 from kernels_eval.sandbox.channel import (
     Answer,
     Channel,
@@ -25,7 +21,7 @@ from kernels_eval.sandbox.channel import (
     Fds,
     Message,
 )
-from kernels_eval.sandbox.layers import left_out
+from kernels_eval.sandbox.server_process import ServerProcess
 from kernels_eval.toolchain import default_cache, places_of
 
 START_S, ANSWER_S = 180.0, 30.0
@@ -48,7 +44,7 @@ class ForkServer:
     It starts beside its caller's work; the first child waits for it. `without` (or
     `$CONCUR_ISOLATION_WITHOUT`) omits layers of isolation, for tests. `readable`: directories whose
     files open by name, unlisted; default: the build cache. `warm`: a role ("workload") whose slow
-    first use of torch is done once.
+    first use of torch is done once. `started`: its process, where that runs already.
     """
 
     def __init__(
@@ -58,30 +54,16 @@ class ForkServer:
         without: Collection[str] | None = None,
         readable: Sequence[Path] | None = None,
         warm: str = "",
+        started: ServerProcess | None = None,
     ) -> None:
-        machine.remove_abandoned()
-        self.base = machine.new_folder()
+        self._started = started or ServerProcess(threads=threads, without=without, warm=warm)
+        self.base, self.process = self._started.base, self._started.process
         caches = (default_cache(),) if readable is None else readable
         self._readable = [str(path) for cache in caches for path in places_of(cache)]
-        ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
+        self.channel = Channel(self._started.socket)
         self._lock = threading.RLock()  # the warm pool starts and ends children in a thread
         self._closed = False
         self._isolation: tuple[str, ...] = ()
-        program = [sys.executable, "-P", "-m", "kernels_eval.sandbox.forkserver"]
-        without = left_out() if without is None else without
-        self._log = self.base / "forkserver.log"
-        with open(self._log, "wb") as log:
-            self.process = subprocess.Popen(
-                [*program, str(theirs.fileno()), warm, *without],
-                pass_fds=(theirs.fileno(),),
-                env=machine.child_environment(threads),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
-        theirs.close()
 
     @property
     def has_started(self) -> bool:
@@ -104,7 +86,7 @@ class ForkServer:
         try:
             return tuple(map(str, self.channel.receive_record(START_S)["isolation"]))
         except (ChannelClosed, ChannelTimeout) as error:
-            tail = self._log.read_text(errors="replace")[-2000:]
+            tail = self._started.log.read_text(errors="replace")[-2000:]
             self.close()
             raise SandboxError(
                 f"the fork server did not start: {error}. {tail}", "concur doctor"
@@ -162,7 +144,4 @@ class ForkServer:
         if self._closed:
             return
         self._closed = True
-        self.channel.close()
-        self.process.kill()
-        self.process.wait()
-        shutil.rmtree(self.base, ignore_errors=True)
+        self._started.close()

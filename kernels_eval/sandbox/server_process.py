@@ -1,0 +1,46 @@
+"""The fork server's process. It imports torch for two seconds: a command starts it first, by this
+module, which imports in milliseconds, and then reads its own input."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Collection
+
+from kernels_eval.sandbox import machine
+from kernels_eval.sandbox.layers import left_out
+
+
+class ServerProcess:
+    """A started fork server, which `kernels_eval.sandbox.server_handle.ForkServer` talks to."""
+
+    def __init__(
+        self, *, threads: int = 1, without: Collection[str] | None = None, warm: str = ""
+    ) -> None:
+        """Arguments as those of `ForkServer`."""
+        machine.remove_abandoned()
+        self.base = machine.new_folder()
+        self.log = self.base / "forkserver.log"
+        self.socket, theirs = socket.socketpair()
+        program = [sys.executable, "-P", "-m", "kernels_eval.sandbox.forkserver"]
+        without = left_out() if without is None else without
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [*program, str(theirs.fileno()), warm, *without],
+                pass_fds=(theirs.fileno(),),
+                env=machine.child_environment(threads),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+        theirs.close()
+
+    def close(self) -> None:
+        """End it, and its children with it. Closing twice does nothing."""
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.base, ignore_errors=True)

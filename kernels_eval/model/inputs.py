@@ -31,6 +31,7 @@ from kernels_eval.config import (
     TAILS,
 )
 from kernels_eval.model.measurement import computable
+from kernels_eval.model.seeding import seed_generators
 from kernels_eval.protocol import DECLARED, AboutTask, InputNote, InputPlan, ModelSpec
 from kernels_eval.records import Json, stable_hash
 
@@ -94,7 +95,7 @@ def precision_of(task: ModuleType) -> str:
 
 def constructor_arguments(module: ModuleType, spec: ModelSpec) -> Arguments:
     """What a task's constructor is called with, drawn under the seed."""
-    torch.manual_seed(spec.seed)
+    seed_generators(spec.seed)
     with torch.device(spec.construct_on):
         made = module.get_init_inputs()
     args, kwargs = made[:2] if spec.init_form == "args_kwargs" else (made, {})
@@ -105,7 +106,7 @@ def constructor_arguments(module: ModuleType, spec: ModelSpec) -> Arguments:
 
 def constructed(module: ModuleType, arguments: Arguments, spec: ModelSpec) -> nn.Module:
     args, kwargs = arguments
-    torch.manual_seed(spec.seed)
+    seed_generators(spec.seed)
     with torch.device(spec.construct_on):
         model: nn.Module = getattr(module, spec.entry_point)(*args, **kwargs)
     dtype = PRECISIONS[spec.precision]
@@ -135,7 +136,7 @@ def make_inputs(
     shape: str = DECLARED,
 ) -> list[Any]:
     """Arguments for one call. `plan`: which may be redrawn and resized; None: as declared."""
-    torch.manual_seed(seed)
+    seed_generators(seed)
     with torch.device(device):
         made, dtype = task.get_inputs(), PRECISIONS[precision_of(task)]
         values = [_to_device(value, device, dtype) for value in made]

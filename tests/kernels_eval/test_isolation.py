@@ -440,6 +440,7 @@ def test_a_disk_bomb_and_endless_output(verify):
     verify.contained("fills_the_disk")
     verify.contained("prints")
     assert disk_usage(verify.runner.server.base, 100_000)[0] < 512 << 20
+    verify.runner.warm_pool.wait_closed()
     assert not list(verify.runner.server.base.glob("candidate-*")), "nothing is left of them"
 
 

@@ -58,6 +58,7 @@ CONFIG = VerificationConfig(
         build=BuildConfig(timeout_s=300, capture_timeout_s=60),
         limits=LimitsConfig(load_s=60, run_s=20, memory_gb=2),
     ),
+    screen=False,
     workers=2,
     builders=2,
     chunk_size=64,

@@ -113,7 +113,7 @@ def compare(arguments: argparse.Namespace) -> int:
     protocol = EvalConfig(
         timing=TimingConfig(max_s=arguments.max_s), build=BuildConfig(timeout_s=240)
     )
-    config = VerificationConfig(eval=protocol, builders=arguments.builders)
+    config = VerificationConfig(eval=protocol, screen=False, builders=arguments.builders)
     pools = []
 
     class Watched(verification.Verification):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flows.config import PipelineConfig
+from flows.confirm import judged_answers
 from flows.runtime.guard import optional
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
@@ -13,7 +14,6 @@ from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.step import synthesise
 from tasks.training.stage import adapter_of
-from tasks.verification.step import verify
 from tasks.workload.step import measure_workloads
 
 
@@ -58,7 +58,7 @@ def _answer(
     adapter = adapter_of(trained) if model == "tuned" and trained else None
     asked = synthesis_for(config, model)
     candidates = call_stage(synthesise, suite, asked, config.language, adapter)
-    verdicts = call_stage(verify, candidates, suite, config.verification, config.language)
+    verdicts = judged_answers(config, candidates, suite)
     return Answers(model=model, candidates=candidates, verdicts=verdicts)
 
 

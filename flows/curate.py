@@ -118,7 +118,7 @@ def _write(path: Path, content: Content) -> None:
 
 def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageError, Json]:
     from tasks.curation.decisions import decide
-    from tasks.curation.stage import summary
+    from tasks.curation.stage import caution_unconfirmed, summary
 
     began_s = time.monotonic()
     try:
@@ -130,7 +130,9 @@ def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageErro
         return error, _composition(asked.frame.clear(), config) | {"problem": str(error)}
     found = _composition(decided.taken, config)
     found["seconds"] = round(time.monotonic() - began_s, 3)
-    return decided, found | summary(frame, decided)
+    counts = summary(frame, decided)
+    caution_unconfirmed(counts["unconfirmed"], decided.taken.height)
+    return decided, found | counts
 
 
 def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:

@@ -9,6 +9,7 @@ from flows.artifacts import (
     create_table_artifact,
 )
 from flows.config import PipelineConfig
+from flows.confirm import confirmed_samples
 from flows.morning.history import entered
 from flows.morning.step import write_morning_report
 from flows.naming import run_name
@@ -37,8 +38,10 @@ COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts", "li
 
 
 class Refreshed(Samples):
-    """Snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
+    """Snapshots of one refresh. `screened` are the verdicts before any was confirmed, None where
+    they are `verdicts` themselves; `analysis` is None where it failed, and `cautions` say why."""
 
+    screened: SnapshotRef | None = None
     curated: SnapshotRef
     analysis: SnapshotRef | None = None
     cautions: tuple[str, ...] = ()
@@ -46,8 +49,8 @@ class Refreshed(Samples):
 
 @flow(name="refresh the data set", flow_run_name=run_name("refresh"))
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
-    """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks,
-    samples and verdicts that are new."""
+    """Write, verify, refine as often as is configured, confirm what is kept, and curate candidates.
+    Pays only for tasks, samples and verdicts that are new."""
     with guarding(config.root):
         return refresh(config)
 
@@ -65,11 +68,13 @@ def refresh(config: PipelineConfig) -> Refreshed:
 
 def run_stages(config: PipelineConfig) -> Refreshed:
     with gathering() as noted:
-        samples = verified_samples(config)
+        verified = verified_samples(config)
+        samples = confirmed_samples(config, verified, [config.curation])
         equal = equal_kernels(config.deduplication)
         curated = call_stage(curate, samples, config.curation, equal)
         analysis, cautions = analysed(samples)
-    made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
+    screened = verified.verdicts if verified != samples else None
+    made = Refreshed(**dict(samples), screened=screened, curated=curated, analysis=analysis)
     _, undrawn = optional("The table of the training set", show_set, made, config.curation.strategy)
     refreshed = made.model_copy(update={"cautions": (*noted, *cautions, *undrawn)})
     if refreshed.cautions:
@@ -171,6 +176,9 @@ def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
         counts: dict[str, int] = next(filter(None, map(manifest.get, COUNTS)), {})
         if unanswered := manifest.get("unanswered"):
             counts = {**counts, "unanswered": unanswered}
+        if confirmation := manifest.get("confirmation"):
+            numbers = {name: confirmation[name] for name in ("proposed", "confirmed", "rounds")}
+            counts = {**numbers, **counts}
         said = ", ".join(f"{key} {value}" for key, value in counts.items())
         row = {"snapshot": name, "rows": manifest["rows"], "counts": said}
         rows.append(row | {"fingerprint": ref.fingerprint})

@@ -19,7 +19,7 @@ from tasks.synthesis.inputs import parts_of
 from tasks.tables import completed
 
 OF_VERDICTS = (
-    *("candidate_id", "task_id", "status", "reason", "outputs_match", "timing"),
+    *("candidate_id", "task_id", "status", "level", "reason", "outputs_match", "timing"),
     *("correctness", "custom_kernels", "device"),
 )
 OF_CANDIDATES = ("candidate_id", "task_id", "generator", "model", "sample_index")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 
 from prefect import flow
 
@@ -21,7 +22,7 @@ from tasks.search import confirm
 from tasks.search.config import OF_MODELS
 from tasks.search.gain import again_id
 from tasks.search.population import Plan
-from tasks.search.stage import Search, Write, run
+from tasks.search.stage import SETTLED, Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.lookup import find_snapshot, newest_first
@@ -32,11 +33,14 @@ from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
 from tasks.synthesis.samplers import make_sampler
 from tasks.synthesis.stage import candidate_row
-from tasks.tables import KERNEL_PROFILES, VERDICTS
+from tasks.tables import CORRECT, KERNEL_PROFILES, VERDICTS, unconfirmed
 from tasks.verification.config import VerificationConfig
+from tasks.verification.confirmation import Rule, all_of
 from tasks.verification.stage import STAGE as VERIFICATION
 from tasks.verification.stage import Verification
+from tasks.verification.step import confirm as confirm_kept
 from tasks.verification.step import verify
+from tasks.versions import SEARCH_VERSION
 
 SOURCES = ("synthesis", "candidates")
 """Default stages of a search's first candidates."""
@@ -77,9 +81,10 @@ def begun_with(
 def search_kernels(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> Searched:
-    """Search, confirm the winners, and add the confirmed ones to the candidates."""
+    """Search by screened verdicts, confirm the winners, measure their gain anew, and add the
+    improved ones to the candidates."""
     language = config.language
-    protocol = config.verification.eval.model_dump(mode="json")
+    protocol = config.verification.protocol.model_dump(mode="json")
     measured = conditions(language).model_dump(mode="json")
     search = Search(
         *(verdicts, candidates, tasks),
@@ -91,14 +96,23 @@ def search_kernels(
     once = config.verification.model_copy(update={"once_per_code": True})
     with Verification(search.snapshot.ref, tasks, once, language) as judge:
         proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
-    verify(proposals, tasks, once, language)
+    screened = verify(proposals, tasks, once, language)
+    chosen = partial(confirm.winners, search)
+    winners = Rule(["winners of a search", SEARCH_VERSION], chosen, SETTLED)
+    search.confirm(confirm_kept(screened, proposals, tasks, once, language, winners))
     fresh = measured_anew(search, tasks, once)
     summary = confirm.told_of(search, fresh.open())
     improved = confirm.improved(search, candidates, fresh, summary)
     with Verification(improved, tasks, config.verification, language) as work:
         keep_fresh(work, fresh.open(), summary["results"])
-    judged = verify(improved, tasks, config.verification, language)
+    of = (improved, tasks, config.verification, language)
+    judged = confirm_kept(verify(*of), *of, all_of(confirmed_among(verdicts)))
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
+
+
+def confirmed_among(verdicts: SnapshotRef) -> list[str]:
+    rows = verdicts.open().read(columns=["candidate_id", "status", "level"], unique="candidate_id")
+    return rows.filter(CORRECT, ~unconfirmed(rows))["candidate_id"].to_list()
 
 
 @flow(name="search and track", flow_run_name=run_name("search"))
@@ -112,7 +126,7 @@ def search_and_track(
 
 
 def measured_anew(search: Search, tasks: SnapshotRef, config: VerificationConfig) -> SnapshotRef:
-    anew = config.model_copy(update={"once_per_code": False})
+    anew = config.confirming().model_copy(update={"once_per_code": False})
     return verify(confirm.confirmation(search), tasks, anew, search.language)
 
 

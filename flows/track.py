@@ -248,11 +248,13 @@ def adapter_record(
 
 
 def _until_curation(config: PipelineConfig, refreshed: Refreshed) -> tuple[StageRecord, ...]:
-    return (
+    stages = [
         stage_record("synthesis", config.synthesis, refreshed.candidates),
-        verification_record(config.verification, refreshed.verdicts),
-        stage_record("curation", config.curation, refreshed.curated),
-    )
+        verification_record(config.verification, refreshed.screened or refreshed.verdicts),
+    ]
+    if refreshed.screened:
+        stages.append(stage_record("confirmation", config.verification, refreshed.verdicts))
+    return (*stages, stage_record("curation", config.curation, refreshed.curated))
 
 
 def _analysis(refreshed: Refreshed) -> list[StageRecord]:

@@ -80,4 +80,6 @@ def row_of(strategy: str, ref: SnapshotRef) -> Json:
     manifest = ref.open().manifest
     counts = manifest["criterion_counts"].items()
     taken = ", ".join(f"{criterion} {count:,}" for criterion, count in counts)
+    if screened := manifest["unconfirmed"]:
+        taken += f"; {screened:,} not confirmed"
     return {"strategy": strategy, "samples": f"{manifest['rows']:,}", "taken": taken}

@@ -24,7 +24,15 @@ from pydantic import (
 )
 
 from kernels_eval.errors import UsageError, first_problem
-from kernels_eval.records import REASONS, Reason, Record, Status, Verdict
+from kernels_eval.records import (
+    REASONS,
+    CompiledBaseline,
+    Reason,
+    Record,
+    Status,
+    Timing,
+    Verdict,
+)
 
 Parts = dict[str, float]
 
@@ -294,7 +302,8 @@ def _first(error: Exception) -> str:
 def reward_parts(
     verdict: Verdict | None, recipe: RewardRecipe, *, least_ms: float | None = None
 ) -> Parts | None:
-    """The terms of `reward` by name, for a trainer's metrics; None where the reward is None."""
+    """The terms of `reward` by name, for a trainer's metrics; None where the reward is None. A
+    speed counts once confirmed: at level `screen`, no speedup is worth more than 1."""
     if verdict is None or verdict.status is Status.TASK_ERROR:
         return None
     if least_ms and not 0 < least_ms < math.inf:
@@ -302,8 +311,27 @@ def reward_parts(
     timing = verdict.timing
     if timing and not all(map(math.isfinite, (timing.speedup, timing.speedup_lower))):
         return None  # no clock measured that
+    if timing and verdict.level == "screen":
+        timing = _at_most_equal(timing)
+        verdict = verdict.model_copy(update={"timing": timing})
     reached = least_ms / timing.candidate_ms if least_ms and timing else 0.0
     return recipe.parts(verdict, min(reached, 1.0))
+
+
+def _at_most_equal(timing: Timing) -> Timing:
+    """The timing with a candidate no faster than the reference."""
+    slowest_ms = max(timing.candidate_ms, timing.reference_ms)
+    compiled = timing.compiled
+    if compiled:
+        compiled = compiled.model_copy(update=_capped(compiled))
+    changes = {**_capped(timing), "candidate_ms": slowest_ms, "compiled": compiled}
+    return timing.model_copy(update=changes)
+
+
+def _capped(ratios: Timing | CompiledBaseline) -> dict[str, float]:
+    names = ("speedup", "speedup_lower", "speedup_upper")
+    known = {name: getattr(ratios, name) for name in names}
+    return {name: min(ratio, 1.0) for name, ratio in known.items() if ratio}
 
 
 def reward(

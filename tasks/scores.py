@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason, Status
-from tasks.tables import CORRECT, TASK_ERROR
+from tasks.tables import CORRECT, TASK_ERROR, unconfirmed
 
 Track = Literal["any", "custom_kernel"]
 """Right outputs whoever computed them, or only where a custom kernel did the work."""
@@ -145,7 +145,8 @@ def metric_name(p: float | None) -> str:
 
 
 def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager") -> pl.DataFrame:
-    """The verdicts that count, by task, with `speedup` (0 where there is no valid one).
+    """The verdicts that count, by task, with `speedup` (0 where there is no valid one). One that
+    is not confirmed has no status, and counts as not correct.
 
     Raises UsageError as `scores` does.
     """
@@ -162,7 +163,9 @@ def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager
         path = ["compiled", "speedup"]
     ratio = nested(frame, "timing", *path).cast(pl.Float64)
     valid = (ratio > 0) & ratio.is_finite()
-    samples = frame.filter(~pl.col("task_id").is_in(left_out))
+    samples = frame.filter(~pl.col("task_id").is_in(left_out)).with_columns(
+        status=pl.when(unconfirmed(frame)).then(None).otherwise("status")
+    )
     return samples.with_columns(speedup=pl.when(valid).then(ratio).otherwise(0.0)).sort(
         "task_id", maintain_order=True
     )

@@ -22,6 +22,13 @@ CORRECT, TASK_ERROR = (
 """Conditions on verdict rows."""
 
 
+def unconfirmed(frame: pl.DataFrame) -> pl.Expr:
+    """Condition on verdict rows: correct, at level `screen`. Of none where no column says it."""
+    if frame.schema.get("level") != pl.String:  # a foreign table's may be a task's
+        return pl.lit(False)
+    return CORRECT & (pl.col("level") == "screen").fill_null(False)
+
+
 def _fields(table: str) -> list[tuple[str, pa.DataType]]:
     return [(name, _type(kind)) for name, kind in _COLUMNS[table].items()]
 

@@ -15,6 +15,7 @@ from prefect import flow
 from flows.ablation.records import HOME
 from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig
+from flows.confirm import judged_answers
 from flows.train import prompts_for
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
@@ -28,7 +29,6 @@ from tasks.synthesis.stage import Synthesis
 from tasks.synthesis.step import synthesise
 from tasks.training import stage as training
 from tasks.training.step import train
-from tasks.verification.step import verify
 
 CPU_TIMING = threading.Lock()
 """Held while kernels are timed on the CPU, which another branch would slow down."""
@@ -65,7 +65,7 @@ def answered(
     with sole_maker(Synthesis(suite, asked, language, adapter).snapshot):
         candidates = call_stage(synthesise, suite, asked, language, adapter)
         with nullcontext() if language.needs_gpu else CPU_TIMING:
-            verdicts = call_stage(verify, candidates, suite, config.verification, language)
+            verdicts = judged_answers(config, candidates, suite)
     return Answers(model=model, candidates=candidates, verdicts=verdicts)
 
 

@@ -22,10 +22,11 @@ from flows.ablation.plan import (
 )
 from flows.ablation.records import ablation_dir, sole_writer, write_text
 from flows.ablation.results import cautions_of, results_of
-from flows.ablation.samples import fingerprint_of, samples_of
+from flows.ablation.samples import fingerprint_of, samples_of, with_protocol_of
 from flows.ablation.track import AblationTracker
 from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
+from flows.confirm import confirmed_samples
 from flows.naming import run_name
 from flows.refresh import verified_samples
 from flows.runtime.guard import guarding, optional
@@ -69,6 +70,8 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
     with guarding(pipeline.root):
         suite = call_stage(load_tasks, pipeline.benchmark.tasks, pipeline.root)
         samples = samples or verified_samples(pipeline)
+        sets = [plan.curation for plan in plans]
+        samples = confirmed_samples(with_protocol_of(pipeline, samples), samples, sets)
         fingerprint = fingerprint_of(pipeline, plans, samples, suite)
         directory = ablation_dir(pipeline.root, fingerprint)
         with sole_writer(directory):

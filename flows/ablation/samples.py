@@ -13,6 +13,7 @@ from tasks.curation.source import Source
 from tasks.samples import Samples
 from tasks.store import Snapshot, SnapshotRef
 from tasks.store.lookup import find_snapshot
+from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import conditions_of
 from tasks.versions import (
     CURATION_VERSION,
@@ -59,6 +60,13 @@ def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
         flags=made_of("trace-flags", found),
         profiles=made_of("kernel-profiles", found),
     )
+
+
+def with_protocol_of(pipeline: PipelineConfig, samples: Samples) -> PipelineConfig:
+    """The pipeline with the protocol that the samples were verified by, which confirms them."""
+    verified = VerificationConfig.model_validate(samples.verdicts.open().manifest["config"])
+    verification = pipeline.verification.model_copy(update={"eval": verified.eval})
+    return pipeline.model_copy(update={"verification": verification})
 
 
 def fingerprint_of(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record, Status
+from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ class Morning(Record):
     status_counts: dict[str, int] = {}
     new_status_counts: dict[str, int] = {}
     reason_counts: dict[str, int] = {}
+    confirmation: Json = {}
+    """What confirming came to (tasks.verification.confirmation), where some verdicts were only
+    screened."""
     errors: tuple[ErrorGroup, ...] = ()
     cautions: tuple[str, ...] = ()
 
@@ -95,13 +98,15 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
     if not refresh.snapshots:
         return bare
     cautions = list(refresh.cautions)
-    old = previous.snapshots if previous else {}
+    confirmation = refresh.snapshots["verdicts"].open().manifest.get("confirmation") or {}
+    snapshots = as_screened(refresh.snapshots)
+    old = as_screened(previous.snapshots) if previous else {}
     changes = [
         _change(name, ref, old.get(name), cautions)
-        for name, ref in refresh.snapshots.items()
+        for name, ref in snapshots.items()
         if name in KEYS
     ]
-    verdicts = refresh.snapshots["verdicts"]
+    verdicts = snapshots["verdicts"]
     manifest = verdicts.open().manifest
     cautions += [f"A worker was quarantined: {line}" for line in manifest.get("quarantined") or []]
     fresh = _new_verdicts(verdicts, old.get("verdicts"))
@@ -113,11 +118,21 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
         "new_status_counts": dict(Counter(fresh["status"]).most_common()),
         "reason_counts": dict(Counter(failed["reason"]).most_common()),
         "errors": tuple(_errors(failed)),
+        "confirmation": confirmation,
     }
     return bare.model_copy(update=found)
 
 
 # -- what is new -----------------------------------------------------------------------------------
+
+
+def as_screened(snapshots: Mapping[str, SnapshotRef]) -> dict[str, SnapshotRef]:
+    """The snapshots with every candidate's own verdict: which ones are confirmed beside depends on
+    all of a refresh's candidates."""
+    found = dict(snapshots)
+    if screened := found.pop("screened", None):
+        found["verdicts"] = screened
+    return found
 
 
 def _change(name: str, ref: SnapshotRef, old: SnapshotRef | None, cautions: list[str]) -> Change:

@@ -63,11 +63,18 @@ def _sections(morning: Morning) -> list[Section]:
         {"reason": reason, "new_candidates": count}
         for reason, count in morning.reason_counts.items()
     ]
+    unconfirmed = [
+        {"reason": reason, "failed_when_confirmed": count}
+        for reason, count in by_count(morning.confirmation.get("failed") or {})
+    ]
     return [
         Section("What to do", _bullets(morning.next_steps)),
         Section(
             "What came",
-            (fields_table(morning.changes, "what", "rows", "new", "gone"),),
+            (
+                fields_table(morning.changes, "what", "rows", "new", "gone"),
+                _confirmed(morning.confirmation),
+            ),
         ),
         Section(
             "What failed",
@@ -76,11 +83,24 @@ def _sections(morning: Morning) -> list[Section]:
                 fields_table(morning.unfinished, "began_at", "ending", "error"),
                 fields_table(verdicts, "verdict", "all", "new"),
                 fields_table(failures, "reason", "new_candidates"),
+                fields_table(unconfirmed, "reason", "failed_when_confirmed"),
                 fields_table(morning.errors, "signature", "reason", "count", "tasks"),
             ),
         ),
         Section("Cautions", _bullets(morning.cautions)),
     ]
+
+
+def _confirmed(confirmation: Json) -> str:
+    """What confirming came to, as a sentence; empty where nothing was only screened."""
+    if not confirmation:
+        return ""
+    rounds, ratio = confirmation["rounds"], confirmation["speedup_ratio"]
+    times = f"; speedups are {ratio['0.5']:.3g} of the screened ones (median)" if ratio else ""
+    return (
+        f"Confirmed {confirmation['confirmed']:,} of {confirmation['proposed']:,} kept candidates"
+        f" in {rounds:,} round{'s' * (rounds != 1)}{times}."
+    )
 
 
 def _bullets(lines: tuple[str, ...]) -> tuple[Bullets, ...]:

@@ -8,7 +8,7 @@ import polars as pl
 
 from kernels_eval.records import Reason
 from tasks.scores import excluded_tasks, nested, uncompiled_tasks
-from tasks.tables import TASK_ERROR
+from tasks.tables import TASK_ERROR, unconfirmed
 
 
 def remarks(frame: pl.DataFrame) -> list[str]:
@@ -17,6 +17,7 @@ def remarks(frame: pl.DataFrame) -> list[str]:
     return [
         *_broken_references(frame),
         *_samples_per_task(frame),
+        *_unconfirmed(frame),
         *_unknown_outcomes(frame),
         *_unknown_times(frame),
     ]
@@ -52,6 +53,14 @@ def _samples_per_task(frame: pl.DataFrame) -> Iterator[str]:
             yield f"{model} has no sample on {left}: its scores are of the others."
         if least < most:
             yield (f"{model} has {least} to {most} samples per task: pass@k needs k of every task.")
+
+
+def _unconfirmed(frame: pl.DataFrame) -> Iterator[str]:
+    if screened := frame.filter(unconfirmed(frame)).height:
+        yield (
+            f"{screened:,} correct verdicts were only screened: they count as not correct. Verify"
+            " with verification.screen off to confirm them all."
+        )
 
 
 def _unknown_outcomes(frame: pl.DataFrame) -> Iterator[str]:

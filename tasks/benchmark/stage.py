@@ -13,7 +13,7 @@ from tasks.tables import SCORES
 from tasks.versions import SCORING_VERSION
 
 STAGE = "benchmark"
-READ = """candidate_id task_id status reason outputs_match timing device
+READ = """candidate_id task_id status level reason outputs_match timing device
     custom_kernel_time_share library_calls detail log_tail""".split()
 
 

@@ -84,12 +84,16 @@ class Source:
             self.candidates = _opened(candidates, "--candidates", unfinished)
 
     def made_of(self, stage: str, *of: Snapshot | None) -> Snapshot | None:
-        """A stage's newest finished snapshot made of all of these, under the verdicts' root."""
-        wanted = {each.fingerprint for each in of if each and not isinstance(each, Files)}
+        """A stage's newest finished snapshot made of all of these, under the verdicts' root; what
+        was made of screened verdicts counts for the confirmed ones, too."""
+        wanted = [_names(each) for each in of if each and not isinstance(each, Files)]
         if isinstance(self.verdicts, Files) or len(wanted) < len(of):
             return None
-        finished = newest_first(self.verdicts.root, stage)
-        return next((each for each in finished if wanted <= set(each.manifest["upstream"])), None)
+        for each in newest_first(self.verdicts.root, stage):
+            upstream = set(each.manifest["upstream"])
+            if all(names & upstream for names in wanted):
+                return each
+        return None
 
     @property
     def one_table(self) -> bool:
@@ -164,6 +168,11 @@ class Source:
         """tasks.tables.CURATED of the rows taken; missing columns are null."""
         named = named_tasks(self.tasks) if self.tasks else None
         return curated_rows(taken, texts_of(self.candidates, taken), named)
+
+
+def _names(snapshot: Snapshot) -> set[str]:
+    screened = snapshot.above("verification") if snapshot.stage == "verification" else None
+    return {each.fingerprint for each in (snapshot, screened) if each}
 
 
 def _with_ids(where: Snapshot, frame: pl.DataFrame) -> pl.DataFrame:

@@ -19,10 +19,10 @@ from tasks.curation.tables import (
     named_tasks,
     texts_of,
 )
-from tasks.progress import report
+from tasks.progress import caution, report
 from tasks.samples import Samples
 from tasks.store import Snapshot, SnapshotRef
-from tasks.tables import CORRECT, CURATED
+from tasks.tables import CORRECT, CURATED, unconfirmed
 from tasks.versions import CURATION_VERSION
 
 STAGE = "curation"
@@ -50,11 +50,12 @@ def planned(
         samples.flags,
         samples.profiles,
     )
-    identity = [config.model_dump(mode="json"), _compared_by(equal)]
+    identity = [config.model_dump(mode="json"), compared_by(equal)]
     return Snapshot.planned(STAGE, identity, above, CURATION_VERSION)
 
 
-def _compared_by(equal: EqualKernels | None) -> str:
+def compared_by(equal: EqualKernels | None) -> str:
+    """How kernels are compared, for a snapshot's key."""
     return "nothing" if equal is None else "texts" if equal is same_text else "programs"
 
 
@@ -81,6 +82,7 @@ def run(
     snapshot.append(rows.iter_rows(named=True), CURATED, key="candidate_id")
     snapshot.write_table(DECISIONS_TABLE, decided.decisions)
     counts = summary(frame, decided)
+    caution_unconfirmed(counts["unconfirmed"], rows.height)
     taken_by = ", ".join(f"{name} {count}" for name, count in counts["criterion_counts"].items())
     report(STAGE, rows.height, rows.height, taken_by)
     return snapshot.publish(config=config, rows=rows.height, extra=counts).ref
@@ -96,7 +98,8 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
 
     `criterion_counts`: samples by criterion. `why_not`: other candidates by reason.
     `operators_from`: correct samples by source of operators. `trace_flags`: correct and taken
-    samples by flag, None where unmeasured. `answers_end`: correct samples by end of answer.
+    samples by flag, None where unmeasured. `unconfirmed`: taken samples that were only screened.
+    `answers_end`: correct samples by end of answer.
     `equal_kernels`: samples compared, and left out. `concise_and_fast_tasks`: tasks of (a), and
     those with one correct sample. `without_status`: verdicts without one.
     """
@@ -126,7 +129,17 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
         },
         "concise_and_fast_tasks": {"all": len(winners), "one_correct": int((winners == 1).sum())},
         "without_status": frame["status"].null_count(),
+        "unconfirmed": decided.taken.filter(unconfirmed(decided.taken)).height,
     }
+
+
+def caution_unconfirmed(count: int, taken: int) -> None:
+    """Caution about samples of a training set that were only screened, if any."""
+    if count:
+        caution(
+            f"{count:,} of {taken:,} samples were only screened: a refresh with"
+            " verification.screen on confirms what it takes, one with it off confirms everything"
+        )
 
 
 def operators_from(frame: pl.DataFrame) -> dict[str, int]:

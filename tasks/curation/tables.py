@@ -12,7 +12,7 @@ from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED, KERNEL_PROFILES, columns_of, completed
 
 READ = (
-    *(*COLUMNS, *OPTIONAL, "sampling.max_tokens"),
+    *(*COLUMNS, *OPTIONAL, "level", "sampling.max_tokens"),
     *("trace_flags", "rewrote_bottleneck", "correct_on_every_gpu"),
 )
 """Columns of the snapshots to decide by, if they have them."""
@@ -30,26 +30,29 @@ def joined_on_candidate(verdicts: pl.DataFrame, candidates: pl.DataFrame) -> pl.
 
 
 def deciding(
-    verdicts: Snapshot,
+    verdicts: Snapshot | pl.DataFrame,
     candidates: Snapshot,
     workloads: Snapshot | None = None,
     flags: Snapshot | None = None,
     profiles: Snapshot | None = None,
 ) -> pl.DataFrame:
     """The frame that `curate` reads: existing columns of `READ`, without texts."""
+    if isinstance(verdicts, Snapshot):
+        verdicts = verdicts.read(columns=READ, unique="candidate_id")
     frame = joined_on_candidate(
-        verdicts.read(columns=READ, unique="candidate_id"),
+        verdicts,
         candidates.read(columns=READ, unique="candidate_id"),
     )
     frame = with_profiles(with_operators(frame, workloads), profiles)
     return with_flags(frame, flags) if flags else frame
 
 
-def deciding_of(samples: Samples) -> pl.DataFrame:
-    """`deciding` of these samples' snapshots."""
+def deciding_of(samples: Samples, verdicts: pl.DataFrame | None = None) -> pl.DataFrame:
+    """`deciding` of these samples' snapshots, or of other verdicts than theirs with `READ`."""
     others = (samples.workloads, samples.flags, samples.profiles)
     opened = [ref.open() if ref else None for ref in others]
-    return deciding(samples.verdicts.open(), samples.candidates.open(), *opened)
+    rows = samples.verdicts.open() if verdicts is None else verdicts
+    return deciding(rows, samples.candidates.open(), *opened)
 
 
 def with_profiles(frame: pl.DataFrame, profiles: Snapshot | None) -> pl.DataFrame:

@@ -14,7 +14,15 @@ from tasks.publishing.lineage import Lineage, source_of
 from tasks.sources.holdout import place_of
 from tasks.store import Snapshot
 from tasks.store.snapshot import RESTORE
-from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS, columns_of, completed
+from tasks.tables import (
+    CANDIDATES,
+    CURATED,
+    TASKS,
+    VERDICTS,
+    columns_of,
+    completed,
+    unconfirmed,
+)
 
 SCHEMAS = {"candidates": CANDIDATES, "verdicts": VERDICTS, "tasks": TASKS}
 FIX = "run its stage again with this version"
@@ -37,6 +45,7 @@ def published_rows(line: Lineage) -> pl.DataFrame:
                 raise UsageError(f"the curated set {where} has rows without {name}", FIX)
         for name in ORIGINS:
             rows = _joined(rows, getattr(line, name), name, where)
+        _require_confirmed(rows, line.verdicts, where)
     rows = rows.with_columns(
         pl.col("sample_index").fill_null(0),
         pl.col("turn").fill_null(1),
@@ -46,6 +55,20 @@ def published_rows(line: Lineage) -> pl.DataFrame:
     )
     extra = [name for name in rows.columns if name not in (*COLUMNS, *RESPONSE)]
     return rows.sort("task_id", "sample_index", "candidate_id").select(*COLUMNS, *extra)
+
+
+def _require_confirmed(rows: pl.DataFrame, verdicts: Snapshot | None, where: str) -> None:
+    if verdicts is None:
+        return
+    columns, ids = ["candidate_id", "status", "level"], rows.select("candidate_id")
+    found = verdicts.read(columns=columns, unique="candidate_id", among=ids)
+    if screened := found.filter(unconfirmed(found)).height:
+        raise UsageError(
+            f"{screened:,} of {rows.height:,} samples of the curated set {where} were only"
+            " screened, not confirmed",
+            "refresh again, which confirms what its own strategy takes; for other sets with"
+            " --set verification.screen=false",
+        )
 
 
 def split_of(task_id: str, holdout_share: float) -> str:

@@ -7,14 +7,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import polars as pl
+
 from kernels_eval.records import Candidate, Json, Row
-from tasks.search.gain import Interval, again, result_of, summary_of
+from tasks.search.gain import Interval, again, pair_of, result_of, summary_of
 from tasks.search.stage import Search
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES
 from tasks.versions import SEARCH_VERSION
 
 CONFIRMATION, IMPROVED = "search-confirmation", "improved"
+
+
+def winners(search: Search, verdicts: pl.DataFrame) -> set[str]:
+    """Ids of each task's start and winner by these verdicts (columns `tasks.search.stage.SETTLED`),
+    where a start did not win."""
+    pairs = map(pair_of, search.populations_by(verdicts).values())
+    return {member.candidate_id for pair in pairs if pair for member in pair}
 
 
 def confirmation(search: Search) -> SnapshotRef:
@@ -31,14 +40,14 @@ def confirmation(search: Search) -> SnapshotRef:
         for population in search.populations.values()
         for each in again(population)
     )
-    return _filled(CONFIRMATION, search, rows, [search.snapshot.ref])
+    return _filled(CONFIRMATION, search, rows, [search.snapshot.ref, search.confirmed])
 
 
 def _filled(
     stage: str,
     search: Search,
     rows: Iterable[Row],
-    above: list[SnapshotRef],
+    above: list[SnapshotRef | None],
     extra: Any = None,
 ) -> SnapshotRef:
     snapshot = Snapshot.planned(stage, {}, above, SEARCH_VERSION)
@@ -72,7 +81,7 @@ def improved(
     the manifest's `search`."""
     every = candidates.open().rows_by("candidate_id")
     rows = chain(every, _winners(search, summary["results"]))
-    above = [candidates, search.snapshot.ref, fresh]
+    above: list[SnapshotRef | None] = [candidates, search.snapshot.ref, fresh]
     return _filled(IMPROVED, search, rows, above, {"search": summary})
 
 

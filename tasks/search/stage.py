@@ -27,6 +27,8 @@ from tasks.tables import CANDIDATES, CORRECT, SEARCHED
 from tasks.versions import SEARCH_VERSION
 
 STAGE = "search"
+SETTLED = ("candidate_id", "timing.speedup", "timing.speedup_lower", "run_s")
+"""Columns of verdicts that a search reads."""
 SCHEMA = pa.schema([*CANDIDATES, *SEARCHED])
 """A candidate, and how it came to be: `step` is 0 or less for a start, `operator` "start" or how
 it was made, `change` what was changed, `parents` ids of candidates of this snapshot."""
@@ -71,6 +73,8 @@ class Search:
         above = (verdicts, candidates, tasks)
         self.snapshot = Snapshot.planned(STAGE, identity, above, SEARCH_VERSION)
         self.populations: dict[str, Population] = {}
+        self.confirmed: SnapshotRef | None = None
+        """The verdicts that chose the winners, where some were confirmed."""
 
     def begin(self, judge: Judge, write: Write | None) -> None:
         """Load a stopped search, or start one."""
@@ -157,15 +161,30 @@ class Search:
 
     def settle(self) -> None:
         """Note new verdicts of members."""
-        columns = ["candidate_id", "timing.speedup", "timing.speedup_lower", "run_s"]
-        rows = self.judge.snapshot.read(columns=columns, unique="candidate_id")
+        rows = self.judge.snapshot.read(columns=SETTLED, unique="candidate_id")
         known = {row["candidate_id"]: row for row in rows.iter_rows(named=True)}
         for population in self.populations.values():
             for member in list(population.members.values()):
                 if not member.settled and (row := known.get(member.candidate_id)):
-                    speedup, lower = row["speedup"] or 0.0, row["speedup_lower"] or 0.0
                     seconds = row["run_s"] or 0.0
-                    population.add(replace(member, speedup=speedup, lower=lower, device_s=seconds))
+                    population.add(replace(timed(member, row), device_s=seconds))
+
+    def populations_by(self, verdicts: pl.DataFrame) -> dict[str, Population]:
+        """The populations with speedups of other verdicts (columns `SETTLED`)."""
+        known = {row["candidate_id"]: row for row in verdicts.iter_rows(named=True)}
+        found = {}
+        for name, population in self.populations.items():
+            found[name] = Population(population.task, self.language, self.config)
+            for member in population.members.values():
+                row = known.get(member.candidate_id)
+                found[name].add(timed(member, row) if row else member)
+        return found
+
+    def confirm(self, verdicts: SnapshotRef) -> None:
+        """Let these verdicts, in which the winners are confirmed, choose the winners."""
+        self.confirmed = verdicts
+        rows = verdicts.open().read(columns=SETTLED, unique="candidate_id")
+        self.populations = self.populations_by(rows)
 
     # -- what came of it ---------------------------------------------------------------------------
 
@@ -206,6 +225,12 @@ def run(
 
 
 # -- rows ------------------------------------------------------------------------------------------
+
+
+def timed(member: Member, verdict: Row) -> Member:
+    """The member with a verdict's speedup."""
+    speedup, lower = verdict["speedup"] or 0.0, verdict["speedup_lower"] or 0.0
+    return replace(member, speedup=speedup, lower=lower)
 
 
 def described(plan: Plan) -> Json:

@@ -76,6 +76,7 @@ def verify_batch(
     resumes.
     """
     began_s = time.monotonic()
+    config = config.model_copy(update={"screen": False})  # nothing confirms later
     require_cluster(config.ray_address)
     language = table.language(language)
     require_device(language)

@@ -14,6 +14,9 @@ class VerificationConfig(Record):
     """The protocol, and the machines that run it (not part of a verdict's key)."""
 
     eval: EvalConfig = EvalConfig()
+    screen: bool = True
+    """screen every candidate first, and confirm what is kept; off: every candidate gets the whole
+    protocol at once"""
     workers: PositiveInt | None = None
     """devices used at once; default: every GPU, or half of the CPU cores"""
     builders: PositiveInt | None = None
@@ -28,3 +31,13 @@ class VerificationConfig(Record):
     timing. For models that repeat themselves, such as small ones"""
     ray_address: str | None = None
     """a Ray cluster; default: start one here"""
+
+    @property
+    def protocol(self) -> EvalConfig:
+        """What candidates are judged by, all of them or, with `confirming`, those that are kept."""
+        return self.eval.screened() if self.screen else self.eval
+
+    def confirming(self) -> VerificationConfig:
+        """The same, with every candidate at level `confirm`."""
+        whole = self.eval.model_copy(update={"level": "confirm"})
+        return self.model_copy(update={"eval": whole, "screen": False})

@@ -80,7 +80,7 @@ def pool_of(language: Language, config: VerificationConfig) -> Pool:
     """The configured workers, not started."""
     return Pool(
         language,
-        config.eval,
+        config.protocol,
         workers=config.workers,
         builders=config.builders,
         address=config.ray_address,
@@ -103,6 +103,9 @@ class Verification:
     Workers start with the first chunk that needs any.
     """
 
+    activity, verb = STAGE, "verify"
+    """What it is called where people see its progress."""
+
     def __init__(
         self,
         candidates: SnapshotRef,
@@ -114,7 +117,7 @@ class Verification:
         self._candidates, self._tasks = candidates.open(), tasks.open()
         self._measured = conditions_of(language, config)
         key = {
-            "eval": config.eval.model_dump(mode="json"),
+            "eval": config.protocol.model_dump(mode="json"),
             "conditions": self._measured.model_dump(mode="json"),
         }
         self._conditions = stable_hash([key, PROTOCOL_VERSION])
@@ -127,8 +130,10 @@ class Verification:
         self._logged = 0
         self._joined = ""
         self.total = self.planned = self.reached = self.chunks = 0
-        identity = key | {"language": language.value}
-        self.snapshot = Snapshot.planned(STAGE, identity, [candidates, tasks], PROTOCOL_VERSION)
+        self._identity = key | {"language": language.value}
+        self.snapshot = Snapshot.planned(
+            STAGE, self._identity, [candidates, tasks], PROTOCOL_VERSION
+        )
 
     def __enter__(self) -> Verification:
         return self
@@ -206,10 +211,14 @@ class Verification:
         self._same_code = dict(ids.iter_rows())
         return keyed.unique("key", keep="first", maintain_order=True).drop("key")
 
-    def _without_verdict(self) -> pl.DataFrame:
-        wanted = self._candidates.index(PLANNED).unique(
+    def _wanted(self) -> pl.DataFrame:
+        """The candidates to verify, `PLANNED` and the place of each."""
+        return self._candidates.index(PLANNED).unique(
             "candidate_id", keep="first", maintain_order=True
         )
+
+    def _without_verdict(self) -> pl.DataFrame:
+        wanted = self._wanted()
         self.total = len(wanted)
         done = self.snapshot.index(["candidate_id"])
         return wanted.join(done, on="candidate_id", how="anti").sort(ORDER)
@@ -250,7 +259,8 @@ class Verification:
                 counts[verdict.status.value] += 1
                 done = self.total - self.planned + self.reached
                 work = self._pool.telemetry.line() if self._pool else ""
-                report(STAGE, done, self.total, f"{verdict.status} {verdict.task_id} ({work})")
+                note = f"{verdict.status} {verdict.task_id} ({work})"
+                report(self.activity, done, self.total, note)
             if self.reached == self.planned:
                 self._end_stream()  # its last rows become a part: a search reads them
         except BaseException as error:
@@ -347,8 +357,13 @@ class Verification:
             "language": self.language.value,
             "quarantined": self.quarantined,
             "telemetry": self.telemetry,
+            **self._facts(),
         }
         return self.snapshot.publish(config=self.config, rows=len(verdicts), extra=extra).ref
+
+    def _facts(self) -> Json:
+        """More for the manifest."""
+        return {}
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Prefect's view of verification: a task run per chunk."""
+"""Prefect's view of verification and confirmation: a task run per chunk."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tasks.policy import RETRIED, sentence
 from tasks.store.snapshot import SnapshotRef
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
+from tasks.verification.confirmation import Confirmation, Rule
+from tasks.verification.confirmation import run as run_confirmation
 from tasks.verification.stage import Verification
 
 
@@ -21,7 +23,7 @@ def _verify_a_chunk(work: Verification, number: int) -> str:
     size = work.config.chunk_size
     first, last = size * (number - 1) + 1, min(size * number, work.planned)
     return (
-        f"verify candidates {first:,} to {last:,} of {work.planned:,} (chunk {number} of"
+        f"{work.verb} candidates {first:,} to {last:,} of {work.planned:,} (chunk {number} of"
         f" {work.chunks})"
     )
 
@@ -54,4 +56,21 @@ def verify(
     """Verification inside a flow: chunks are task runs, the snapshot is the cache."""
     return stage.run(
         candidates, tasks, config, language, verification=verification, verify_chunk=verify_chunk
+    )
+
+
+def confirm(
+    verdicts: SnapshotRef,
+    candidates: SnapshotRef,
+    tasks: SnapshotRef,
+    config: VerificationConfig,
+    language: Language,
+    rule: Rule,
+    confirmation: type[Confirmation] = Confirmation,
+) -> SnapshotRef:
+    """Confirmation of what a rule keeps, as `verify`."""
+    return run_confirmation(
+        *(verdicts, candidates, tasks, config, language, rule),
+        confirmation=confirmation,
+        verify_chunk=verify_chunk,
     )

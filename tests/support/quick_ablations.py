@@ -185,12 +185,14 @@ def devices(monkeypatch):
 def quick(devices, monkeypatch):
     """No Prefect either: flows and tasks are called as the functions that they are."""
     import flows.ablation.flow as ablations
-    from flows import refresh
+    from flows import confirm, refresh
     from flows.ablation import branch, branches
+    from tasks.verification import confirmation
     from tasks.verification import stage as verification
 
-    monkeypatch.setattr(branch, "verify", verification.run)
-    for module in (ablations, branch, refresh):
+    monkeypatch.setattr(confirm, "verify", verification.run)
+    monkeypatch.setattr(confirm, "confirm", confirmation.run)
+    for module in (ablations, branch, confirm, refresh):
         monkeypatch.setattr(module, "call_stage", lambda step, *of: getattr(step, "fn", step)(*of))
     monkeypatch.setattr(branches, "run_branch", ended_state)
     for module in (ablations, branches):

@@ -134,7 +134,7 @@ def test_without_a_correct_candidate_there_is_one_sentence(tmp_path):
     planted = Planted(tmp_path)
     wrong = PlantedPool(lambda code: None)
     planted.verdicts = planted.verified(
-        planted.candidates, wrong, VerificationConfig(eval={"timing": {"max_s": 1}})
+        planted.candidates, wrong, VerificationConfig(eval={"timing": {"max_s": 0.3}})
     )
     with pytest.raises(UsageError, match=r"no cpp candidate of .* is correct"):
         searched(planted)
@@ -278,7 +278,7 @@ def test_only_so_many_tasks_and_starts_are_taken(tmp_path):
     planted = Planted(tmp_path, tasks=3)
     everything = PlantedPool(lambda code: 2.0 if "TILE = 256" in code else 1.0)
     planted.verdicts = planted.verified(
-        planted.candidates, everything, VerificationConfig(eval={"timing": {"max_s": 1}})
+        planted.candidates, everything, VerificationConfig(eval={"timing": {"max_s": 0.3}})
     )
     config = planted.config.model_copy(update={"tasks": 2, "starts": 2, "evaluations": 2})
     search, _ = searched(planted, everything, config)

@@ -1,0 +1,187 @@
+"""Screened verdicts in, the same with those of what is kept confirmed out.
+
+In rounds: a rule proposes candidates by the verdicts known so far; those that are correct and were
+only screened get the whole protocol, and their new verdicts replace the screened ones, until the
+rule proposes nothing unconfirmed. What fails is therefore replaced by what the same rule then
+chooses, and no choice among noisy times survives as a speedup (the winner's curse).
+
+Guarantees: a rule is asked only with the verdicts of whole earlier rounds, so that a killed run
+repeats its rounds and ends in the same set; a kill loses only candidates in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Json, Language
+from kernels_eval.versions import PROTOCOL_VERSION
+from tasks.progress import report
+from tasks.store import Snapshot, SnapshotRef
+from tasks.tables import CORRECT, VERDICTS, unconfirmed
+from tasks.verification.config import VerificationConfig
+from tasks.verification.stage import STAGE, Verification
+
+READ = ("candidate_id", "status", "level")
+RATIO_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which candidates are kept, by verdicts alone.
+
+    `propose` gets one row per candidate with `columns` of tasks.tables.VERDICTS, those that exist,
+    and returns ids; equal rows give equal ids. `identity` is its part of the snapshot's key,
+    `reads` are other snapshots that it reads.
+    """
+
+    identity: object
+    propose: Callable[[pl.DataFrame], Iterable[str]]
+    columns: Sequence[str] = READ
+    reads: Sequence[SnapshotRef | None] = ()
+
+
+EVERYTHING_CORRECT = Rule("correct", lambda verdicts: verdicts.filter(CORRECT)["candidate_id"])
+
+
+def all_of(candidate_ids: Iterable[str]) -> Rule:
+    """A rule that keeps these candidates, whatever their verdicts."""
+    chosen = sorted(candidate_ids)
+    return Rule(chosen, lambda _: chosen)
+
+
+class Confirmation(Verification):
+    """The confirmation of what a rule keeps of a finished verdicts snapshot.
+
+    Its own snapshot has every row of the screened one, the confirmed ones in place of theirs. The
+    manifest's `confirmation` counts `rounds` and candidates `proposed`, `confirmed` and `failed` by
+    reason; `speedup_ratio` has quantiles of confirmed / screened speedup.
+    """
+
+    activity, verb = "confirmation", "confirm"
+
+    def __init__(
+        self,
+        verdicts: SnapshotRef,
+        candidates: SnapshotRef,
+        tasks: SnapshotRef,
+        config: VerificationConfig,
+        language: Language,
+        rule: Rule,
+    ) -> None:
+        super().__init__(candidates, tasks, config.confirming(), language)
+        self._screened, self._rule = verdicts.open(), rule
+        above = (candidates, tasks, verdicts, *rule.reads)
+        identity = [self._identity, rule.identity]
+        self.snapshot = Snapshot.planned(STAGE, identity, above, PROTOCOL_VERSION)
+        self._asked: set[str] = set()
+        self._rounds = 0
+
+    def _wanted(self) -> pl.DataFrame:
+        return super()._wanted().filter(pl.col("candidate_id").is_in(sorted(self._asked)))
+
+    def run(self, verify_chunk: Callable[[Any, int], Any] | None = None) -> SnapshotRef:
+        """Confirm in rounds and publish, unless finished. Raises UsageError on another device than
+        that of the screened verdicts."""
+        if not self.snapshot.finished:
+            while self._ask():
+                chunks = self.plan()
+                note = f"round {self._rounds}"
+                report(self.activity, self.total - self.planned, self.total, note)
+                for number in range(1, chunks + 1):
+                    (verify_chunk or Verification.verify_chunk)(self, number)
+            self.publish()
+        return self.snapshot.ref
+
+    def _ask(self) -> bool:
+        """Begin a round; False where nothing more is to be confirmed."""
+        verdicts = self._overlaid(self._rule.columns)
+        open_ones = set(verdicts.filter(unconfirmed(verdicts))["candidate_id"])
+        new = open_ones.intersection(self._rule.propose(verdicts)) - self._asked
+        if new:
+            self._require_same_device()
+            self._asked |= new
+            self._rounds += 1
+        return bool(new)
+
+    def _overlaid(self, columns: Sequence[str]) -> pl.DataFrame:
+        """Columns of all verdicts, confirmed ones first, in the order of the published snapshot."""
+        names = list(dict.fromkeys((*READ, *columns)))
+        screened = self._screened.read(columns=names, unique="candidate_id")
+        confirmed = self._confirmed(names)
+        if confirmed.is_empty():
+            return screened
+        rest = screened.join(confirmed, on="candidate_id", how="anti", maintain_order="left")
+        return pl.concat([confirmed, rest], how="diagonal_relaxed")
+
+    def _confirmed(self, columns: Sequence[str]) -> pl.DataFrame:
+        """Of the rounds so far: a killed run may have left more."""
+        asked = pl.DataFrame({"candidate_id": pl.Series(sorted(self._asked), dtype=pl.String)})
+        return self.snapshot.read(columns=columns, unique="candidate_id", among=asked)
+
+    def _require_same_device(self) -> None:
+        there, here = self._screened.manifest.get("device"), self._measured.device
+        if there not in (None, "", here):
+            raise UsageError(
+                f"the verdicts of {self._screened.path} were screened on {there}, and this is"
+                f" {here}: times of two devices are not compared",
+                "confirm where they were screened, or refresh the data set here",
+            )
+
+    # -- what came of it ---------------------------------------------------------------------------
+
+    def publish(self) -> SnapshotRef:
+        """Add the verdicts that stay as they were screened, and finish the snapshot."""
+        self._end_stream()
+        there = self.snapshot.index(["candidate_id"])
+        places = self._screened.index(["candidate_id"]).unique(
+            "candidate_id", keep="first", maintain_order=True
+        )
+        rest = places.join(there, on="candidate_id", how="anti", maintain_order="left")
+        self.snapshot.append(self._screened.rows_of(rest, VERDICTS.names), VERDICTS)
+        return super().publish()
+
+    def _facts(self) -> Json:
+        confirmed = self._confirmed([*READ, "reason", "timing.speedup"])
+        facts: Json = {"rounds": self._rounds, "proposed": len(self._asked), "confirmed": 0}
+        if confirmed.is_empty():
+            return {"confirmation": facts | {"failed": {}, "speedup_ratio": {}}}
+        failed = confirmed.filter(~CORRECT)["reason"].value_counts().iter_rows()
+        screened = self._screened.read(
+            columns=["candidate_id", "timing.speedup"], unique="candidate_id", among=confirmed
+        )
+        paired = confirmed.filter(CORRECT).join(
+            screened.select("candidate_id", screened="speedup"), on="candidate_id"
+        )
+        ratio = (paired["speedup"] / paired["screened"]).drop_nulls()
+        facts["confirmed"] = paired.height
+        facts["failed"] = dict(sorted(failed))
+        facts["speedup_ratio"] = {
+            f"{share:g}": round(ratio.quantile(share, "linear") or 0.0, 4)
+            for share in (RATIO_QUANTILES if len(ratio) else ())
+        }
+        return {"confirmation": facts}
+
+
+def run(
+    verdicts: SnapshotRef,
+    candidates: SnapshotRef,
+    tasks: SnapshotRef,
+    config: VerificationConfig,
+    language: Language,
+    rule: Rule,
+    *,
+    confirmation: type[Confirmation] = Confirmation,
+    verify_chunk: Callable[[Any, int], Any] = Verification.verify_chunk,
+) -> SnapshotRef:
+    """The whole stage: a finished snapshot of tasks.tables.VERDICTS in which nothing is unconfirmed
+    that the rule keeps; `verdicts` itself where nothing was only screened."""
+    levels = verdicts.open().read(columns=READ)
+    if levels.filter(unconfirmed(levels)).is_empty():
+        return verdicts
+    with confirmation(verdicts, candidates, tasks, config, language, rule) as work:
+        return work.run(verify_chunk)

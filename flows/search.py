@@ -97,8 +97,7 @@ def search_kernels(
     with Verification(search.snapshot.ref, tasks, once, language) as judge:
         proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
     screened = verify(proposals, tasks, once, language)
-    chosen = partial(confirm.winners, search)
-    winners = Rule(["winners of a search", SEARCH_VERSION], chosen, SETTLED)
+    winners = winners_of(search)
     search.confirm(confirm_kept(screened, proposals, tasks, once, language, winners))
     fresh = measured_anew(search, tasks, once)
     summary = confirm.told_of(search, fresh.open())
@@ -108,6 +107,12 @@ def search_kernels(
     of = (improved, tasks, config.verification, language)
     judged = confirm_kept(verify(*of), *of, all_of(confirmed_among(verdicts)))
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
+
+
+def winners_of(search: Search) -> Rule:
+    """The rule that keeps each task's start and winner."""
+    identity = ["winners of a search", SEARCH_VERSION]
+    return Rule(identity, partial(confirm.winners, search), SETTLED)
 
 
 def confirmed_among(verdicts: SnapshotRef) -> list[str]:

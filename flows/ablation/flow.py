@@ -22,7 +22,7 @@ from flows.ablation.plan import (
 )
 from flows.ablation.records import ablation_dir, sole_writer, write_text
 from flows.ablation.results import cautions_of, results_of
-from flows.ablation.samples import fingerprint_of, samples_of, with_protocol_of
+from flows.ablation.samples import fingerprint_of, samples_of
 from flows.ablation.track import AblationTracker
 from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
@@ -71,7 +71,7 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
         suite = call_stage(load_tasks, pipeline.benchmark.tasks, pipeline.root)
         samples = samples or verified_samples(pipeline)
         sets = [plan.curation for plan in plans]
-        samples = confirmed_samples(with_protocol_of(pipeline, samples), samples, sets)
+        samples = confirmed_samples(pipeline, samples, sets)
         fingerprint = fingerprint_of(pipeline, plans, samples, suite)
         directory = ablation_dir(pipeline.root, fingerprint)
         with sole_writer(directory):

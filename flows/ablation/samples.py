@@ -13,7 +13,6 @@ from tasks.curation.source import Source
 from tasks.samples import Samples
 from tasks.store import Snapshot, SnapshotRef
 from tasks.store.lookup import find_snapshot
-from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import conditions_of
 from tasks.versions import (
     CURATION_VERSION,
@@ -62,13 +61,6 @@ def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
     )
 
 
-def with_protocol_of(pipeline: PipelineConfig, samples: Samples) -> PipelineConfig:
-    """The pipeline with the protocol that the samples were verified by, which confirms them."""
-    verified = VerificationConfig.model_validate(samples.verdicts.open().manifest["config"])
-    verification = pipeline.verification.model_copy(update={"eval": verified.eval})
-    return pipeline.model_copy(update={"verification": verification})
-
-
 def fingerprint_of(
     pipeline: PipelineConfig, plans: Sequence[Plan], samples: Samples, suite: SnapshotRef
 ) -> str:
@@ -81,7 +73,9 @@ def fingerprint_of(
         pipeline.synthesis.hardware,
         pipeline.synthesis.server.args,
     ]
-    decides["eval"] = pipeline.verification.eval.model_dump(mode="json")
+    decides["verification"] = pipeline.verification.model_dump(
+        mode="json", include={"eval", "screen"}
+    )
     branches = [[plan.name, plan.curation.model_dump(mode="json")] for plan in plans]
     upstream = [ref.fingerprint for ref in (*samples.snapshots.values(), suite)]
     device = conditions_of(pipeline.language, pipeline.verification).model_dump(mode="json")

@@ -19,6 +19,7 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language
+from kernels_eval.settings import validated
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef
@@ -55,7 +56,8 @@ def all_of(candidate_ids: Iterable[str]) -> Rule:
 
 
 class Confirmation(Verification):
-    """The confirmation of what a rule keeps of a finished verdicts snapshot.
+    """The confirmation of what a rule keeps of a finished verdicts snapshot, by the protocol that
+    it was screened by; `config` says on which machines.
 
     Its own snapshot has every row of the screened one, the confirmed ones in place of theirs. The
     manifest's `confirmation` counts `rounds` and candidates `proposed`, `confirmed` and `failed` by
@@ -73,8 +75,11 @@ class Confirmation(Verification):
         language: Language,
         rule: Rule,
     ) -> None:
-        super().__init__(candidates, tasks, config.confirming(), language)
         self._screened, self._rule = verdicts.open(), rule
+        told, where = self._screened.manifest["config"], str(self._screened.path)
+        protocol = validated(VerificationConfig, told, where).eval
+        config = config.model_copy(update={"eval": protocol}).confirming()
+        super().__init__(candidates, tasks, config, language)
         above = (candidates, tasks, verdicts, *rule.reads)
         identity = [self._identity, rule.identity]
         self.snapshot = Snapshot.planned(STAGE, identity, above, PROTOCOL_VERSION)

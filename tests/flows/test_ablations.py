@@ -23,6 +23,7 @@ from flows.cli.main import main
 from kernels_eval.errors import UsageError
 from tasks.store import Snapshot
 from tasks.synthesis import sizing
+from tasks.tables import CORRECT
 from tests.support.cases import cases
 from tests.support.quick_ablations import devices, profile, quick, samples
 from tests.support.waiting import until
@@ -375,6 +376,29 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
         json.loads((Path(third.directory) / "ablation.json").read_text())["fingerprint"]
         == third.ablation.fingerprint
     )
+
+
+@pytest.mark.slow
+def test_what_any_branch_takes_is_confirmed_once_for_all(quick, home):
+    """Samples that were only screened; a coin decides which of them hold."""
+    home.verdicts = samples(home.root, level="screen").fingerprint
+    result = home.ablation(overrides=("tracking.enabled=false",))
+    assert result.complete
+    taken = set()
+    for branch in result.ablation.branches:
+        made = Snapshot(str(home.root), "curation", str(branch.curated))
+        assert made.manifest["unconfirmed"] == 0
+        taken |= set(made.read()["candidate_id"])
+        answers = branch.answers.verdicts.open().read()
+        assert set(answers.filter(CORRECT)["level"]) == {"confirm"}
+    confirmed = {name: n for (name, level), n in quick.judged.items() if level == "confirm"}
+    of_samples = {name for name in confirmed if name.startswith("task")}
+    assert taken < of_samples and set(confirmed.values()) == {1}, "some did not hold"
+    screened = {name for name, level in quick.judged if level == "screen"}
+    assert confirmed.keys() - of_samples < screened, "every answer is screened first"
+    before = quick.judged.copy()
+    assert home.ablation(overrides=("tracking.enabled=false",)).new == ()
+    assert quick.judged == before
 
 
 @pytest.mark.slow

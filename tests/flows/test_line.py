@@ -165,7 +165,12 @@ def test_killed_started_again_and_run_for_nothing(directory, lines):
     assert set(curated.manifest["operators_from"]) == {"verdict"}
     (analysis,) = snapshots(str(root), "analysis")
     manifest = analysis.manifest
-    assert manifest["finding"] and manifest["upstream"][0] == killed.fingerprint
+    assert manifest["finding"]
+    # of the verdicts in which what was kept is confirmed
+    confirmed = curated.above("verification")
+    assert manifest["upstream"][0] == confirmed.fingerprint
+    assert confirmed.above("verification").fingerprint == killed.fingerprint
+    assert curated.manifest["unconfirmed"] == 0 and confirmed.manifest["confirmation"]["confirmed"]
     assert all((Path(analysis.path) / name).stat().st_size for name in manifest["files"])
 
     check_report(root / "report.html", manifest["finding"][-1][:40])

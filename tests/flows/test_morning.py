@@ -109,6 +109,27 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert "<b>" not in text  # what candidates wrote does nothing on the page
 
 
+def test_what_confirming_came_to_is_said_and_does_not_count_as_new(tmp_path):
+    told = {"rounds": 2, "proposed": 3, "confirmed": 2, "failed": {"wrong_output": 1}}
+    told["speedup_ratio"] = {"0.5": 0.953}
+    for number, status in enumerate(("correct", "incorrect")):
+        snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
+        screened = snapshots["verdicts"]
+        rows = [
+            row | {"verdict_key": f"{status} {row['candidate_id']}"}
+            for row in screened.open().read().to_dicts()
+        ]
+        confirmed = written(tmp_path, "verification", status, rows, VERDICTS, confirmation=told)
+        ended = night(tmp_path, snapshots | {"screened": screened, "verdicts": confirmed})
+        found = morning(str(tmp_path), ended)
+        assert found.nothing_new == bool(number), "another night confirms others"
+    text = markdown(found)
+    assert (
+        "Confirmed 2 of 3 kept candidates in 2 rounds; speedups are 0.953 of the screened" in text
+    )
+    assert "| wrong\\_output | 1 |" in text or "| wrong_output | 1 |" in text
+
+
 def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path):
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
     night(tmp_path, snapshots)

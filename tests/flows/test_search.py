@@ -13,12 +13,19 @@ from flows import search as search_flow
 from flows.cli.render import render
 from flows.config import PipelineConfig
 from flows.forms import RunForm, SearchForm, VerdictsForm
-from flows.search import SOURCES, begun_with, keep_fresh, measured_anew, prompt_of
+from flows.search import (
+    SOURCES,
+    begun_with,
+    keep_fresh,
+    measured_anew,
+    prompt_of,
+    winners_of,
+)
 from flows.track import search_record
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.search import confirm
-from tasks.search.gain import again
+from tasks.search.gain import again, pair_of
 from tasks.search.population import Member, Plan
 from tasks.search.stage import run
 from tasks.store.lookup import snapshots
@@ -28,7 +35,7 @@ from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases
 from tests.support.commands import Running, concur, kill_tree, start
 from tests.support.recordings import written
-from tests.support.searched import ONCE, Planted, PlantedPool, judge_of
+from tests.support.searched import ONCE, Planted, PlantedPool, judge_of, planted_speed
 
 PROFILE = cases("search")["profile"]
 
@@ -157,6 +164,37 @@ def test_winners_are_measured_anew_once_and_keep_that_verdict(tmp_path, monkeypa
     with judge_of(PlantedPool())(improved, planted.tasks, ONCE, Language.CPP) as work:
         keep_fresh(work, fresh.open(), told["results"])
         assert set(work.snapshot.read(columns=["candidate_id"])["candidate_id"]) == set(winners)
+
+
+def test_a_winner_that_does_not_hold_is_replaced_before_its_gain_is_measured(tmp_path):
+    """The fastest of the search fails when it is confirmed, the next one was luck: the gain is that
+    of the third, and of the start as it was confirmed."""
+    planted = Planted(tmp_path, evaluations=24, patience=None)
+    search = planted.search()
+    with planted.judge(search, PlantedPool()) as judge:
+        proposals = run(search, judge)
+        screened = planted.verified(proposals, PlantedPool(), ONCE)
+    population = search.populations["t/0"]
+    ranked = sorted(population.members.values(), key=lambda each: (-each.lower, each.step))
+    best, second, third = (each.code for each in ranked[:3])
+
+    def speed(code):
+        return {best: None, second: 0.1}.get(code, planted_speed(code))
+
+    pool = PlantedPool(speed)
+    confirmed = planted.confirmed(screened, proposals, pool, winners_of(search))
+    search.confirm(confirmed)
+    assert search.populations["t/0"].best.code == third
+    levels = dict(confirmed.open().read(columns=["candidate_id", "level"]).rows())
+    pairs = [pair_of(each) for each in search.populations.values()]
+    assert {levels[member.candidate_id] for pair in pairs for member in pair} == {"confirm"}
+    assert len(pool.asked) == len(set(pool.asked)) < len(levels)
+
+    again = confirm.confirmation(search)
+    fresh = planted.verified(again, PlantedPool(speed), ONCE.confirming())
+    told = confirm.told_of(search, fresh.open())
+    assert [row["winner"] for row in told["results"]] == [pair[1].candidate_id for pair in pairs]
+    assert told["results"][0]["gain"] == pytest.approx(planted_speed(third) / (2 / 2.25))
 
 
 # -- real kernels ----------------------------------------------------------------------------------

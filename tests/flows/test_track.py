@@ -7,7 +7,7 @@ import pytest
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.track import run_record, track
+from flows.track import refresh_record, run_record, track
 from kernels_eval.judge.messages import Finding, Prepared, VerdictDraft, verdict_of
 from kernels_eval.pool import telemetry as telemetry_module
 from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
@@ -231,6 +231,28 @@ def test_a_run_without_workers_reports_no_pool(root):
             for kind in ("median", "mean")
         },
     }
+
+
+def test_a_refresh_that_confirmed_has_a_stage_of_it(root):
+    told = {"proposed": 3, "confirmed": 2, "failed": {"wrong_output": 1}}
+    common = {"status_counts": {"correct": 1}, "device": "cpu"}
+    tasks = written(root, "tasks", [], VERDICTS)
+    screened = written(root, "verification", [], VERDICTS, quarantined=[], **common)
+    confirmed = Snapshot(str(root), "verification", "confirmed")
+    confirmed.publish(config={}, rows=0, extra={"confirmation": told, **common})
+    curated = written(root, "curation", [], VERDICTS, criterion_counts={})
+    refreshed = Refreshed(
+        tasks=tasks, candidates=tasks, screened=screened, verdicts=confirmed.ref, curated=curated
+    )
+    stages = refresh_record(PipelineConfig(root=str(root)), refreshed).stages
+    assert [stage.name for stage in stages] == [
+        *("synthesis", "verification", "confirmation", "curation")
+    ]
+    assert stages[2].metrics["confirmation/failed/wrong_output"] == 1
+    assert (stages[1].tags["fingerprint"], stages[2].tags["fingerprint"]) == (
+        screened.fingerprint,
+        "confirmed",
+    )
 
 
 def test_nothing_built_has_no_share_of_builds(root):

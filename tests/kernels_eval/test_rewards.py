@@ -223,3 +223,14 @@ def test_a_turn_without_a_reward_leaves_those_before_without(rewards, gamma):
 def test_a_discount_outside_its_range_is_refused(gamma):
     with pytest.raises(ValueError, match="gamma"):
         discounted([1.0], gamma)
+
+
+@given(st.sampled_from(sorted(RECIPES)), speedups, shares, st.none() | st.floats(0.01, 100))
+def test_a_screened_speed_is_worth_at_most_that_of_the_reference(name, speedup, share, least_ms):
+    """Confirmed it is worth what it is; one that is slower is not better for being screened."""
+    found = correct(speedup, compiled=speedup, share=share)
+    equal = correct(min(speedup, 1.0), compiled=min(speedup, 1.0), share=share)
+    screened = found.model_copy(update={"level": "screen"})
+    worth = [reward(each, RECIPES[name], least_ms=least_ms) for each in (screened, equal)]
+    assert worth[0] == pytest.approx(worth[1])
+    assert reward(found, RECIPES[name], least_ms=least_ms) >= worth[0] - 1e-9

@@ -133,6 +133,7 @@ def _verdict(entry, device):
         "candidate_id": entry["id"],
         "task_id": entry["task"],
         "language": "cuda",
+        "level": entry.get("level", "confirm"),
         "status": entry["status"],
         "reason": entry["reason"],
         "timing": timing,

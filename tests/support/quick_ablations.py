@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kernels_eval.config import EvalConfig
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Language, Timing, Verdict, stable_hash
 from tasks.store.snapshot import SnapshotRef
@@ -27,9 +28,10 @@ from tests.support.pools import PoolAlone
 CASES = cases("flows")
 
 PROFILE = CASES["ablation_profile"]
+PROTOCOL = {"protocol": EvalConfig().model_dump(mode="json"), "device": ""}
 
 
-def samples(root, tasks=6):
+def samples(root, tasks=6, **facts):
     """Verdicts of samples of which concur, random and min_length take different ones. Returns the
     verification snapshot."""
     rows = []
@@ -38,8 +40,8 @@ def samples(root, tasks=6):
         for index, (tokens, speedup) in enumerate(
             ((100 + number, 2.0), (300, 6.5), (50, 0.5), (70, None))
         ):
-            rows.append(sample(f"task{number}", index, tokens, speedup, ops=ops))
-    curated = line(root, rows)
+            rows.append(sample(f"task{number}", index, tokens, speedup, ops=ops, **facts))
+    curated = line(root, rows, **PROTOCOL)
     verdicts = SnapshotRef(
         root=str(root), stage="verification", fingerprint=curated.open().manifest["upstream"][0]
     )
@@ -54,6 +56,8 @@ class Quick:
     def __init__(self):
         self.trained = Counter()
         self.answered = Counter()
+        self.judged = Counter()
+        """Candidates that workers were asked for, by level."""
         self.broken = set()
         """(strategy, seed) whose training fails."""
         self.at_once = self.most_at_once = 0
@@ -133,7 +137,12 @@ class Answering(Sampler):
 
 
 class Judging(PoolAlone):
-    """A pool whose verdicts are a coin thrown by the candidate's code."""
+    """A pool whose verdicts are a coin thrown by the candidate's code. `judged` counts candidates
+    by level."""
+
+    def __init__(self, level="confirm", judged=None):
+        super().__init__()
+        self.level, self.judged = level, judged if judged is not None else Counter()
 
     def verify(self, pairs):
         for task, candidate in pairs:
@@ -155,7 +164,9 @@ class Judging(PoolAlone):
                     "custom_kernels": ("k",),
                     "outputs_match": True,
                 }
+            self.judged[candidate.candidate_id, self.level] += 1
             verdict = Verdict(
+                level=self.level,
                 candidate_id=candidate.candidate_id,
                 task_id=task.task_id,
                 language=Language.CPP,
@@ -176,7 +187,11 @@ def devices(monkeypatch):
     made = Quick()
     monkeypatch.setattr(training.train, "fn", made.train)
     monkeypatch.setattr(synthesis, "make_sampler", made.sampler)
-    monkeypatch.setattr(verification.Verification, "pool", lambda self: Judging())
+    monkeypatch.setattr(
+        verification.Verification,
+        "pool",
+        lambda self: Judging(self.config.protocol.level, made.judged),
+    )
     monkeypatch.setattr(branches, "start_ray", lambda address: None)
     return made
 

@@ -11,6 +11,7 @@ from tasks.search.config import SearchConfig
 from tasks.search.stage import Search
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, TASKS
+from tasks.verification import confirmation
 from tasks.verification import stage as verification
 from tasks.verification.config import VerificationConfig
 from tests.support.pools import PoolAlone
@@ -39,17 +40,17 @@ class PlantedPool(PoolAlone):
 
     def __init__(self, speed=planted_speed, lost_after=None):
         super().__init__()
-        self.speed, self.lost_after = speed, lost_after
+        self.speed, self.lost_after, self.level = speed, lost_after, "confirm"
 
     def verify(self, pairs):
         for task, candidate in pairs:
             if self.lost_after is not None and len(self.asked) >= self.lost_after:
                 raise GpuLostError("the device is gone")
             self.asked.append(candidate.candidate_id)
-            yield verdict(task, candidate, self.speed(str(candidate.code)))
+            yield verdict(task, candidate, self.speed(str(candidate.code)), self.level)
 
 
-def verdict(task, candidate, speed):
+def verdict(task, candidate, speed, level="confirm"):
     timing = speed and Timing(
         reference_ms=speed,
         candidate_ms=1,
@@ -61,14 +62,17 @@ def verdict(task, candidate, speed):
         clock_bound_ms=0.5,
     )
     finding = Finding(reason="ok" if speed else "wrong_output")
-    draft = VerdictDraft(timing=timing or None, run_s=1.0, device="cpu")
+    draft = VerdictDraft(level=level, timing=timing or None, run_s=1.0, device="cpu")
     prepared = Prepared(candidate_id=candidate.candidate_id)
     return verdict_of(task, candidate, prepared, finding, draft)
 
 
-def judge_of(pool):
-    class Judged(verification.Verification):
+def judge_of(pool, kind=verification.Verification):
+    """Verification, or another `kind` of it, whose pool this is."""
+
+    class Judged(kind):
         def pool(self):
+            pool.level = self.config.protocol.level
             return pool
 
     return Judged
@@ -110,6 +114,10 @@ class Planted:
     def verified(self, candidates, pool, config):
         asked = (candidates, self.tasks, config, Language.CPP)
         return verification.run(*asked, verification=judge_of(pool))
+
+    def confirmed(self, verdicts, candidates, pool, rule):
+        asked = (verdicts, candidates, self.tasks, ONCE, Language.CPP, rule)
+        return confirmation.run(*asked, confirmation=judge_of(pool, confirmation.Confirmation))
 
     def search(self, config=None):
         above = (self.verdicts, self.candidates, self.tasks)

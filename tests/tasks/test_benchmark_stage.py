@@ -57,6 +57,10 @@ def test_what_does_not_count_is_said():
     ):
         assert any(words in sentence for sentence in said), words
     assert remarks(frame(*outcomes("m", a=(2.0, WRONG)))) == []
+    (said,) = remarks(
+        frame(row("m", "a", 2.0, level="screen"), row("m", "a", WRONG, level="screen"))
+    )
+    assert said.startswith("1 correct verdicts were only screened: they count as not correct")
 
 
 def test_the_papers_profile_has_its_limit_and_sizes():

@@ -285,6 +285,15 @@ def test_what_is_no_whole_set_is_refused(out, curated, spoil, problem):
             find_curated(curated.root)
 
 
+def test_a_set_with_a_sample_that_was_only_screened_is_refused(tmp_path, out):
+    rows = [sample("t/1", 0, 10, 6.0, level="screen"), sample("t/2", 0, 10, 6.0)]
+    rows.append(sample("t/2", 1, 20, 1.0, level="screen"))  # not taken
+    with pytest.raises(UsageError, match="1 of 2 samples .* only screened") as caught:
+        publish(line(tmp_path / "root", rows), out)
+    assert "verification.screen=false" in caught.value.hint and not out.exists()
+    publish(line(tmp_path / "root", [rows[0] | {"level": "confirm"}, *rows[1:]]), out)
+
+
 def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(out, curated):
     made = publish(curated, out)
     for snapshot in (lineage(curated).verdicts, curated.open()):

@@ -84,6 +84,16 @@ def test_the_track_any_takes_right_outputs_without_a_custom_kernel():
     assert scored_row(every, *WHOLE)["value"] == pytest.approx(2.0)
 
 
+def test_a_correct_verdict_that_was_only_screened_counts_as_not_correct():
+    levels = ("confirm", "screen", None)
+    rows = [row("m", "a", 2.0, level=level) for level in levels]
+    rows.append(row("m", "a", WRONG, level="screen"))
+    found = scored(*rows)
+    assert scored_row(found, "exec")["value"] == pytest.approx(0.5)
+    assert scored_row(found, *WHOLE)["value"] == pytest.approx(2.0)
+    assert {*found["samples"]} == {4}
+
+
 def test_tracks_agree_with_the_verdicts_own_properties():
     timing = {"reference_ms": 0.7, "candidate_ms": 1.0, "speedup": 0.7, "speedup_lower": 0.7}
     timing |= {"speedup_upper": 0.7, "pairs": 1, "calls_per_sample": 1, "clock_bound_ms": 1.0}

@@ -176,10 +176,13 @@ class EvalConfig(Sparing):
             "min_side_s": min(timing.min_side_s, SCREEN_SIDE_S),
             "min_pairs": min(timing.min_pairs, SCREEN_PAIRS),
             "interval_width": max(timing.interval_width, SCREEN_WIDTH),
+            "baselines": ("eager",),
         }
+        reruns = min(self.correctness.reruns, SCREEN_RERUNS)
         return self.model_copy(
             update={
                 "level": "screen",
+                "correctness": self.correctness.model_copy(update={"reruns": reruns}),
                 "timing": timing.model_copy(update=short),
                 "sanitizer": "off",
             }
@@ -220,6 +223,14 @@ place."""
 
 SCREEN_WIDTH = 0.1
 """Half of a screened interval of log(speedup): what orders candidates, not what is published."""
+SCREEN_TAIL = "1"
+"""The one smaller shape of a screening (`TAILS`): three of 30 recorded candidates that did not pass
+ended there, and none by another shape."""
+SCREEN_CALLS_S = 1.0
+"""After so many seconds of comparing, what is left is left to `confirm`: a kernel whose calls take
+that long is kept by nobody, whatever else it does."""
+SCREEN_RERUNS = 1
+"""How often the first call is repeated. A choice of time."""
 SCREEN_TIMING_S, SCREEN_SIDE_S, SCREEN_PAIRS = 0.5, 0.02, 10
 """Budget of a screened measurement in seconds, samples of a side in seconds, and half-pairs."""
 

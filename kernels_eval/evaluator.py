@@ -112,7 +112,7 @@ class Evaluator:
             draft.device = reference.loaded.device_name
             draft.reference_operators = reference.loaded.operators
             with suppress(MadeElsewhere):
-                self._try_call(reference, candidate, prepared, draft)
+                self._try_declared(reference, candidate, prepared, draft)
                 with draft.phase("reference_s"):
                     reference.open()
                 draft.flags += reference.expected.flags
@@ -120,22 +120,28 @@ class Evaluator:
                 self._sanitize(reference, candidate, libraries, draft)
                 return
 
-    def _try_call(
+    def _try_declared(
         self,
         reference: ReferenceProcess,
         candidate: Candidate,
         prepared: Prepared,
         draft: VerdictDraft,
     ) -> None:
-        """Call a candidate, and end its process, before its task's expected values, so that it has
-        no say in which can be computed. Not for a JIT, which would compile twice."""
+        """Compare a candidate on the task's own inputs, on which most wrong ones end, before any
+        other value is expected, and end its process, so that it has no say in which can be
+        computed. Not for a JIT, which would compile twice.
+        """
         if reference.opened or starts_compilers(candidate):
             return
+        with draft.phase("reference_s"):
+            reference.declare()
         running = self.runner.candidate(candidate, prepared, reference, draft)
         with running as process, self._blaming():
+            reference.request(NewCandidate())
             self._load(process)
             with draft.phase("correctness_s"):
-                process.try_call()
+                comparison.compare_trials(process, Stage.OUTPUTS)
+        draft.correctness = None  # of one trial
         self.runner.warm_pool.wait_closed()
 
     def _load(self, process: CandidateProcess) -> None:
@@ -169,16 +175,21 @@ class Evaluator:
                 attribution.check_idle(process)
             if self.config.time_correct and draft.outputs_match:
                 self._time(process)
-            # Asked again: timing is where a candidate may have begun to behave otherwise.
-            with phase("attribution_s"):
-                attribution.check_idle(process, again=True)
-                attribution.attribute_work(process, again=True)
-                attribution.check_ornamental(process)
-            with phase("correctness_s"):
-                comparison.compare_non_finite(process)
+            if self.config.level == "confirm":
+                self._confirm_work(process)
             process.keep_kernels()
             comparison.check_formula(process)
         return process.libraries
+
+    def _confirm_work(self, process: CandidateProcess) -> None:
+        """Ask again, since timing is where a candidate may have begun to behave otherwise; and do
+        its kernels matter?"""
+        with process.draft.phase("attribution_s"):
+            attribution.check_idle(process, again=True)
+            attribution.attribute_work(process, again=True)
+            attribution.check_ornamental(process)
+        with process.draft.phase("correctness_s"):
+            comparison.compare_non_finite(process)
 
     def _time(self, process: CandidateProcess) -> None:
         """Time both processes in turn, and on unseen inputs, whose outputs are checked."""

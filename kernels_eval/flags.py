@@ -22,6 +22,7 @@ FLAGS: Mapping[str, str] = {
     "expanded_output": "an output repeats one element (stride 0): copy it before writing to it",
     "not_bit_identical": "repeated calls differ in the last bits, as its atomics or operators may",
     # what to look at before trusting it
+    "left_to_confirm": "its calls take so long that screening compared the first ones only",
     "native": "the source calls this, which kernels rarely need: read that line",
     "links": "a library can find functions by name or hide calls: library_calls may lack some",
     "symbols_unreadable": "a library's symbols cannot be read: library_calls may lack some",

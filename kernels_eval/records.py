@@ -368,8 +368,9 @@ class Timing(Record):
     speedup_upper: PositiveFloat
     pairs: PositiveInt
     calls_per_sample: PositiveInt
-    clock_bound_ms: PositiveFloat
-    """candidate's latency on unseen inputs by the parent's clock, which nobody can forge"""
+    clock_bound_ms: PositiveFloat | None
+    """candidate's latency on unseen inputs by the parent's clock, which nobody can forge; None at
+    level `screen`, which believes what is reported"""
     drift: float = 0.0
     """relative change of the reference's median, first to last third of the window"""
     throttled: bool | None = None

@@ -7,7 +7,9 @@ row tolerates it, it becomes a flag.
 from __future__ import annotations
 
 import math
+import time
 
+from kernels_eval.config import SCREEN_CALLS_S
 from kernels_eval.judge.attribution import check_state
 from kernels_eval.judge.candidate_handle import CandidateProcess, unmatched_shapes
 from kernels_eval.judge.explanation import errors_of, explained
@@ -32,11 +34,17 @@ def compare_outputs(process: CandidateProcess) -> None:
 
 
 def compare_trials(process: CandidateProcess, stage: Stage) -> None:
-    """Compare this stage's trials. Raises Stop for the first untolerated wrong answer."""
+    """Compare this stage's trials, at level `screen` for SCREEN_CALLS_S. Raises Stop for the first
+    untolerated wrong answer.
+    """
     measured: Measured = []
+    started, screens = time.monotonic(), process.config.level == "screen"
     for trial in process.reference.trials:
         if trial.row.stage is not stage:
             continue
+        if screens and time.monotonic() - started > SCREEN_CALLS_S:
+            process.draft.flags.append("left_to_confirm")
+            return
         try:
             first = stage is Stage.OUTPUTS and not measured
             trial, outcome, found = compare_trial(trial, process, first=first)

@@ -1,10 +1,11 @@
 """The first loop over the table of trials: the reference computes what is right in each that suits
-the task. A task that cannot tell right from wrong ends as a `Stop`."""
+the task, first on its own inputs, on which most wrong candidates end. A task that cannot tell right
+from wrong ends as a `Stop`."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kernels_eval.config import EXPECTED_MAX_BYTES, LEAST_DISTRIBUTIONS, SHARED_ALIGNMENT
 from kernels_eval.judge.gates import TaskGates
@@ -52,19 +53,32 @@ class Expectations:
         task: TaskFindings,
         unsuitable: set[str],
     ) -> None:
-        """Compute all expected values but of `unsuitable` trials. Raises Stop (task_error) or
-        UnsuitableTrial.
-        """
+        """`unsuitable`: trials to leave out."""
         self.request, self.child, self.gates = request, child, gates
         self.task, self.unsuitable = task, unsuitable
         self.output_bytes = 0
-        rows = rows_of(task.config)
-        self._expect_rows([row for row in rows if row.grades_task])
-        self.flags = quarantine_degenerate(task, gates, request)
-        self._expect_rows([row for row in rows if not row.grades_task])
-        expected = task.expected.values()
-        self.bit_identical = all(seen.bit_identical for seen in expected)
-        self.oracle = min(seen.oracle for seen in expected)  # float32 where any of them is
+        self.flags: list[str] = []
+        """what the task does not tell, once all values are there"""
+        self._declared, *self._others = rows_of(task.config, task.level)
+
+    def declare(self) -> None:
+        """Compute what is right on the task's own inputs. Raises Stop (task_error)."""
+        self._expect_row(self._declared)
+
+    def complete(self) -> None:
+        """Compute all other values. Raises Stop (task_error) or UnsuitableTrial."""
+        self._expect_rows([row for row in self._others if row.grades_task])
+        self.flags = quarantine_degenerate(self.task, self.gates, self.request)
+        self._expect_rows([row for row in self._others if not row.grades_task])
+
+    @property
+    def bit_identical(self) -> bool:
+        return all(seen.bit_identical for seen in self.task.expected.values())
+
+    @property
+    def oracle(self) -> Literal["float64", "float32"]:
+        """float32 where any trial's is."""
+        return min(seen.oracle for seen in self.task.expected.values())
 
     def _expect_rows(self, rows: list[TrialRow]) -> None:
         attempted = 0
@@ -79,7 +93,7 @@ class Expectations:
 
     def _most_distributions(self, rows: list[TrialRow]) -> int:
         room = EXPECTED_MAX_BYTES // max(3 * self.output_bytes, 1)
-        others = [row for row in rows[1:] if row.required and row.when(self.task)]
+        others = [row for row in rows if row.required and row.when(self.task)]
         return max(0, max(LEAST_DISTRIBUTIONS, room) - 2 - len(others))
 
     def _expect_row(self, row: TrialRow) -> None:

@@ -146,7 +146,7 @@ class PairedClock:
             self._reference_sample,
             self._candidate_sample,
             self.config,
-            bound=self._bound,
+            bound=self._bound if self.process.config.level == "confirm" else None,
             throttled=throttled if self.on_gpu else lambda: None,
             most_calls=most_calls(self.reference, self.sets),
         )

@@ -49,7 +49,7 @@ class ReferenceProcess:
     """
 
     expected: Expectations
-    """once it is opened"""
+    """once it is declared: of its own inputs; once it is opened: of every trial"""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ReferenceProcess:
 
     def _start_child(self) -> None:
         self.child = self._start()
-        self._is_loaded = False
+        self._is_loaded = self._is_declared = False
         self.child.channel.accepts_descriptors = True  # it runs the task's code, which is trusted
         self.path = self.child.write_file("task.py", self.task.code)
         on_device = self.device.startswith("cuda")
@@ -100,19 +100,25 @@ class ReferenceProcess:
         self._attempt(self._load)
         self._is_loaded = True
 
-    def open(self) -> None:
-        """Load the task, then compute the expected values."""
+    def declare(self) -> None:
+        """Load the task, and compute what is right on its own inputs, once."""
         self.load()
+        if not self._is_declared:
+            self._attempt(self._declare)
+            self._is_declared = True
+
+    def open(self) -> None:
+        """Load the task, and compute all expected values, once."""
         while not self.opened:
+            self.declare()
             try:
-                self._attempt(self._expect)
+                self._attempt(self.expected.complete)
                 self.opened = True
             except UnsuitableTrial as unsuitable:
                 # its process is of no more use: once more from the start, without that trial
                 self.unsuitable.add(unsuitable.trial)
                 self.close()
                 self._start_child()
-                self.load()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do this work. Its failure is raised now and on every later call."""
@@ -130,13 +136,13 @@ class ReferenceProcess:
         self.loaded = self.memory.loaded = _parsed(self._load_request, answer)
         self._precision, self._gradients = self.loaded.precision, self.loaded.gradients
         self.gates = TaskGates(PRECISION_OF.get(self.loaded.dtype, "fp32"))
-        self.memory.share_outputs("candidate", 1)  # of a call that is compared with nothing
 
-    def _expect(self) -> None:
-        findings = TaskFindings(self.loaded, self.config.correctness)
+    def _declare(self) -> None:
+        findings = TaskFindings(self.loaded, self.config.correctness, self.config.level)
         self.expected = Expectations(
             self.request, self.child, self.gates, findings, self.unsuitable
         )
+        self.expected.declare()
         self.memory.share_outputs("candidate", self.output_bytes)
 
     @property
@@ -182,10 +188,16 @@ class ReferenceProcess:
             return self.gates.judge(comparison)
         return self.gates.judge(comparison, own_inputs=trial.own_inputs, hard=trial.row.hard)
 
+    def drawn_again(self) -> Trial:
+        """A trial of another draw of the task's own inputs."""
+        return self._added(Trial(DRAWN_AGAIN.name, DRAWN_AGAIN, secrets.randbits(31)))
+
     def constructed_otherwise(self) -> Trial:
         """A trial of a model constructed under another seed."""
         seeds = self.trials[0].seed, secrets.randbits(31)
-        trial = Trial(CONSTRUCTED.name, CONSTRUCTED, seeds[0], construct_seed=seeds[1])
+        return self._added(Trial(CONSTRUCTED.name, CONSTRUCTED, seeds[0], construct_seed=seeds[1]))
+
+    def _added(self, trial: Trial) -> Trial:
         trial.outputs = self.request(trial.expect()).outputs
         return trial
 
@@ -240,6 +252,8 @@ class ReferenceProcess:
         self.child.close()
 
 
+DRAWN_AGAIN = TrialRow("drawn_again")
+"""Tells whether a candidate whose first answer is wrong ignores its inputs."""
 CONSTRUCTED = TrialRow("other_construction")
 """Replaces `other_weights` where a candidate's weights cannot be redrawn."""
 

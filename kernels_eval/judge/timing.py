@@ -66,7 +66,7 @@ def measure(
     candidate: Sampler,
     config: TimingConfig,
     *,
-    bound: Bound,
+    bound: Bound | None,
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS_PER_SAMPLE,
 ) -> Timing:
@@ -76,7 +76,7 @@ def measure(
     The budget is `max_s`, or `precise_s` where PRECISE_PAIRS suffice by then: more samples would
     not reduce the spread between processes. `most_calls` bounds a sample.
 
-    The bound counts where the candidate reports less than CLOCK_BOUND_SHARE of it. Raises
+    The bound, if any, counts where the candidate reports less than CLOCK_BOUND_SHARE of it. Raises
     ImplausibleTime for less than ACCUSED_SHARE of the least bound in several rounds. `throttled()`:
     whether clocks are lowered now.
     """
@@ -90,10 +90,13 @@ def measure(
             each.add_sample(calls)
         elapsed_s = time.monotonic() - started
     slowed.append(throttled())
-    least, credible_ns = _plausible_bound(a, b, calls, bound)
-    slower = credible_ns * calls / b.median
-    if slower > 1:  # what was too fast to be credible is not what counts
-        b.reported = [max(1, round(ns * slower)) for ns in b.reported]
+    bound_ms = None
+    if bound:
+        least, credible_ns = _plausible_bound(a, b, calls, bound)
+        bound_ms = max(least, 1.0) / 1e6
+        slower = credible_ns * calls / b.median
+        if slower > 1:  # what was too fast to be credible is not what counts
+            b.reported = [max(1, round(ns * slower)) for ns in b.reported]
     low, high = log_ratio_interval(a.reported, b.reported, resamples=RESAMPLES)
     speedup = a.median / b.median
     low, high = widened(low, high, math.log(speedup), PROCESS_SPREAD)
@@ -105,7 +108,7 @@ def measure(
         speedup_upper=max(math.exp(high), speedup),
         pairs=len(b.reported),
         calls_per_sample=calls,
-        clock_bound_ms=max(least, 1.0) / 1e6,
+        clock_bound_ms=bound_ms,
         drift=drift(a.reported),
         throttled=None if None in slowed else any(slowed),
     )
@@ -131,15 +134,17 @@ def unsettled(timing: Timing, config: TimingConfig) -> bool:
     """Whether the machine disturbed a measurement: drift beyond the wanted interval, a time far
     above its bound, or understated.
     """
+    drifted = abs(timing.drift) > max(MOST_DRIFT, config.interval_width)
+    if timing.clock_bound_ms is None:
+        return drifted
     ratio = timing.candidate_ms / timing.clock_bound_ms
     slowed = ratio > DISTURBED_RATIO and timing.clock_bound_ms > DISTURBED_LEAST_MS
-    drifted = abs(timing.drift) > max(MOST_DRIFT, config.interval_width)
     return drifted or slowed or abs(ratio - 1) < 1e-6
 
 
 def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: TimingConfig) -> bool:
     pairs = len(candidate.reported)
-    if pairs >= 4 and elapsed_s >= config.max_s:
+    if elapsed_s >= (1 if pairs >= 4 else 2) * config.max_s:
         return True
     sampled_ns = min(sum(each.reported) for each in (reference, candidate))
     enough = pairs >= config.min_pairs and sampled_ns >= config.min_side_s * 1e9
@@ -217,10 +222,12 @@ def _warm(series: _Series, config: TimingConfig) -> None:
     for _ in range(WARM_ROUNDS):
         for _ in range(3):
             series.add_sample(1)
+            spent += series.reported[-1]
+            if spent > budget_ns:
+                return
         now = float(np.median(series.reported[-3:]))
-        spent += sum(series.reported[-3:])
-        if (last and abs(now - last) <= WARM_SHARE * last) or spent > budget_ns:
-            break
+        if last and abs(now - last) <= WARM_SHARE * last:
+            return
         last = now
 
 

@@ -12,9 +12,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kernels_eval.config import HARD_OWN_ERROR, SHAPE_SCOPES, TAILS, CorrectnessConfig
+from kernels_eval.config import (
+    HARD_OWN_ERROR,
+    SCREEN_TAIL,
+    SHAPE_SCOPES,
+    TAILS,
+    CorrectnessConfig,
+)
 from kernels_eval.protocol import DECLARED, Expect, Expectation, LoadedTask, OutputForm
-from kernels_eval.records import Reason
+from kernels_eval.records import Level, Reason
 
 
 class Stage(StrEnum):
@@ -34,6 +40,7 @@ class TaskFindings:
 
     loaded: LoadedTask
     config: CorrectnessConfig
+    level: Level
     expected: dict[str, Expectation] = field(default_factory=dict)
     """of the trials that grade the task, in order"""
     trials: list[Trial] = field(default_factory=list)
@@ -96,6 +103,8 @@ class TrialRow:
     """a smaller shape that leaves this tail (`TAILS`), in the first scope the task accepts"""
 
     when: Condition = lambda task: True
+    screen: bool = False
+    """a part of level `screen`, too; `confirm` has every row"""
     configured: bool = False
     """only where `correctness.distributions` names it; the first to go where memory is short"""
     grades_task: bool = True
@@ -218,7 +227,9 @@ def distribution(name: str, draws: tuple[str, ...] = (), **columns: Any) -> Tria
     )
 
 
-def other_shape(name: str, *, shape: str = DECLARED, tail: str = "") -> TrialRow:
+def other_shape(
+    name: str, *, shape: str = DECLARED, tail: str = "", screen: bool = False
+) -> TrialRow:
     """A row of a smaller shape: wrong answers show specialisation, exceptions are honest."""
     return TrialRow(
         name,
@@ -226,6 +237,7 @@ def other_shape(name: str, *, shape: str = DECLARED, tail: str = "") -> TrialRow
         shape=shape,
         tail=tail,
         when=tries_shapes,
+        screen=screen,
         grades_task=False,
         telling=True,
         stage=Stage.VARIATIONS,
@@ -241,12 +253,12 @@ def other_shape(name: str, *, shape: str = DECLARED, tail: str = "") -> TrialRow
 
 
 TRIALS = (
-    TrialRow(DECLARED, required=True),
-    distribution("normal"),
+    TrialRow(DECLARED, required=True, screen=True),
+    distribution("normal", screen=True),
     distribution("mixed"),
     # as declared but for a few elements: an answer that is kept for what looks alike shows
     distribution("impulse", same_seed=True),
-    distribution("large", LARGE, hard=True),
+    distribution("large", LARGE, hard=True, screen=True),
     distribution(
         "offset",
         hard=True,
@@ -259,9 +271,16 @@ TRIALS = (
     distribution("normal_x10"),
     distribution("sparse"),
     distribution("small_integers"),
-    TrialRow("in_place", in_place=True, required=True),
-    TrialRow("other_weights", same_seed=True, other_weights=True, when=has_weights, required=True),
-    TrialRow("permuted", draws=("permuted",), when=has_one_answer, differs=True),
+    TrialRow("in_place", in_place=True, required=True, screen=True),
+    TrialRow(
+        "other_weights",
+        same_seed=True,
+        other_weights=True,
+        when=has_weights,
+        required=True,
+        screen=True,
+    ),
+    TrialRow("permuted", draws=("permuted",), when=has_one_answer, differs=True, screen=True),
     TrialRow(NON_FINITE, draws=(NON_FINITE,), when=takes_non_finite("require"), grades_task=False),
     # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN
     TrialRow(
@@ -274,7 +293,7 @@ TRIALS = (
         flag="non_finite_inputs_differ",
     ),
     other_shape("batch_1", shape="batch_1"),
-    *(other_shape(f"tail_{tail}", tail=tail) for tail in TAILS),
+    *(other_shape(f"tail_{tail}", tail=tail, screen=tail == SCREEN_TAIL) for tail in TAILS),
     TrialRow("impulse_again", draws=(AS_IMPULSE,), when=accepts_no_other_shape, grades_task=False),
     TrialRow(
         "eval_mode",
@@ -293,9 +312,9 @@ TRIALS = (
 HARD_TRIALS = frozenset(row.name for row in TRIALS if row.hard)
 
 
-def rows_of(config: CorrectnessConfig) -> list[TrialRow]:
-    """The table: the configured distributions in order (`small` with `large`, to show what is added
-    to a variance), and every other row.
+def rows_of(config: CorrectnessConfig, level: Level) -> list[TrialRow]:
+    """The table at a level: `declared`, the configured distributions in order (`small` with
+    `large`, to show what is added to a variance), and every other row.
     """
     known = {row.name: row for row in TRIALS if row.configured}
     names = [name for name in config.distributions if name != DECLARED]
@@ -303,4 +322,5 @@ def rows_of(config: CorrectnessConfig) -> list[TrialRow]:
         names.append("small")
     chosen = [known.get(name) or distribution(name) for name in names]
     first, *others = (row for row in TRIALS if not row.configured)
-    return [first, *chosen, *others]
+    rows = [first, *chosen, *others]
+    return rows if level == "confirm" else [row for row in rows if row.screen]

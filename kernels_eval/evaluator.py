@@ -135,14 +135,21 @@ class Evaluator:
             return
         with draft.phase("reference_s"):
             reference.declare()
-        running = self.runner.candidate(candidate, prepared, reference, draft)
-        with running as process, self._blaming():
-            reference.request(NewCandidate())
-            self._load(process)
-            with draft.phase("correctness_s"):
-                comparison.compare_trials(process, Stage.OUTPUTS)
+        try:
+            running = self.runner.candidate(candidate, prepared, reference, draft)
+            with running as process, self._blaming():
+                reference.request(NewCandidate())
+                self._load(process)
+                with draft.phase("correctness_s"):
+                    comparison.compare_trials(process, Stage.OUTPUTS)
+        except Stop:
+            if draft.correctness and reference.expected.doubtful:
+                with draft.phase("reference_s"):
+                    reference.open()  # is the task to blame?
+            raise
+        finally:
+            self.runner.warm_pool.wait_closed()
         draft.correctness = None  # of one trial
-        self.runner.warm_pool.wait_closed()
 
     def _load(self, process: CandidateProcess) -> None:
         # It may have waited long: what was evicted meanwhile is built again when it asks.

@@ -10,7 +10,13 @@ from typing import Literal, Protocol
 from kernels_eval.config import EXPECTED_MAX_BYTES, LEAST_DISTRIBUTIONS, SHARED_ALIGNMENT
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.quarantine import constant_passes, degenerate, quarantine_degenerate
+from kernels_eval.judge.quarantine import (
+    MEAN,
+    ZEROS,
+    constant_passes,
+    degenerate,
+    quarantine_degenerate,
+)
 from kernels_eval.judge.trials import (
     AS_IMPULSE,
     TaskFindings,
@@ -70,6 +76,14 @@ class Expectations:
         self._expect_rows([row for row in self._others if row.grades_task])
         self.flags = quarantine_degenerate(self.task, self.gates, self.request)
         self._expect_rows([row for row in self._others if not row.grades_task])
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the declared answer is like that of a task which cannot tell right from wrong."""
+        declared = {DECLARED: self.task.expected[DECLARED]}
+        one_row = any(output.shape[:1] in ([], [1]) for output in self.task.trials[0].outputs)
+        constants = (ZEROS,) if one_row else (ZEROS, MEAN)
+        return any(constant_passes(declared, self.gates, each) for each in constants)
 
     @property
     def bit_identical(self) -> bool:

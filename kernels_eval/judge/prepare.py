@@ -218,6 +218,8 @@ class Preparer(Workplace):
             reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
             raise Stop(reason, "the response holds no complete module")
         builds.note(screen(candidate.code))
+        if "ModelNew" not in candidate.code:
+            raise Stop(Reason.MISSING_MODEL_NEW, "the module defines no ModelNew")
 
     def _build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
         code = builds.candidate.code or ""

@@ -16,6 +16,8 @@ from kernels_eval.records import Reason
 
 CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
 """Answers that ignore the inputs (`Expectation.constants`), the last one over the batch."""
+ZEROS, MEAN = 0, 2
+"""Their positions."""
 
 
 class FindIgnored(Protocol):

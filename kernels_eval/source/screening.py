@@ -75,8 +75,6 @@ def screen(code: str) -> Screening:
         said = getattr(error, "msg", str(error)) or "nested too deep for Python"
         detail = f"line {line}: {said}" if line else said
         return Screening(Reason.SYNTAX_ERROR, detail)
-    if "ModelNew" not in code:
-        return Screening(Reason.MISSING_MODEL_NEW, "the module defines no ModelNew")
     nodes = list(_imported(tree))
     reader = _Reader(_harmless(nodes), PATCHED_ROOTS - _own_names(nodes))
     for node in nodes:

@@ -4,7 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_eval.config import EXPECTED_MAX_BYTES, SHAPE_SCOPES, TAILS, CorrectnessConfig
+from kernels_eval.config import (
+    EXPECTED_MAX_BYTES,
+    SHAPE_SCOPES,
+    TAILS,
+    CorrectnessConfig,
+    EvalConfig,
+)
 from kernels_eval.judge import comparison
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.explanation import explained
@@ -18,6 +24,7 @@ from kernels_eval.records import Reason
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
 ALL = [*OWN, "other_weights", "non_finite", *SHAPES, "eval_mode"]
+SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
 RIGHT = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
 WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
@@ -52,12 +59,18 @@ class Reference:
         )
 
 
-def expected(reference, *, varies=True, shapes=EVERY_SHAPE, unsuitable=(), **config):
+def expected(
+    reference, *, varies=True, shapes=EVERY_SHAPE, unsuitable=(), level="confirm", **config
+):
     plan = InputPlan(notes=[InputNote(vary=varies)], shapes=shapes)
     loaded = SimpleNamespace(plan=plan, parameters=[[4]], statistics=[])
-    task = TaskFindings(loaded, CorrectnessConfig(**config))
+    task = TaskFindings(loaded, CorrectnessConfig(**config), level)
     child = SimpleNamespace(dead=None)
-    return Expectations(reference, child, TaskGates("fp32"), task, {*unsuitable})
+    found = Expectations(reference, child, TaskGates("fp32"), task, {*unsuitable})
+    found.declare()
+    assert [trial.name for trial in task.trials] == ["declared"]
+    found.complete()
+    return found
 
 
 def without(*names):
@@ -74,6 +87,8 @@ def without(*names):
         ({"refused": ["offset", "offset_positive"]}, {}, without("offset")),
         ({"refused": ["each_1"]}, {}, [name.replace("each", "all") for name in ALL]),
         ({"same": ["eval_mode"]}, {}, without("eval_mode")),
+        ({}, {"level": "screen"}, [*SCREENED, "each_1"]),
+        ({}, {"level": "screen", "shapes": {}}, SCREENED),
         ({}, {"unsuitable": ["mixed"]}, without("mixed")),
         # three distributions and its own trials are all that there is memory for
         (
@@ -175,7 +190,7 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
     process = SimpleNamespace(
         reference=reference,
         draft=VerdictDraft(),
-        config=SimpleNamespace(correctness=CorrectnessConfig(**config)),
+        config=EvalConfig(correctness=CorrectnessConfig(**config)),
         calls=[],
         call=call,
         child=SimpleNamespace(dead=None),

@@ -234,15 +234,16 @@ def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify):
     assert "cpp_sources" in prepared.finding.detail and "Traceback" in prepared.finding.log
 
 
-def test_a_candidate_that_fails_in_its_first_call_costs_no_expected_values(monkeypatch):
+def test_a_candidate_that_fails_on_the_declared_inputs_costs_no_other_expected_values(monkeypatch):
     """And no process of a candidate is alive while they are computed."""
     asked, alive = [], set()
     request, close = Child.request, Child.close
 
     def heard(self, question, *rest):
-        asked.append((self.role, type(question)))
+        asked.extend([question.name] if isinstance(question, Expect) else [])
         alive.update({self} if self.role == "candidate" else ())
-        assert not isinstance(question, Expect) or not alive
+        # the last tells why an answer is wrong that is known to be
+        assert not isinstance(question, Expect) or not alive or question.name == "drawn_again"
         return request(self, question, *rest)
 
     def closed(self):
@@ -251,15 +252,16 @@ def test_a_candidate_that_fails_in_its_first_call_costs_no_expected_values(monke
 
     monkeypatch.setattr(Child, "request", heard)
     monkeypatch.setattr(Child, "close", closed)
-    fails = module("raise ValueError('no')")
+    fails, wrong = module("raise ValueError('no')"), module("return ext.affine(x) + 1.0")
     constant = kernel_task(task_source("return x * 0.0 + 1.0"), "constant")
     with verifying() as verify:
         for task, reason in ((AFFINE, "ok"), (constant, "degenerate_task")):
             asked.clear()
             assert_reason(verify(task, fails), "exception")
-            assert ("reference", Expect) not in asked and ("candidate", Call) in asked
+            assert_reason(verify(task, wrong), "wrong_output")
+            assert asked == ["declared", "drawn_again"]
             assert_reason(verify(task, calls("affine")), reason)
-            assert ("reference", Expect) in asked
+            assert "in_place" in asked
             assert_reason(verify(task, fails), "exception")  # whatever is known of the task by now
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from kernels_eval.config import SAME_ERROR_SHARE
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
@@ -86,8 +88,9 @@ def _ignores_inputs(trial: Trial, found: Comparison, process: CandidateProcess) 
     ]
     if trial.name != DECLARED:
         return False
+    another = nullcontext(others[0]) if others else process.reference.drawn_again()
     try:
-        other = others[0] if others else process.reference.drawn_again()
-        return DECLARED in process.call(other).equals_answer
+        with another as other:
+            return DECLARED in process.call(other).equals_answer
     except Stop:
         return False

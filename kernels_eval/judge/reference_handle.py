@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,6 +27,7 @@ from kernels_eval.protocol import (
     Comparison,
     EndTiming,
     EstimateUsedBytes,
+    ForgetTrial,
     Gradients,
     LoadTask,
     ModelSpec,
@@ -188,9 +189,13 @@ class ReferenceProcess:
             return self.gates.judge(comparison)
         return self.gates.judge(comparison, own_inputs=trial.own_inputs, hard=trial.row.hard)
 
-    def drawn_again(self) -> Trial:
-        """A trial of another draw of the task's own inputs."""
-        return self._added(Trial(DRAWN_AGAIN.name, DRAWN_AGAIN, secrets.randbits(31)))
+    @contextmanager
+    def drawn_again(self) -> Iterator[Trial]:
+        """A trial of another draw of the task's own inputs, which is then forgotten."""
+        try:
+            yield self._added(Trial(DRAWN_AGAIN.name, DRAWN_AGAIN, secrets.randbits(31)))
+        finally:
+            self.request(ForgetTrial(trial=DRAWN_AGAIN.name))
 
     def constructed_otherwise(self) -> Trial:
         """A trial of a model constructed under another seed."""

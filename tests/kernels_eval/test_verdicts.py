@@ -7,7 +7,7 @@ import pytest
 
 from kernels_eval.config import MOST_BUILDS, BuildConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere
-from kernels_eval.protocol import Call, CaptureConstructor, Expect, LoadCandidate
+from kernels_eval.protocol import CaptureConstructor, Expect, LoadCandidate
 from kernels_eval.records import Reason, Status
 from kernels_eval.sandbox.child import Child
 from kernels_eval.source.spec import Build

@@ -226,9 +226,10 @@ SCREEN_WIDTH = 0.1
 SCREEN_TAIL = "1"
 """The one smaller shape of a screening (`TAILS`): three of 30 recorded candidates that did not pass
 ended there, and none by another shape."""
-SCREEN_CALLS_S = 1.0
-"""After so many seconds of comparing, what is left is left to `confirm`: a kernel whose calls take
-that long is kept by nobody, whatever else it does."""
+SCREEN_CALLS_S, SCREEN_FIRST_S = 1.0, 3.0
+"""Where the trials after the first take longer, the others are left to `confirm`: so slow a kernel
+is kept by nobody. Where the first does, other shapes are: it is compiled for each, and Triton's
+tuning took up to 28 s a shape."""
 SCREEN_RERUNS = 1
 """How often the first call is repeated. A choice of time."""
 SCREEN_TIMING_S, SCREEN_SIDE_S, SCREEN_PAIRS = 0.5, 0.02, 10

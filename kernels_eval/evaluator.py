@@ -11,7 +11,7 @@ import atexit
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from kernels_eval.config import EvalConfig
@@ -21,7 +21,7 @@ from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere,
 from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.prepare import Preparer
-from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.judge.reference_handle import ReferenceProcess, ReferenceRestarted
 from kernels_eval.judge.runner import Runner, starts_compilers
 from kernels_eval.judge.trials import Stage
 from kernels_eval.protocol import NewCandidate
@@ -106,19 +106,22 @@ class Evaluator:
     ) -> None:
         """Run the protocol; repeat it where the reference's weights must be made on the CPU."""
         draft.level = self.config.level
-        for construct_on in (None, "cpu"):
+        construct_on = None
+        while True:
             with draft.phase("reference_s"):
                 reference = self.runner.reference(task, construct_on)
             draft.device = reference.loaded.device_name
             draft.reference_operators = reference.loaded.operators
-            with suppress(MadeElsewhere):
-                self._try_declared(reference, candidate, prepared, draft)
-                with draft.phase("reference_s"):
-                    reference.open()
-                draft.flags += reference.expected.flags
+            try:
+                if self.config.level == "confirm":
+                    self._try_declared(reference, candidate, prepared, draft)
                 libraries = self._verify_on_device(reference, candidate, prepared, draft)
                 self._sanitize(reference, candidate, libraries, draft)
                 return
+            except MadeElsewhere:
+                construct_on = "cpu"
+            except ReferenceRestarted:
+                continue
 
     def _try_declared(
         self,
@@ -128,28 +131,33 @@ class Evaluator:
         draft: VerdictDraft,
     ) -> None:
         """Compare a candidate on the task's own inputs, on which most wrong ones end, before any
-        other value is expected, and end its process, so that it has no say in which can be
-        computed. Not for a JIT, which would compile twice.
+        other value is expected; end its process, so that it has no say in which can be computed;
+        and compute these. Not for a JIT, which would compile twice.
         """
-        if reference.opened or starts_compilers(candidate):
-            return
-        with draft.phase("reference_s"):
-            reference.declare()
-        try:
+        if not (reference.opened or starts_compilers(candidate)):
+            with draft.phase("reference_s"):
+                reference.declare()
             running = self.runner.candidate(candidate, prepared, reference, draft)
             with running as process, self._blaming():
-                reference.request(NewCandidate())
-                self._load(process)
-                with draft.phase("correctness_s"):
-                    comparison.compare_trials(process, Stage.OUTPUTS)
+                self._compare_declared(process)
+            draft.correctness = None  # of one trial
+            self.runner.warm_pool.wait_closed()
+        with draft.phase("reference_s"):
+            reference.open()
+
+    def _compare_declared(self, process: CandidateProcess) -> None:
+        """Load the candidate and compare what is expected by now: its own inputs at least."""
+        reference, phase = process.reference, process.draft.phase
+        reference.request(NewCandidate())
+        self._load(process)
+        try:
+            with phase("correctness_s"):
+                comparison.compare_trials(process, Stage.OUTPUTS)
         except Stop:
-            if draft.correctness and reference.expected.doubtful:
-                with draft.phase("reference_s"):
+            if process.draft.correctness and reference.expected.doubtful:
+                with phase("reference_s"):
                     reference.open()  # is the task to blame?
             raise
-        finally:
-            self.runner.warm_pool.wait_closed()
-        draft.correctness = None  # of one trial
 
     def _load(self, process: CandidateProcess) -> None:
         # It may have waited long: what was evicted meanwhile is built again when it asks.
@@ -167,10 +175,14 @@ class Evaluator:
     ) -> dict[str, str]:
         """The checks of one process. Returns the libraries that it was given."""
         phase = draft.phase
+        with phase("reference_s"):
+            reference.declare()
         running = self.runner.candidate(candidate, prepared, reference, draft)
         with running as process, self._blaming():
-            reference.request(NewCandidate())
-            self._load(process)
+            self._compare_declared(process)
+            with phase("reference_s"):
+                reference.open()
+            draft.flags += reference.expected.flags
             with phase("correctness_s"):
                 comparison.compare_outputs(process)
             with phase("attribution_s"):

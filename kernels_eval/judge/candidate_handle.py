@@ -96,6 +96,10 @@ class CandidateProcess:
     loaded: LoadReport = field(default_factory=LoadReport)
     libraries: dict[str, str] = field(default_factory=dict)
     """that it was given, late ones included"""
+    compared: dict[str, tuple[Trial, Comparison]] = field(default_factory=dict)
+    """by trials of the table"""
+    trial_s: list[float] = field(default_factory=list)
+    """seconds that each trial took, those without an answer included"""
 
     def __post_init__(self) -> None:
         self.config, self.libraries = self.reference.config, {**self.prepared.libraries}

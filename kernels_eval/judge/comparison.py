@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 import time
 
-from kernels_eval.config import SCREEN_CALLS_S
+from kernels_eval.config import SCREEN_CALLS_S, SCREEN_FIRST_S
 from kernels_eval.judge.attribution import check_state
 from kernels_eval.judge.candidate_handle import CandidateProcess, unmatched_shapes
 from kernels_eval.judge.explanation import errors_of, explained
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.trials import Stage, Trial, WrongAnswer
 from kernels_eval.model.correctness import merge
 from kernels_eval.protocol import Comparison
 from kernels_eval.records import Correctness, Reason
-
-Measured = list[tuple[Trial, Comparison]]
 
 
 def compare_outputs(process: CandidateProcess) -> None:
@@ -34,28 +31,39 @@ def compare_outputs(process: CandidateProcess) -> None:
 
 
 def compare_trials(process: CandidateProcess, stage: Stage) -> None:
-    """Compare this stage's trials, at level `screen` for SCREEN_CALLS_S. Raises Stop for the first
-    untolerated wrong answer.
+    """Compare this stage's trials that are expected and not yet compared; `screen` leaves some to
+    `confirm`. Raises Stop for the first untolerated wrong answer.
     """
-    measured: Measured = []
-    started, screens = time.monotonic(), process.config.level == "screen"
     for trial in process.reference.trials:
-        if trial.row.stage is not stage:
+        if trial.row.stage is not stage or trial.name in process.compared:
             continue
-        if screens and time.monotonic() - started > SCREEN_CALLS_S:
+        if _left_to_confirm(process, stage):
             process.draft.flags.append("left_to_confirm")
             return
+        started = time.monotonic()
         try:
-            first = stage is Stage.OUTPUTS and not measured
-            trial, outcome, found = compare_trial(trial, process, first=first)
+            first = not process.compared
+            made, outcome, found = compare_trial(trial, process, first=first)
         except Stop as stop:
             _refuse_call(trial, stop, process)
             continue
+        finally:
+            process.trial_s.append(time.monotonic() - started)
+        process.compared[trial.name] = made, found
         if stage is Stage.OUTPUTS:
-            measured.append((trial, found))
-            process.draft.correctness = _correctness(measured, process.reference)
+            process.draft.correctness = _correctness(process)
         if outcome is not Reason.OK:
-            _refuse_answer(trial, outcome, found, process)
+            _refuse_answer(made, outcome, found, process)
+
+
+def _left_to_confirm(process: CandidateProcess, stage: Stage) -> bool:
+    """Whether the trials after the first take long, or that one took so long that its kernels are
+    compiled when they are called: another shape would compile them again."""
+    if process.config.level == "confirm" or not process.trial_s:
+        return False
+    first_s, *later_s = process.trial_s
+    compiles = stage is Stage.VARIATIONS and first_s > SCREEN_FIRST_S
+    return compiles or sum(later_s) > SCREEN_CALLS_S
 
 
 def compare_trial(
@@ -198,16 +206,17 @@ def _with_transposed(trial: Trial, found: Comparison, process: CandidateProcess)
     return again if process.reference.judge(again, trial) is Reason.OK else found
 
 
-def _correctness(measured: Measured, reference: ReferenceProcess) -> Correctness:
+def _correctness(process: CandidateProcess) -> Correctness:
     """The worst over all trials but hard ones; KernelBench's tolerances over own inputs."""
-    worst = merge([found for trial, found in measured if not trial.row.hard])
-    own = merge([found for trial, found in measured if trial.own_inputs])
+    outputs = [each for each in process.compared.values() if each[0].row.stage is Stage.OUTPUTS]
+    worst = merge([found for trial, found in outputs if not trial.row.hard])
+    own = merge([found for trial, found in outputs if trial.own_inputs])
     return Correctness(
-        trials=len(measured),
+        trials=len(outputs),
         rms_error=worst.rms,
         reference_rms_error=worst.reference_rms,
         max_error=worst.max,
         kernelbench_1e4=own.kernelbench_1e4,
         kernelbench_1e2=own.kernelbench_1e2,
-        oracle=reference.expected.oracle,
+        oracle=process.reference.expected.oracle,
     )

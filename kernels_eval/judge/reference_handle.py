@@ -44,6 +44,10 @@ PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.I
 """Operators of torch whose sums of products are an offset that long sums round with a bias."""
 
 
+class ReferenceRestarted(Exception):
+    """A trial broke its process: a candidate beside it shares memory with one that has ended."""
+
+
 class ReferenceProcess:
     """The trusted process of one task: its model, expected values under secret seeds, and its half
     of the paired timing.
@@ -109,7 +113,9 @@ class ReferenceProcess:
             self._is_declared = True
 
     def open(self) -> None:
-        """Load the task, and compute all expected values, once."""
+        """Load the task, and compute all expected values, once. Raises ReferenceRestarted beside a
+        candidate.
+        """
         while not self.opened:
             self.declare()
             try:
@@ -120,6 +126,8 @@ class ReferenceProcess:
                 self.unsuitable.add(unsuitable.trial)
                 self.close()
                 self._start_child()
+                if self.beside:
+                    raise ReferenceRestarted from unsuitable
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do this work. Its failure is raised now and on every later call."""

@@ -192,6 +192,8 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
         draft=VerdictDraft(),
         config=EvalConfig(correctness=CorrectnessConfig(**config)),
         calls=[],
+        compared={},
+        trial_s=[],
         call=call,
         child=SimpleNamespace(dead=None),
         request=lambda _: SimpleNamespace(changed={}),

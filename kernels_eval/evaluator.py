@@ -141,7 +141,7 @@ class Evaluator:
             with running as process, self._blaming():
                 self._compare_declared(process)
             draft.correctness = None  # of one trial
-            self.runner.warm_pool.wait_closed()
+            self.runner.warm_pool.wait_closed()  # it has no say in what can be computed
         with draft.phase("reference_s"):
             reference.open()
 
@@ -164,7 +164,8 @@ class Evaluator:
         self.runner.builder.cache.renew(process.libraries.values())
         with process.draft.phase("load_s"):
             process.load()
-            self.runner.warm_pool.wait_closed()
+            if process.reference.needs_room:
+                self.runner.warm_pool.wait_closed()
 
     def _verify_on_device(
         self,

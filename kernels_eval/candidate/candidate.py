@@ -358,10 +358,10 @@ class CandidateRole:
     # -- how it works ------------------------------------------------------------------------------
 
     @handles(ReadState)
-    def read_state(self, _: ReadState) -> StateReport:
+    def read_state(self, request: ReadState) -> StateReport:
         changed = state.changes(self.state, state.snapshot(self.runner.device))
         added = {name for name in self.tracer.own_operators if name.startswith(state.OWN_OF_TORCH)}
-        if replaced := state.replaced_operators():
+        if request.operators and (replaced := state.replaced_operators()):
             changed["operators"] = f"{replaced} of torch's own are replaced"
         if added:
             changed["operators"] = ", ".join(sorted(added))

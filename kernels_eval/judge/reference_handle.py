@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kernels_eval.config import LOG_BYTES, ORACLE_MAX_BYTES, EvalConfig
+from kernels_eval.config import LOG_BYTES, ORACLE_MAX_BYTES, TIMED_INPUT_BYTES, EvalConfig
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
@@ -179,7 +179,9 @@ class ReferenceProcess:
 
     def request_unread(self, request: Request[Any], fds: Fds = ()) -> Message:
         limit = self.config.limits.reference_s
-        with alone(self.beside):
+        # a stop takes 3 ms; what a candidate can gain without it, `confirm` does not grant
+        beside = self.beside if self.config.level == "confirm" else None
+        with alone(beside):
             return _answered(self.child, lambda: self.child.request(request, limit, fds))
 
     # -- trials ------------------------------------------------------------------------------------
@@ -241,6 +243,11 @@ class ReferenceProcess:
     @property
     def task_bytes(self) -> int:
         return self.loaded.input_bytes + self.output_bytes
+
+    @property
+    def needs_room(self) -> bool:
+        """Whether what earlier processes still hold of the device may be too much."""
+        return self.task_bytes > TIMED_INPUT_BYTES
 
     def least_bytes(self) -> float:
         """Bytes that any kernel moves at least: outputs and used inputs."""

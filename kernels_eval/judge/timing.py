@@ -216,7 +216,9 @@ def _calls_per_sample(series: Sequence[_Series], config: TimingConfig, most_call
 
 
 def _warm(series: _Series, config: TimingConfig) -> None:
-    """Sample until two medians of 3 agree within 1 %, or a quarter of `precise_s` is spent."""
+    """Sample until two medians of 3 agree within 1 %, or half of the wanted interval, or a quarter
+    of `precise_s` is spent.
+    """
     last, spent = 0.0, 0
     budget_ns = min(config.max_s / 8, config.precise_s / 4) * 1e9
     for _ in range(WARM_ROUNDS):
@@ -226,7 +228,7 @@ def _warm(series: _Series, config: TimingConfig) -> None:
             if spent > budget_ns:
                 return
         now = float(np.median(series.reported[-3:]))
-        if last and abs(now - last) <= WARM_SHARE * last:
+        if last and abs(now - last) <= max(WARM_SHARE, config.interval_width / 2) * last:
             return
         last = now
 

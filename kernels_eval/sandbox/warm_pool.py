@@ -19,6 +19,8 @@ from kernels_eval.sandbox.server_handle import ForkServer
 PREPARE_S = 60.0
 WANTED = {"candidate": 2, "reference": 1}
 """Warm children per role: two, as a candidate may fail at once."""
+THREADS = 3
+"""That start and close children: one that starts waits for no end of another."""
 
 
 class WarmPool:
@@ -33,7 +35,7 @@ class WarmPool:
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "warm pool")
+        return ThreadPoolExecutor(THREADS, "warm pool")
 
     def start_child(self, server: ForkServer, role: str) -> Child:
         """A child of this server for that role. Raises SandboxError where the fork server fails."""

@@ -12,6 +12,7 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, stable_hash
+from tasks.benchmark.remarks import of_screened
 from tasks.benchmark.shown import HEADLINE_METRICS, label, scored
 from tasks.curation.source import Files, Source
 from tasks.curation.tables import places_of, with_flags, with_profiles
@@ -147,7 +148,7 @@ def _made_of(sources: Sequence[Source], tasks: str | None) -> str:
 
 
 def _part(name: str, source: Source, tasks: str | None) -> Part:
-    columns = (*NEEDED, *READ)
+    columns = (*NEEDED, *READ, "level")
     frame = source.verdict_rows(columns, columns, NEEDED)
     places = places_of(source.candidates, frame)
     texts = {key: pl.col(key).cast(pl.String) for key in NEEDED}
@@ -246,6 +247,7 @@ def _scores(parts: Sequence[Part]) -> Json:
         except UsageError as error:
             notes.append(f"No scores: {error}")
             continue
+        notes += of_screened(frame)
         for model in frame["model"].unique(maintain_order=True):
             of = rows.filter(model=model).rows_by_key(
                 "metric", named=True, unique=True, include_key=True

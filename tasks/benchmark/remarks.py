@@ -17,7 +17,7 @@ def remarks(frame: pl.DataFrame) -> list[str]:
     return [
         *_broken_references(frame),
         *_samples_per_task(frame),
-        *_unconfirmed(frame),
+        *of_screened(frame),
         *_unknown_outcomes(frame),
         *_unknown_times(frame),
     ]
@@ -55,11 +55,12 @@ def _samples_per_task(frame: pl.DataFrame) -> Iterator[str]:
             yield (f"{model} has {least} to {most} samples per task: pass@k needs k of every task.")
 
 
-def _unconfirmed(frame: pl.DataFrame) -> Iterator[str]:
+def of_screened(frame: pl.DataFrame) -> Iterator[str]:
+    """A sentence where correct verdicts do not count because they are not confirmed."""
     if screened := frame.filter(unconfirmed(frame)).height:
         yield (
-            f"{screened:,} correct verdicts were only screened: they count as not correct. Verify"
-            " with verification.screen off to confirm them all."
+            f"{screened:,} correct verdicts were only screened: they count as not correct. To have"
+            " all confirmed, verify with verification.screen=false, and without --quick."
         )
 
 

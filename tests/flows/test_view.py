@@ -235,6 +235,18 @@ def test_verdicts_of_two_devices_are_shown_and_not_scored(tmp_path):
     assert told["models"] == [] and "2 devices" in told["notes"][0]
 
 
+def test_verdicts_that_were_only_screened_are_shown_and_do_not_count(tmp_path):
+    rows = [
+        verified("t", n, 10, 1.0) | {"level": level}
+        for n, level in enumerate(("screen", "confirm"))
+    ]
+    frame(*rows).write_parquet(tmp_path / "verdicts.parquet")
+    page = write_view(str(tmp_path / "verdicts.parquet"), out=str(tmp_path / "site"))["page"]
+    told = unpacked(Path(page).parent / "data/index.js")
+    assert "1 correct verdicts were only screened" in told["notes"][0]
+    assert "50.0 %" in str(told["models"]), told["models"]
+
+
 def test_a_folder_of_verify_batch_is_found_and_gets_the_site(tmp_path, root):
     shutil.copytree(root, tmp_path / "verified" / "snapshots")
     page = Path(write_view(str(tmp_path / "verified"))["page"])

@@ -16,6 +16,8 @@ PROFILE = tiny(
     "killed",
     root="out",
     tasks=3,
+    # no time is measured anew in an ablation: both compare the same verdicts
+    verification={"workers": 1, "builders": 1, "screen": False, "eval": {"timing": {"max_s": 0.3}}},
     training={"batch_size": 1, "checkpoint_every_steps": 1},
     benchmark={
         "models": ["base", "tuned"],

@@ -115,8 +115,8 @@ def responses(
     arguments: argparse.Namespace, language: Language
 ) -> Iterator[tuple[KernelTask, int, str]]:
     """One of every task, then a second of every task, and so on."""
-    if language is Language.CPP:
-        each = [(task, bundled.responses(task.name, "cpp")) for task in bundled.load()]
+    if not arguments.tasks:
+        each = [(task, bundled.responses(task.name, language.value)) for task in bundled.load()]
         for index in range(max(len(texts) for _, texts in each)):
             yield from ((task, index, texts[index]) for task, texts in each if index < len(texts))
         return

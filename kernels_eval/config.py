@@ -558,6 +558,16 @@ SOON_S, MEMORY_RETURN_S = 2.0, 20.0
 ENOUGH_MEMORY = 0.9
 """Share of the initial free memory that must be free again, beside waiting processes."""
 
+# -- lanes of one device ---------------------------------------------------------------------------
+
+LANES = 2
+"""Candidates that are compared side by side on one GPU. A choice: comparing leaves most of it
+idle."""
+ROOM_COPIES = 5
+"""How many times what loading a task took its verification takes, both processes together: eighteen
+times the inputs of a task whose outputs are as large, of which loading holds five, and expected
+values."""
+
 # -- memory that processes share -------------------------------------------------------------------
 
 SHARED_ALIGNMENT = 256

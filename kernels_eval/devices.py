@@ -35,6 +35,11 @@ def visible_gpus() -> list[str]:
     return _query_gpus("name,compute_cap")
 
 
+def gpu_uuid() -> str:
+    """The UUID of the first visible GPU, which names it in every process, or ""."""
+    return next(iter(_query_gpus("uuid")), "")
+
+
 def _query_gpus(fields: str) -> list[str]:
     """One line per GPU, fields separated by commas; empty where there is none."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")

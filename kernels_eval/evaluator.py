@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere,
 from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.prepare import Preparer
-from kernels_eval.judge.reference_handle import ReferenceProcess, ReferenceRestarted
+from kernels_eval.judge.reference_handle import Crowded, ReferenceProcess, ReferenceRestarted
 from kernels_eval.judge.runner import Runner, starts_compilers
 from kernels_eval.judge.trials import Stage
 from kernels_eval.protocol import NewCandidate
@@ -44,6 +43,7 @@ class Evaluator:
         cuda_arch: str | None = None,
         ahead: bool | None = None,
         server: ForkServer | None = None,
+        turns_file: Path | None = None,
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
         """`target`: a language or torch device; `on_phase` gets each phase's field as it begins;
@@ -52,7 +52,13 @@ class Evaluator:
         device = device_for(target) if isinstance(target, Language) else target
         self.config, self.on_phase = config or EvalConfig(), on_phase
         self.runner = Runner(
-            self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead, server=server
+            self.config,
+            device,
+            cache=cache,
+            cuda_arch=cuda_arch,
+            ahead=ahead,
+            server=server,
+            turns_file=turns_file,
         )
         self.preparer = Preparer(self.config, host=self.runner)
 
@@ -82,23 +88,27 @@ class Evaluator:
         self, task: KernelTask, candidate: Candidate, prepared: Prepared
     ) -> Verdict | Prepared:
         """The verdict, or what is prepared with the build that was `asked` for meanwhile, for
-        `Preparer.add_build`. Raises as `run`.
+        `Preparer.add_build`, or that must be run `alone`. Raises as `run`.
         """
         if self.config.sanitizer != "off" and candidate.language.sanitized:
             sanitizer.installed()  # else the first correct candidate would say so
-        began = time.monotonic() - prepared.run_s
-        draft = VerdictDraft(on_phase=self.on_phase, seconds={**prepared.phase_s})
+        clock = self.runner.turns.clock
+        began = clock() - prepared.run_s
+        draft = VerdictDraft(on_phase=self.on_phase, clock=clock, seconds={**prepared.phase_s})
         finding = prepared.finding or Finding(reason=Reason.OK)
         try:
             if prepared.finding is None:
                 self._verify(task, candidate, prepared, draft)
         except Stop as stop:
             finding = stop.finding
-        except NeedsBuild as needed:
-            spent = {"run_s": time.monotonic() - began, "phase_s": draft.seconds}
-            return prepared.model_copy(update={"asked": needed.spec, **spent})
+        except (NeedsBuild, Crowded) as needed:
+            if isinstance(needed, Crowded):
+                self.runner.drop_reference()
+            now = {"asked": needed.spec} if isinstance(needed, NeedsBuild) else {"alone": True}
+            spent = {"run_s": clock() - began, "phase_s": draft.seconds}
+            return prepared.model_copy(update={**now, **spent})
         draft.isolation, draft.phases = self.runner.isolation, Phases(**draft.seconds)
-        draft.run_s = time.monotonic() - began
+        draft.run_s = clock() - began
         return verdict_of(task, candidate, prepared, finding, draft)
 
     def _verify(
@@ -110,6 +120,7 @@ class Evaluator:
         while True:
             with draft.phase("reference_s"):
                 reference = self.runner.reference(task, construct_on)
+            self.runner.require_room(reference)
             draft.device = reference.loaded.device_name
             draft.reference_operators = reference.loaded.operators
             try:
@@ -216,7 +227,7 @@ class Evaluator:
         draft, reference = process.draft, process.reference
         with draft.phase("reference_s"):
             compiled = self.runner.compiled(reference)
-        with draft.phase("timing_s"):
+        with self.runner.turns.alone(), draft.phase("timing_s"):
             self.runner.warm_pool.settle()  # nothing starts or ends while it is timed
             clock = PairedClock(process)
             timing = clock.measure()
@@ -253,6 +264,7 @@ class Evaluator:
             raise Stop(Reason.OUT_OF_MEMORY, detail) from stop
 
     def close(self) -> None:
+        self.runner.turns.end()
         self.preparer.close()
         self.runner.close()
 

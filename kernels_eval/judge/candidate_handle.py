@@ -169,6 +169,7 @@ class CandidateProcess:
         return self.reference.memory.draw(seeds, distribution)
 
     def _send(self, request: Request[Any], timeout: float, late: Reason, fds: Fds = ()) -> Message:
+        self.reference.turns.give_way()
         try:
             answer = self.child.request(request, timeout, fds)
             while "build" in answer:

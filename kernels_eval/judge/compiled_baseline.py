@@ -62,7 +62,8 @@ class CompiledReference:
             for trial in [trial for trial in self.reference.trials if trial.as_drawn]:
                 self._check(trial)
             self._compile_s = time.monotonic() - started
-            self.timing = self._time()
+            with self.reference.turns.alone():
+                self.timing = self._time()
         except Lost:
             self._compile_s = self._compile_s or time.monotonic() - started
         finally:
@@ -156,6 +157,7 @@ class CompiledReference:
         limit = limit or self.config.limits.reference_s
         if self._child is None:
             self._lose(self.unavailable_reason or "its process is gone")
+        self.reference.turns.give_way()
         try:
             with alone(self.reference.beside):
                 answer = self._child.request(request, limit, fds)

@@ -47,6 +47,8 @@ class Prepared(Record):
     tier: str | None = None
     cached: bool = False
     seconds: float = 0.0
+    alone: bool = False
+    """whether no neighbour may be on its device"""
     asked: ExtensionSpec | None = None
     late: tuple[Build, ...] = ()
     """builds made since a first run asked for one"""
@@ -165,17 +167,18 @@ class VerdictDraft:
     log: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     on_phase: Callable[[str], None] | None = None
+    clock: Callable[[], float] = time.monotonic
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the wall seconds spent inside to this field of Phases."""
         if self.on_phase:
             self.on_phase(name)
-        started = time.monotonic()
+        started = self.clock()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - started
 
 
 def verdict_of(

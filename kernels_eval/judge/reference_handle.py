@@ -20,6 +20,7 @@ from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.task_memory import TaskMemory
 from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow
+from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import PRECISION_OF
 from kernels_eval.protocol import (
     A,
@@ -44,8 +45,15 @@ PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.I
 """Operators of torch whose sums of products are an offset that long sums round with a bias."""
 
 
+OUT_OF_MEMORY = "out of memory"
+
+
 class ReferenceRestarted(Exception):
     """A trial broke its process: a candidate beside it shares memory with one that has ended."""
+
+
+class Crowded(Exception):
+    """The task must have its device alone: beside a neighbour there is not memory enough."""
 
 
 class ReferenceProcess:
@@ -63,6 +71,7 @@ class ReferenceProcess:
         config: EvalConfig,
         device: str,
         construct_on: str | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """`start` gives a child with the role "reference". Both processes make weights on
         `construct_on`, by default the device that uses them.
@@ -72,6 +81,9 @@ class ReferenceProcess:
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
         self.opened = False
+        self.turns = turns or Turns()
+        self.crowded = False
+        """Whether a neighbour may have held the device's memory since it was loaded."""
         self.beside: Child | None = None
         """A candidate's process, stopped while this one works: it could sway times and
         deadlines.
@@ -141,7 +153,9 @@ class ReferenceProcess:
 
     def _load(self) -> None:
         self.begin_load()
-        answer = _answered(self.child, lambda: self.child.finish(self.config.limits.reference_s))
+        with memory_shared(self.crowded):
+            limit = self.config.limits.reference_s
+            answer = _answered(self.child, lambda: self.child.finish(limit))
         self.loaded = self.memory.loaded = _parsed(self._load_request, answer)
         self._precision, self._gradients = self.loaded.precision, self.loaded.gradients
         self.gates = TaskGates(PRECISION_OF.get(self.loaded.dtype, "fp32"))
@@ -179,9 +193,10 @@ class ReferenceProcess:
 
     def request_unread(self, request: Request[Any], fds: Fds = ()) -> Message:
         limit = self.config.limits.reference_s
+        self.turns.give_way()
         # a stop takes 3 ms; what a candidate can gain without it, `confirm` does not grant
         beside = self.beside if self.config.level == "confirm" else None
-        with alone(beside):
+        with alone(beside), memory_shared(self.crowded):
             return _answered(self.child, lambda: self.child.request(request, limit, fds))
 
     # -- trials ------------------------------------------------------------------------------------
@@ -278,6 +293,17 @@ CONSTRUCTED = TrialRow("other_construction")
 """Replaces `other_weights` where a candidate's weights cannot be redrawn."""
 
 
+@contextmanager
+def memory_shared(crowded: bool) -> Iterator[None]:
+    """Raise Crowded where memory runs out beside a neighbour: a trial would be left out."""
+    try:
+        yield
+    except Stop as stop:
+        if crowded and OUT_OF_MEMORY in stop.finding.detail:
+            raise Crowded from stop
+        raise
+
+
 def alone(beside: Child | None) -> AbstractContextManager[None]:
     """Stop the candidate's process, if any, for the block."""
     return beside.stopped() if beside else nullcontext()
@@ -289,7 +315,7 @@ def _answered(child: Child, request: Callable[[], Answer]) -> Message:
     except ChildFailure as failure:
         raise _failed(failure.detail, child.log_tail(LOG_BYTES)) from failure
     if answer.get("error"):
-        short = "out of memory: " if answer["error"] == Reason.OUT_OF_MEMORY else ""
+        short = f"{OUT_OF_MEMORY}: " if answer["error"] == Reason.OUT_OF_MEMORY else ""
         raise _failed(short + answer["detail"], answer.get("trace", ""))
     return answer
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernels_eval.config import MOST_DRIFT, REFERENCE_DRIFT, EvalConfig
+from kernels_eval.config import MOST_DRIFT, REFERENCE_DRIFT, ROOM_COPIES, EvalConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.compiled_baseline import CompiledReference
 from kernels_eval.judge.messages import Prepared, VerdictDraft
 from kernels_eval.judge.prepare import Workplace
-from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.judge.reference_handle import Crowded, ReferenceProcess, alone
 from kernels_eval.judge.timing import unsettled
+from kernels_eval.judge.turns import Turns
 from kernels_eval.records import Candidate, KernelTask, Timing
 from kernels_eval.sandbox.child import Child
 from kernels_eval.sandbox.server_handle import ForkServer
@@ -43,17 +44,30 @@ class Runner(Workplace):
         cuda_arch: str | None = None,
         ahead: bool | None = None,
         server: ForkServer | None = None,
+        turns_file: Path | None = None,
     ) -> None:
-        """`ahead`: start processes before there is work; default on a GPU, where that takes
-        long.
+        """`ahead`: start processes before there is work; default on a GPU, where that takes long.
+        `turns_file`: of a device that other lanes use too (`judge.turns`).
         """
         super().__init__(config, cache=cache, cuda_arch=cuda_arch, server=server)
         self.device = device
         ahead = device.startswith("cuda") if ahead is None else ahead
         self.warm_pool = WarmPool(config, device, ahead=ahead)
+        self.turns = Turns(turns_file, self._aside)
+        self.neighbours = 0
+        """How many other lanes may be at work on the device now."""
         self._reference: ReferenceProcess | None = None
         self._compiled: CompiledReference | None = None
         self._medians: dict[str, float] = {}
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Nothing starts or ends, and the candidate, which may have left work running, is stopped;
+        what a GPU was given is done, for each answer waits for it.
+        """
+        self.warm_pool.settle()
+        with alone(self._reference.beside if self._reference else None):
+            yield
 
     @contextmanager
     def candidate(
@@ -92,6 +106,7 @@ class Runner(Workplace):
         server, held = self.server, self._reference
         if (
             held is None
+            or (held.failure and held.crowded and not self.neighbours)
             or held.task != task
             or held.child.dead
             or held.construct_on != (construct_on or held.construct_on)
@@ -103,11 +118,20 @@ class Runner(Workplace):
                 self.config,
                 self.device,
                 construct_on,
+                self.turns,
             )
             self.warm_pool.replenish(server)  # while this one computes
             self.warm_pool.wait_closed()
             held.begin_load()
+        held.crowded = bool(self.neighbours)
         return held
+
+    def require_room(self, reference: ReferenceProcess) -> None:
+        """Raise Crowded for a task that would leave too little of the memory to neighbours."""
+        if self.neighbours:
+            most = 1 / (1 + self.neighbours)
+            if ROOM_COPIES * reference.loaded.memory_share > most:
+                raise Crowded
 
     def compiled(self, reference: ReferenceProcess) -> CompiledReference | None:
         """This reference's second baseline, if configured, measured for the first candidate to be

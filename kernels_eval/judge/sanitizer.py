@@ -69,6 +69,7 @@ def sanitize(
     config, program = reference.config, installed()
     readable = [str(path) for path in places_of(runner.builder.tools.cache)]
     for tool in config.sanitizer_tools:
+        runner.turns.give_way()
         with Child(runner.server, "sanitizer", config.limits, processes=True) as child:
             replay = Replay(
                 task=str(child.write_file("task.py", reference.task.code)),

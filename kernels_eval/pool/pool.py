@@ -16,7 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from kernels_eval.config import EvalConfig
+from kernels_eval.config import LANES, EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.judge.messages import Prepared, verdict_of
@@ -33,7 +33,7 @@ from kernels_eval.pool.ray import (
 )
 from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.pool.worker import BuildWorker, KernelWorker
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.records import Candidate, KernelTask, Language, Reason, Verdict
 from kernels_eval.sandbox.deaths import DEATHS, WORKER, Deaths, role_of
 
 RESUMES = "verified candidates are kept; rerun the same command to resume"
@@ -43,6 +43,18 @@ SHORT_S = 60.0
 """Seconds that a worker may lack a device before a warning: nodes may restart."""
 ASK_S = 0.02
 """Seconds between looks for new work when the caller has none."""
+DOUBTED = frozenset(
+    {
+        Reason.OUT_OF_MEMORY,
+        Reason.CUDA_ERROR,
+        Reason.LOAD,
+        Reason.RUN,
+        Reason.REFERENCE_FAILED,
+        Reason.STREAM_ESCAPE,
+        Reason.BACKGROUND_WORK,
+    }
+)
+"""Reasons that a neighbour may be to blame for: such a candidate is judged again alone."""
 WATCH_S = 10.0
 """Seconds without an answer before the pool checks its node: a lost node never answers."""
 
@@ -70,8 +82,16 @@ class _Item:
     prepared: Prepared | None = None
     deaths: Deaths = field(default_factory=Deaths)
 
+    @property
+    def alone(self) -> bool:
+        return self.prepared is not None and self.prepared.alone
 
-@dataclass
+    def keep_alone(self) -> None:
+        if self.prepared:
+            self.prepared = self.prepared.model_copy(update={"alone": True})
+
+
+@dataclass(eq=False)
 class _Slot:
     make: Callable[[], Any]
     item: _Item | None = None
@@ -81,17 +101,32 @@ class _Slot:
     """When it was given work or started (time.monotonic)."""
     failures: int = 0
     """Times in a row that its actor died before it had started."""
+    device: tuple[str, str] | None = None
+    """Node and device of a started actor; lanes of one device share it."""
+    crowded: bool = False
+    """Whether another lane was at work during the present call."""
+    reserved: _Item | None = None
+    """What runs alone here once the other lanes are done."""
+    vacated: bool = True
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        self.actor, self.item = self.make(), None
+        self.actor, self.item, self.device, self.vacated = self.make(), None, None, True
         self.pending, self.since = self.actor.__ray_call__.remote(place), time.monotonic()
 
     @property
     def idle(self) -> bool:
         return self.pending is None
+
+    @property
+    def alone(self) -> bool:
+        return self.reserved is not None or (self.item is not None and self.item.alone)
+
+    def vacate(self) -> None:
+        self.vacated = True
+        self.pending, self.since = self.actor.vacate.remote(), time.monotonic()
 
     def build(self, item: _Item) -> None:
         request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
@@ -99,6 +134,7 @@ class _Slot:
 
     def run(self, item: _Item) -> None:
         request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
+        self.vacated = False
         self._begin(item, self.actor.run.remote(*request))
 
     def _begin(self, item: _Item, pending: Any) -> None:
@@ -113,6 +149,8 @@ class Pool:
     config: EvalConfig = EvalConfig()
     workers: int | None = None
     builders: int | None = None
+    lanes: int | None = None
+    """Workers that share a device; default: `LANES` on GPUs, one on a CPU."""
     address: str | None = None
     cuda_arch: str | None = None
     gpu_type: str | None = None
@@ -126,6 +164,11 @@ class Pool:
     """One line each time that fewer workers have a device than were asked for."""
     telemetry: Telemetry = field(default_factory=Telemetry)
     """Since the pool was started."""
+    _lanes: int = 1
+    _large: set[str] = field(default_factory=set)
+    """Tasks that leave no room for a neighbour."""
+    _failing: set[str] = field(default_factory=set)
+    """Tasks whose reference has failed without a neighbour."""
     _builder_cpus: float = 1.0
     _here: Place | None = None
     _builders: list[_Slot] = field(default_factory=list)
@@ -156,10 +199,11 @@ class Pool:
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
         self._here = place()
-        self._runners = [_Slot(self._new_runner) for _ in range(workers)]
+        self._lanes = self.lanes or (LANES if self.language.needs_gpu else 1)
+        self._runners = [_Slot(self._new_runner) for _ in range(workers * self._lanes)]
         shares = range(builders)
         self._builders = [_Slot(partial(self._new_builder, share, builders)) for share in shares]
-        self.telemetry = Telemetry(builders, workers)
+        self.telemetry = Telemetry(builders, workers, self._lanes)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,11 +227,12 @@ class Pool:
         import ray
 
         actor = ray.remote(self.runner).options(
-            num_gpus=1 if self.language.needs_gpu else None,
-            num_cpus=1,
+            num_gpus=1 / self._lanes if self.language.needs_gpu else None,
+            num_cpus=1 / self._lanes,
             accelerator_type=self.gpu_type if self.language.needs_gpu else None,
         )
-        return actor.remote(self.config, device_for(self.language), self.cuda_arch)
+        device = device_for(self.language)
+        return actor.remote(self.config, device, self.cuda_arch, None, self._lanes)
 
     # -- the pipeline ------------------------------------------------------------------------------
 
@@ -199,11 +244,6 @@ class Pool:
         Takes from `pairs` only as fast as it can work; None means no work now, ask again in `ASK_S`
         seconds. Closing drops candidates in flight; the next call may take them.
         """
-        if not self._runners:
-            raise GpuLostError(
-                f"no worker has a working device left: {'; '.join(self.quarantined)}",
-                "see nvidia-smi -q and dmesg",
-            )
         waiting = iter(pairs)
         retry: deque[_Item] = deque()
         ready: deque[_Item] = deque()
@@ -227,19 +267,23 @@ class Pool:
         since = 0.0
         try:
             while True:
+                self._require_device()
                 for slot in self._builders:
                     if slot.idle and len(ready) < limit and (item := to_build()):
                         slot.build(item)
-                for slot in self._runners:
-                    if slot.idle and ready:
-                        slot.run(self._next_item(slot, ready))
+                waiting_for = {item.task.task_id for item in ready}
+                # who has a task at hand comes first
+                for slot in sorted(self._runners, key=lambda s: s.last_task not in waiting_for):
+                    if slot.idle:
+                        self._give_work(slot, ready)
                 self.telemetry.tick(len(ready))
                 if finished:
                     self.telemetry.reached(finished)
                     # Every worker has its next work by now: no device waits for the caller.
                     yield finished
                 busy = [slot for slot in self._slots if not slot.idle]
-                if exhausted and not ready and not retry and not any(slot.item for slot in busy):
+                left = ready or retry or any(slot.item or slot.reserved for slot in self._slots)
+                if exhausted and not left:
                     return  # nothing is under way, and nothing is left to begin
                 if first or not since or (paused and not ready):
                     since = time.monotonic()  # nothing has waited yet for a worker to start
@@ -249,6 +293,7 @@ class Pool:
                 self._check_devices()
         finally:
             for slot in self._slots:
+                slot.reserved = None
                 if slot.item:
                     slot.item = slot.pending = None
 
@@ -268,10 +313,18 @@ class Pool:
             with interruptible():
                 answer: Prepared | Verdict = ray.get(pending)
         except failures as error:
-            self._failed(slot, item, error)
+            ready.extendleft(self._failed(slot, item, error))
             (retry if building else ready).appendleft(item)
             return None
         if isinstance(answer, Verdict):
+            if slot.crowded and self._is_doubtful(answer):
+                if answer.reason is Reason.OUT_OF_MEMORY:
+                    self._large.add(answer.task_id)
+                item.keep_alone()
+                ready.appendleft(item)
+                return None
+            if answer.reason is Reason.REFERENCE_FAILED:
+                self._failing.add(answer.task_id)
             return answer
         if answer.finding:
             return verdict_of(item.task, item.candidate, answer, answer.finding)
@@ -279,16 +332,25 @@ class Pool:
         if answer.asked:
             retry.append(item)  # back to the builders, before new ones
         else:
+            if answer.alone and not building:
+                self._large.add(item.task.task_id)
             ready.append(item)
         return None
 
-    def _failed(self, slot: _Slot, item: _Item, error: Any) -> None:
-        """Note who died in a failed call. Raises where its item must not be tried again."""
+    def _is_doubtful(self, verdict: Verdict) -> bool:
+        """Whether a neighbour may be the reason."""
+        return verdict.reason in DOUBTED and verdict.task_id not in self._failing
+
+    def _failed(self, slot: _Slot, item: _Item, error: Any) -> list[_Item]:
+        """Note who died in a failed call; returns what else was under way there. Raises where its
+        item must not be tried again.
+        """
+        others: list[_Item] = []
         cause = None if isinstance(error, _lost_errors()) else error.cause
         if cause is None:
             self._replace(slot)
         elif isinstance(cause, GpuLostError):
-            self._quarantine(slot, cause)
+            others = self._quarantine(slot, cause)
         elif not isinstance(cause, SandboxError):
             raise (
                 cause if isinstance(cause, EvalError) else error.as_instanceof_cause()
@@ -302,6 +364,7 @@ class Pool:
             ) from error
         if cause is not None and (spent or not self._runners):
             raise cause from error
+        return others
 
     def _started(self, slot: _Slot) -> None:
         import ray
@@ -323,9 +386,14 @@ class Pool:
                     "see the Ray logs of this node",
                 ) from error
         else:
-            if self._here:
-                require_alike(self._here, found)
+            if found:
+                slot.device = found.node, found.device
+                if self._here:
+                    require_alike(self._here, found)
             slot.pending, slot.failures = None, 0
+            lost = [lane.device for lane in self._lost] if self._lanes > 1 else []
+            if slot in self._runners and slot.device in lost:
+                self._give_up(slot)
 
     def _check_devices(self) -> None:
         now = time.monotonic()
@@ -339,7 +407,8 @@ class Pool:
             self._short = 0
             return
         kind = "GPU" if self.language.needs_gpu else "CPU"
-        short, warning = shortage(len(self._runners), kind, SHORT_S, self.gpu_type)
+        wanted = math.ceil(len(self._runners) / self._lanes)
+        short, warning = shortage(wanted, kind, SHORT_S, self.gpu_type)
         if short > self._short:
             self.cautions.append(warning)
         self._short = short
@@ -388,11 +457,58 @@ class Pool:
                 "Ray has lost the node that this process is on (was its raylet killed?)", RESUMES
             )
 
-    def _quarantine(self, slot: _Slot, cause: GpuLostError) -> None:
-        """Give a worker no more work. Its actor keeps the broken GPU, which Ray would reuse."""
+    def _quarantine(self, slot: _Slot, cause: GpuLostError) -> list[_Item]:
+        """Give all lanes of a device no more work; returns what they were at. Their actors keep the
+        broken GPU, which Ray would reuse.
+        """
+        under_way: list[_Item] = []
+        for lane in (slot, *self._lanes_beside(slot)):
+            self._give_up(lane)
+            under_way += filter(None, (lane.item, lane.reserved))
+            lane.item = lane.reserved = lane.pending = None
+        self.quarantined.append(str(cause.args[0]))
+        return under_way
+
+    def _give_up(self, slot: _Slot) -> None:
         self._runners.remove(slot)
         self._lost.append(slot)
-        self.quarantined.append(str(cause.args[0]))
+
+    def _require_device(self) -> None:
+        if not self._runners:
+            raise GpuLostError(
+                f"no worker has a working device left: {'; '.join(self.quarantined)}",
+                "see nvidia-smi -q and dmesg",
+            )
+
+    def _lanes_beside(self, slot: _Slot) -> list[_Slot]:
+        """The other lanes of a started worker's device."""
+        others = (lane for lane in self._runners if lane is not slot)
+        return [lane for lane in others if lane.device == slot.device] if self._lanes > 1 else []
+
+    def _give_work(self, slot: _Slot, ready: deque[_Item]) -> None:
+        """Run the next item. Before one that must be alone, the device's other lanes end theirs and
+        are given none; for a large task they also give back what memory they keep.
+        """
+        beside = self._lanes_beside(slot)
+        if any(lane.alone for lane in beside):
+            return
+        item = slot.reserved or (self._next_item(slot, ready) if ready else None)
+        if item is None:
+            return
+        if large := item.task.task_id in self._large:
+            item.keep_alone()
+        if item.alone:
+            slot.reserved = item
+            for lane in beside:
+                if large and lane.idle and not lane.vacated:
+                    lane.vacate()
+            if not all(lane.idle for lane in beside):
+                return
+            slot.reserved = None
+        slot.crowded = any(lane.item for lane in beside)
+        for lane in beside:
+            lane.crowded = True
+        slot.run(item)
 
     def _next_item(self, slot: _Slot, ready: deque[_Item]) -> _Item:
         """The oldest item of the worker's task, else of an unserved task, else any."""

@@ -198,6 +198,8 @@ class Place(NamedTuple):
     cache: str
     code: str
     torch: str
+    device: str = ""
+    """Ray's ids of its GPUs, on that node"""
 
 
 def place(_: object = None) -> Place:
@@ -207,8 +209,9 @@ def place(_: object = None) -> Place:
     home = Path(__file__).parents[1]
     files = ((file.relative_to(home), file.read_text()) for file in sorted(home.rglob("*.py")))
     code = stable_hash([[path.as_posix(), text] for path, text in files])
-    node = ray.get_runtime_context().get_node_id()
-    return Place(node, str(default_cache()), code, version("torch"))
+    here = ray.get_runtime_context()
+    gpus = ",".join(here.get_accelerator_ids().get("GPU", ()))
+    return Place(here.get_node_id(), str(default_cache()), code, version("torch"), gpus)
 
 
 def require_alike(here: Place, there: Place) -> None:

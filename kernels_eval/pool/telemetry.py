@@ -19,6 +19,8 @@ class Telemetry:
 
     builders: int = 0
     devices: int = 0
+    lanes: int = 1
+    """of a device, which each count as one part of it"""
     queue_depth: int = 0
     """Built candidates that wait for a device now."""
     _sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -38,7 +40,7 @@ class Telemetry:
         self._last, self.queue_depth, self._most = now, ready, max(self._most, ready)
 
     def worked(self, kind: str, seconds: float) -> None:
-        self._sums[kind] += seconds
+        self._sums[kind] += seconds / (self.lanes if kind == DEVICES else 1)
 
     def reached(self, verdict: Verdict) -> None:
         self._statuses[verdict.status.value] += 1

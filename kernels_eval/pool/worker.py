@@ -1,6 +1,6 @@
-"""Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores. A killed
-role is a KilledError; after a verdict that a broken GPU may have caused, two failed health checks
-raise GpuLostError."""
+"""Ray actors: a `KernelWorker` per lane of a GPU (or CPU slot), and `BuildWorker`s on CPU cores. A
+killed role is a KilledError; after a verdict that a broken GPU may have caused, two failed health
+checks raise GpuLostError."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import os
 from collections.abc import Callable
 
 from kernels_eval.config import EvalConfig
+from kernels_eval.devices import gpu_uuid
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.judge.messages import Prepared
 from kernels_eval.judge.prepare import Preparer
+from kernels_eval.judge.turns import turns_file
 from kernels_eval.protocol import HealthReport
 from kernels_eval.records import Candidate, KernelTask, Reason, Verdict
 from kernels_eval.sandbox.deaths import blaming
@@ -52,7 +54,9 @@ class BuildWorker:
 
 
 class KernelWorker:
-    """Runs prepared candidates on one device. `check` replaces the health check in tests."""
+    """Runs prepared candidates on one device, one of `lanes` that share it. `check` replaces the
+    health check in tests.
+    """
 
     def __init__(
         self,
@@ -60,9 +64,12 @@ class KernelWorker:
         device: str,
         cuda_arch: str | None,
         check: Callable[..., HealthReport] | None = None,
+        lanes: int = 1,
     ) -> None:
-        self._evaluator = Evaluator(device, config, cuda_arch=cuda_arch)
-        runner = self._evaluator.runner
+        self._neighbours = lanes - 1
+        file = turns_file(gpu_uuid() or device) if lanes > 1 else None
+        self._evaluator = Evaluator(device, config, cuda_arch=cuda_arch, turns_file=file)
+        self._runner = runner = self._evaluator.runner
         runner.start()  # it takes seconds, in which the first candidates are built
         self._health: DeviceHealth | None = None
         if check or device.startswith("cuda"):
@@ -85,11 +92,17 @@ class KernelWorker:
         """One verdict, or what the builders must add first; `blamed` as for a build. Raises
         GpuLostError where the device fails, other EvalErrors where the machine does.
         """
-        with blaming(blamed):
+        self._runner.neighbours = 0 if prepared.alone else self._neighbours
+        with blaming(blamed), self._runner.turns.shared():
             if self._health:
                 self._health.remember()
             found = self._evaluator.run_once(task, candidate, prepared)
             suspect = isinstance(found, Verdict) and found.reason in BLAMES_THE_DEVICE
             if self._health and suspect:
-                self._health.confirm()
+                self._health.confirm(crowded=bool(self._runner.neighbours))
             return found
+
+    def vacate(self) -> None:
+        """Give back the device's memory that is kept for the next candidate."""
+        with self._runner.turns.shared():
+            self._runner.drop_reference()

@@ -29,7 +29,7 @@ class LoadedTask(Payload):
     are those of one set of inputs; `packed_bytes` and `argument_bytes` what a set and the
     constructor's arguments take in shared memory; `mutates`: the reference changes its inputs.
     `precision` and `gradients` as in `ModelSpec`. `peak_bytes_per_s`: of the device's memory, 0 for
-    a task that its cache holds.
+    a task that its cache holds. `memory_share`: of a GPU's memory, what loading and one run took.
     """
 
     plan: InputPlan
@@ -48,6 +48,7 @@ class LoadedTask(Payload):
     gradients: Gradients | None
     peak_bytes_per_s: float
     cache_bytes: int
+    memory_share: float = 0.0
 
 
 class LoadTask(Request[LoadedTask]):

@@ -156,6 +156,7 @@ class ExpectedValues:
             argument_bytes=self.task.packed_bytes(self.task.arguments(self.runner.spec)),
             peak_bytes_per_s=0.0 if fits_cache else peak_bandwidth(gpu),
             cache_bytes=cache_bytes,
+            memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
 
     def _operators_called(self, seed: int) -> list[str]:

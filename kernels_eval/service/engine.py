@@ -42,7 +42,8 @@ def work(pipe: Connection, options: Json) -> None:
     threading.Thread(target=read, daemon=True).start()
     try:
         with Pool(**options) as pool:
-            pipe.send(("ready", pool.telemetry.builders + pool.telemetry.devices))
+            used = pool.telemetry
+            pipe.send(("ready", used.builders + used.devices * used.lanes))
             for verdict in pool.verify(arriving(pairs)):
                 pipe.send(("verdict", verdict, [*pool.quarantined, *pool.cautions]))
     except Exception as error:

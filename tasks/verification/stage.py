@@ -83,6 +83,7 @@ def pool_of(language: Language, config: VerificationConfig) -> Pool:
         config.protocol,
         workers=config.workers,
         builders=config.builders,
+        lanes=config.lanes,
         address=config.ray_address,
         gpu_type=config.gpu_type,
     )

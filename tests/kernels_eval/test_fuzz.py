@@ -34,6 +34,7 @@ from kernels_eval.judge.messages import Prepared as Outcome
 from kernels_eval.judge.messages import Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.prepare import BoundedBuilds, Preparer
 from kernels_eval.judge.trials import TRIALS, Stage, Trial
+from kernels_eval.judge.turns import Turns
 from kernels_eval.protocol import (
     CallReport,
     CaptureReport,
@@ -260,6 +261,7 @@ def reference():
         device="cpu",
         spec=ModelSpec(entry_point="Model", init_form="args", device="cpu", construct_on="cpu"),
         construct_on="cpu",
+        turns=Turns(),
         expected=SimpleNamespace(bit_identical=False, oracle="float64"),
         gates=SimpleNamespace(precision="fp32"),
         sums_products=False,

@@ -20,6 +20,7 @@ import pytest
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.judge.turns import Turns
 from kernels_eval.protocol import Capture
 from kernels_eval.sandbox import confinement, forkserver, machine, process_tree
 from kernels_eval.sandbox.child import Child, ChildFailure
@@ -455,7 +456,7 @@ def test_a_stopped_child_uses_no_processor(server, processes):
 
 
 def test_a_candidate_is_stopped_while_the_reference_works(server):
-    reference = SimpleNamespace(config=kernels.QUICK, beside=None)
+    reference = SimpleNamespace(config=kernels.QUICK, turns=Turns(), crowded=False, beside=None)
     with Child(server, "capture", LIMITS) as candidate, Child(server, "capture", LIMITS) as child:
         run(candidate, SPINS)
         reference.child, reference.beside = child, candidate

@@ -4,13 +4,15 @@ own, and workers that do nothing but say where they are."""
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from kernels_eval.config import LANES
 from kernels_eval.errors import UsageError
 from kernels_eval.pool.pool import Pool
-from kernels_eval.pool.ray import gpu_types, shortage
+from kernels_eval.pool.ray import gpu_types, place, shortage
 from kernels_eval.records import Language
 from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import conditions_of, pool_of
@@ -72,13 +74,18 @@ def nodes(tmp_path_factory):
 def test_workers_are_of_one_type_and_verdicts_are_its_own(
     nodes, asked, node, workers, arch, device
 ):
+    import ray
+
     config = VerificationConfig(gpu_type=asked, builders=1)
     assert conditions_of(Language.CUDA, config).device == device
     pool = pool_of(Language.CUDA, config)
     pool.builder, pool.runner = Quick, Placed
     with pool:
         verdicts = list(pool.verify(many(6)))
-        assert (len(pool._runners), pool.cuda_arch) == (workers, arch)
+        assert (pool.telemetry.devices, pool.cuda_arch) == (workers, arch)
+        found = ray.get([slot.actor.__ray_call__.remote(place) for slot in pool._runners])
+        lanes = Counter((each.node, each.device) for each in found)
+        assert sorted(lanes.values()) == [LANES] * workers, "so many on each GPU"
     assert {verdict.detail for verdict in verdicts} == {nodes[node]}
 
 

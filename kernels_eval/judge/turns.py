@@ -22,7 +22,7 @@ from pathlib import Path
 
 def turns_file(device: str) -> Path:
     """The file of a device of this machine; `device` is unique on it, such as a GPU's UUID."""
-    return Path(tempfile.gettempdir()) / f"concur-{os.getuid()}-{device}"
+    return Path(tempfile.gettempdir()) / f"concur_turns-{os.getuid()}-{device}"
 
 
 LINGER_S = 0.1

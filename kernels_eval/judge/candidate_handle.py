@@ -193,10 +193,6 @@ class CandidateProcess:
         answer = LateBuildAnswer(ok=build.ok, path=build.path, reason=build.reason, log=build.log)
         return self.child.resume(answer.model_dump(mode="json"), timeout)
 
-    def try_call(self) -> None:
-        inputs, descriptor = self.unseen_inputs()
-        self.request_unread(Call(inputs=inputs), (descriptor,))
-
     def call(self, trial: Trial, *, reruns: int = 0, transposed: bool = False) -> Comparison:
         """One compared call; `transposed`: other weights, square matrices transposed. Raises Stop
         for a wrong form.

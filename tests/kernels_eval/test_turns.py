@@ -12,6 +12,7 @@ from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.turns import Turns
 from kernels_eval.pool import worker
 from kernels_eval.pool.worker import KernelWorker
+from kernels_eval.protocol import ReadState
 from kernels_eval.sandbox.child import Child
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, module, verifying
@@ -170,13 +171,14 @@ def test_what_a_candidate_left_running_is_stopped_while_it_is_aside_and_goes_on(
     runner, made = verify.runner, kernels.candidate(AFFINE, BURNS)
     prepared = verify.preparer.prepare(made, AFFINE)
     reference = runner.reference(AFFINE)
+    reference.declare()
     with runner.candidate(made, prepared, reference, VerdictDraft()) as process:
         process.load()
         with runner._aside():
             until(lambda: set(states(process.child)) == {"T"})
             before = process.child.processor_ns()
         until(lambda: process.child.processor_ns() > before)
-        process.try_call()
+        process.request(ReadState())
 
 
 @pytest.mark.slow

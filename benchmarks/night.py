@@ -72,11 +72,13 @@ def written_s(values: Values, service: Service, answers: float, tokens: float) -
 
 
 def verification_s(values: Values, card: str, answers: float) -> tuple[float, float]:
-    """Seconds that the devices and that the builders need: both work at once, the larger counts."""
+    """Seconds that the devices and that the builders need: both work at once, the larger counts.
+    Every answer with code is screened, and what is kept confirmed."""
     coded, builders = answers * values["with_code"], values["cores"] - GPUS
-    device_s = values["device_s"] * (values["device_h100"] if card == "h100" else 1)
+    device_s = coded * values["device_s"] + answers * values["confirmed"] * values["confirm_s"]
+    slower = values["device_h100"] if card == "h100" else 1
     built_s = coded * values["build_core_s"] / builders
-    return coded * device_s / GPUS / values["device_busy"], built_s
+    return device_s * slower / GPUS / values["device_busy"], built_s
 
 
 def trained_s(

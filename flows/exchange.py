@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import polars as pl
 
-from kernels_eval.__main__ import QUICK, read_pair
+from kernels_eval.__main__ import read_pair
 from kernels_eval.errors import UsageError
 from kernels_eval.exchange import harbor, kernelbench
 from kernels_eval.exchange.definitions import (
@@ -62,7 +62,7 @@ class Judged(NamedTuple):
 
 def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> Json:
     """Write verdicts in a form; returns a summary. `options`: candidates, tasks, root, candidate,
-    name, license, quick, task, language, recipe. Raises UsageError for unreadable input or
+    name, license, task, language, recipe. Raises UsageError for unreadable input or
     unwritable output."""
     target = Path(out).expanduser()
     if options["task"] and (form != "package" or not sources):
@@ -241,8 +241,7 @@ def _packed(
     task: KernelTask, candidate: Candidate, forms: Interface, target: Path, options: Row
 ) -> Json:
     more = {name: options[name] for name in ("name", "license") if options[name]}
-    config = QUICK if options["quick"] else None
-    told = export_package(task, candidate, forms, target, config=config, **more)
+    told = export_package(task, candidate, forms, target, **more)
     return _summary("package", target, 1, Counter()) | told
 
 

@@ -165,6 +165,8 @@ def render(verdict: Verdict) -> str:
         f"{verdict.status.value} ({verdict.reason})"
         + (f": {verdict.detail}" if verdict.detail else "")
     ]
+    if verdict.level == "screen" and verdict.status is Status.CORRECT:
+        lines.append("  screened only: without --quick the whole protocol confirms it")
     if timing := verdict.timing:
         lines.append(
             f"  speedup {timing.speedup:.2f} (95 % interval {timing.speedup_lower:.2f} to"
@@ -300,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--language", choices=[x.value for x in Language], help="default: read from the source"
     )
-    parser.add_argument("--quick", action="store_true", help="take fewer timing samples")
+    parser.add_argument("--quick", action="store_true", help="screen: fewer trials and samples")
     parser.add_argument("--progress", action="store_true", help="print each stage to stderr")
     parser.add_argument(
         "--json", action="store_true", help="print exactly one JSON object, the Verdict"

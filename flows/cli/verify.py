@@ -285,7 +285,6 @@ def export(
     license: str | None = Option(
         None, metavar="ID", help="package: its licence, as named by the hub, such as apache-2.0."
     ),
-    quick: bool = Option(False, "--quick", help="package: verify with fewer timing samples."),
     language: KernelLanguage | None = Option(
         None,
         help="harbor: the language to ask for; package: that of the candidate's file.",
@@ -315,7 +314,6 @@ def export(
             candidate=candidate,
             name=name,
             license=license,
-            quick=quick,
             task=task,
             language=language,
             recipe=recipe,

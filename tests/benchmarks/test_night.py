@@ -105,9 +105,11 @@ def test_lengths_have_the_mean_the_limit_and_the_lengths_that_were_recorded():
 
 def test_verification_takes_the_slower_of_devices_and_builders():
     values = MODES | {"with_code": 0.5, "device_s": 2.0, "device_busy": 1.0, "device_h100": 1.5}
-    values |= {"build_core_s": 30.0, "cores": 108}
+    values |= {"build_core_s": 30.0, "cores": 108, "confirmed": 0.0, "confirm_s": 8.0}
     assert verification_s(values, "h200", 1000) == (125.0, 150.0)
     assert verification_s(values, "h100", 1000) == (187.5, 150.0)
+    kept = values | {"confirmed": 0.1}
+    assert verification_s(kept, "h200", 1000) == (225.0, 150.0), "1,000 tenths of 8 s on 8 GPUs"
 
 
 def test_training_is_flops_over_speed():
@@ -138,6 +140,7 @@ def test_stages_add_up_and_a_refresh_asks_one_model():
         ("answer_spread", 1.5),
         ("decoding", 0.9),
         ("device_s", 2.0),
+        ("confirm_s", 60.0),
         ("with_code", 0.9),
         ("workers_ratio", 0.4),
         ("server_start_s", 900),

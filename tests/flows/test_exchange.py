@@ -116,7 +116,7 @@ def test_verdicts_become_traces_that_flashinfer_bench_loads(verified):
 
 def test_a_package_runs_the_kernel_where_it_was_verified(verified):
     out = verified / "package"
-    options = ["--as", "package", "--candidate", "right@w1", "--out", out, "--quick"]
+    options = ["--as", "package", "--candidate", "right@w1", "--out", out]
     told = exported(verified / "verified", *options)
     built = out / "build" / told["variant"]
     environment = {"CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin:/bin"}
@@ -141,7 +141,7 @@ def test_the_file_of_a_candidate_becomes_a_package(tmp_path):
     task.write_text(kernels.AFFINE.code)
     candidate.write_text(kernels.module("return ext.affine(x)"))
     out = tmp_path / "package"
-    words = ["--as", "package", "--task", task, "--out", out, "--quick", "--license", "mit"]
+    words = ["--as", "package", "--task", task, "--out", out, "--license", "mit"]
     told = exported(candidate, *words)
     assert (told["name"], told["license"], told["task_id"]) == ("doubling", "mit", "file/doubling")
     built = out / "build" / told["variant"]

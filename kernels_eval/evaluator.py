@@ -151,7 +151,7 @@ class Evaluator:
             running = self.runner.candidate(candidate, prepared, reference, draft)
             with running as process, self._blaming():
                 self._compare_declared(process)
-            draft.correctness = None  # of one trial
+            draft.correctness = draft.outputs_match = None  # of one trial
             self.runner.warm_pool.wait_closed()  # it has no say in what can be computed
         with draft.phase("reference_s"):
             reference.open()

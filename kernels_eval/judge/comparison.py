@@ -23,7 +23,6 @@ from kernels_eval.records import Correctness, Reason
 def compare_outputs(process: CandidateProcess) -> None:
     """Compare every trial in the task's own shape and mode. Raises Stop where one is wrong."""
     draft = process.draft
-    draft.outputs_match = False
     compare_trials(process, Stage.OUTPUTS)
     _settle_approximation(process)
     draft.precision_class = process.reference.gates.precision
@@ -34,6 +33,8 @@ def compare_trials(process: CandidateProcess, stage: Stage) -> None:
     """Compare this stage's trials that are expected and not yet compared; `screen` leaves some to
     `confirm`. Raises Stop for the first untolerated wrong answer.
     """
+    if stage is Stage.OUTPUTS:
+        process.draft.outputs_match = False  # until all are compared
     for trial in process.reference.trials:
         if trial.row.stage is not stage or trial.name in process.compared:
             continue

@@ -164,9 +164,10 @@ class Evaluator:
         try:
             with phase("correctness_s"):
                 comparison.compare_trials(process, Stage.OUTPUTS)
-        except Stop:
-            if process.draft.correctness and reference.expected.doubtful:
-                with phase("reference_s"):
+        except Stop as stop:
+            compared = bool(process.compared)
+            with phase("reference_s"):
+                if reference.doubtful(stop.finding.reason, compared=compared):
                     reference.open()  # is the task to blame?
             raise
 

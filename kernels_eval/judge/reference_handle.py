@@ -222,6 +222,15 @@ class ReferenceProcess:
         finally:
             self.request(ForgetTrial(trial=DRAWN_AGAIN.name))
 
+    def doubtful(self, reason: Reason, *, compared: bool) -> bool:
+        """Whether a task may be to blame for a wrong answer on its own inputs: it is like one that
+        cannot tell right from wrong, or the shape of its outputs depends on the inputs' values.
+        """
+        if reason is Reason.WRONG_SHAPE:
+            with self.drawn_again() as other:
+                return other.outputs != self.trials[0].outputs
+        return compared and self.expected.doubtful
+
     def constructed_otherwise(self) -> Trial:
         """A trial of a model constructed under another seed."""
         seeds = self.trials[0].seed, secrets.randbits(31)

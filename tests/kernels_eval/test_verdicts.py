@@ -145,7 +145,7 @@ def test_a_build_that_a_call_asks_for_is_made_while_nothing_runs(verify, monkeyp
         init="self.ext = None",
     )
     made = kernels.candidate(AFFINE, code)
-    given, alive, build = [], set(), verify.runner.builder.build
+    given, alive, build = [], set(), verify.runner.builder._compiled
     request, close = Child.request, Child.close
 
     def heard(self, question, *rest):
@@ -158,13 +158,13 @@ def test_a_build_that_a_call_asks_for_is_made_while_nothing_runs(verify, monkeyp
         close(self)
         alive.discard(self)
 
-    def built(spec):
-        assert not alive, "the device waits for nothing"
-        return build(spec)
+    def compiled(*asked):
+        assert not alive, "the device waits for no compiler"
+        return build(*asked)
 
     monkeypatch.setattr(Child, "request", heard)
     monkeypatch.setattr(Child, "close", closed)
-    monkeypatch.setattr(verify.runner.builder, "build", built)
+    monkeypatch.setattr(verify.runner.builder, "_compiled", compiled)
     prepared = verify.preparer.prepare(made, AFFINE)
     needed = verify.evaluator.run_once(AFFINE, made, prepared)
     assert needed.asked and needed.run_s > 0

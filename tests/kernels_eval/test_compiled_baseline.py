@@ -182,7 +182,7 @@ def test_a_reference_that_compiles_too_long_costs_its_baseline_only():
     bench = Bench(hurried)
     with bench.evaluator:
         first, second = compiled_of(bench()), compiled_of(bench(before="# the next one"))
-    assert "compile: took longer than 0.05 s" in first.unavailable_reason
+    assert "Compile: took longer than 0.05 s" in first.unavailable_reason
     assert second.unavailable_reason == first.unavailable_reason and second.compile_s < 0.05
 
 

@@ -93,9 +93,12 @@ def check_idle(process: CandidateProcess, *, again: bool = False) -> None:
     check_state(process)
 
 
-def check_state(process: CandidateProcess) -> None:
-    """Require that no setting of torch or CUDA changed that honest code leaves alone."""
-    request = ReadState(operators=process.config.level == "confirm")
+def check_state(process: CandidateProcess, *, settings: bool = False) -> None:
+    """Require that no setting of torch or CUDA changed that honest code leaves alone, and unless
+    only `settings` matter, that a candidate to confirm replaced no operator.
+    """
+    confirms = process.config.level == "confirm"
+    request = ReadState(operators=confirms and not settings)
     changed = process.request(request).changed
     for name, reason in REASON_OF_CHANGE.items():
         if name in changed:

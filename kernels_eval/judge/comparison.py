@@ -117,7 +117,7 @@ def _refuse_answer(
         process.draft.flags.append(row.flag)
     elif row.reason is None:
         # a changed default dtype, say, explains more than the wrong output it leads to
-        check_state(process)
+        check_state(process, settings=True)
         raise explained(trial, outcome, found, process)
     else:
         shape = trial.outputs[0].shape if trial.outputs else ""

@@ -228,8 +228,8 @@ class Evaluator:
         draft, reference = process.draft, process.reference
         with draft.phase("reference_s"):
             compiled = self.runner.compiled(reference)
-        with self.runner.turns.alone(), draft.phase("timing_s"):
-            self.runner.warm_pool.settle()  # nothing starts or ends while it is timed
+        quiet = self.runner.warm_pool.quiet()
+        with self.runner.turns.alone(), draft.phase("timing_s"), quiet:
             clock = PairedClock(process)
             timing = clock.measure()
             if compiled:

@@ -12,7 +12,7 @@ from importlib import import_module
 
 from kernels_eval.candidate.candidate import CandidateRole
 from kernels_eval.candidate.capture import CaptureRole
-from kernels_eval.model import measurement
+from kernels_eval.model import measurement, operators
 from kernels_eval.model.failures import report
 from kernels_eval.model.model_runner import ModelRunner
 from kernels_eval.protocol import answer_message, routes_of
@@ -37,6 +37,7 @@ def warm_up(kind: str) -> None:
     other role needs.
     """
     assert measurement  # imported for every child, which then need not
+    operators.warm_up()
     for part in (CandidateRole, ModelRunner, CaptureRole, health):
         routes_of(part)
     if kind == "workload":

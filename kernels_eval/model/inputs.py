@@ -263,6 +263,16 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     return _laid_out(drawn.to(value.dtype), value)  # a kernel may rely on the declared strides
 
 
+def draw_each(value: Tensor) -> None:
+    """Plan and draw a tensor's every distribution once: a GPU loads each kernel on its first
+    use.
+    """
+    plan_inputs([value])
+    names = (*BLOCKS[1:], "mixed", "impulse", "offset", "small", "non_finite", PERMUTED)
+    for name in names:
+        _redraw(value, InputNote(vary=True), 0, name)
+
+
 def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     """A tensor of one distribution. `impulse` and `non_finite` change few elements of `value`: two
     and one in 2,048 (at most 1,024)."""

@@ -216,6 +216,11 @@ def _computes(node: Answer) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeImplicitAutograd")
 
 
+def warm_up() -> None:
+    """List torch's functions by name once, before processes are forked that each would do it."""
+    resolve_name(torch.add)
+
+
 def reference_operators(run: Callable[[], object]) -> list[str]:
     """The outermost torch functions that `run()` calls, such as torch.nn.functional.layer_norm."""
     mode = _Functions()

@@ -33,6 +33,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.inputs import (
+    draw_each,
     flatten_outputs,
     parameters_of,
     plan_inputs,
@@ -110,7 +111,9 @@ class ExpectedValues:
 
     def _warm_up(self) -> None:
         x = torch.rand(64, 64, device=self.runner.device)
-        measure(x, x.double(), x)
+        draw_each(x)
+        for y in (x, x.masked_fill(x < 0.5, math.nan)):
+            measure(y, y.double(), y)
         for matrix in (x, x.double()):
             matrix @ matrix
         torch.conv2d(x[None, None], x[None, None, :3, :3])

@@ -102,7 +102,7 @@ class Evaluator:
         except Stop as stop:
             finding = stop.finding
         except (NeedsBuild, Crowded) as needed:
-            if isinstance(needed, Crowded):
+            if isinstance(needed, Crowded) and needed.ran_out:
                 self.runner.drop_reference()
             now = {"asked": needed.spec} if isinstance(needed, NeedsBuild) else {"alone": True}
             spent = {"run_s": clock() - began, "phase_s": draft.seconds}

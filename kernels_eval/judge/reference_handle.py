@@ -55,6 +55,10 @@ class ReferenceRestarted(Exception):
 class Crowded(Exception):
     """The task must have its device alone: beside a neighbour there is not memory enough."""
 
+    def __init__(self, *, ran_out: bool = False) -> None:
+        super().__init__(ran_out)
+        self.ran_out = ran_out
+
 
 class ReferenceProcess:
     """The trusted process of one task: its model, expected values under secret seeds, and its half
@@ -309,7 +313,7 @@ def memory_shared(crowded: bool) -> Iterator[None]:
         yield
     except Stop as stop:
         if crowded and OUT_OF_MEMORY in stop.finding.detail:
-            raise Crowded from stop
+            raise Crowded(ran_out=True) from stop
         raise
 
 

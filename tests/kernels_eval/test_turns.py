@@ -7,15 +7,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from kernels_eval.judge.messages import VerdictDraft
+from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.judge.paired_timing import PairedClock
+from kernels_eval.judge.reference_handle import Crowded, memory_shared
 from kernels_eval.judge.turns import Turns
 from kernels_eval.pool import worker
 from kernels_eval.pool.worker import KernelWorker
 from kernels_eval.protocol import ReadState
+from kernels_eval.records import Reason
 from kernels_eval.sandbox.child import Child
 from tests.support import kernels
-from tests.support.kernels import AFFINE, QUICK, module, verifying
+from tests.support.kernels import AFFINE, QUICK, WEIGHTED, module, verifying
 from tests.support.processes import started
 from tests.support.waiting import until
 
@@ -179,6 +181,27 @@ def test_what_a_candidate_left_running_is_stopped_while_it_is_aside_and_goes_on(
             before = process.child.processor_ns()
         until(lambda: process.child.processor_ns() > before)
         process.request(ReadState())
+
+
+def test_a_task_that_leaves_no_room_beside_a_neighbour_is_judged_alone(verify, monkeypatch):
+    runner, made = verify.runner, kernels.candidate(WEIGHTED, module("return ext.affine(x)"))
+    prepared = verify.preparer.prepare(made, WEIGHTED)
+    runner.reference(WEIGHTED)
+    large = runner._reference.loaded.model_copy(update={"memory_share": 0.11})
+    monkeypatch.setattr(runner._reference, "loaded", large)
+    monkeypatch.setattr(runner, "neighbours", 1)
+    needed = verify.evaluator.run_once(WEIGHTED, made, prepared)
+    assert needed.alone and needed.run_s > 0
+    monkeypatch.setattr(runner, "neighbours", 0)
+    kept = runner._reference
+    assert verify.evaluator.run_once(WEIGHTED, made, needed).reason == "wrong_output"
+    assert runner._reference is kept
+
+
+@pytest.mark.parametrize("crowded, raised", [(True, Crowded), (False, Stop)])
+def test_memory_that_runs_out_beside_a_neighbour_is_no_failure_of_the_task(crowded, raised):
+    with pytest.raises(raised), memory_shared(crowded):
+        raise Stop(Reason.REFERENCE_FAILED, "the reference: out of memory: 80 GB")
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ class Runner(Workplace):
         self.device = device
         ahead = device.startswith("cuda") if ahead is None else ahead
         self.warm_pool = WarmPool(config, device, ahead=ahead)
-        self.turns = Turns(turns_file, self._aside)
+        self.turns = Turns(turns_file, self._aside, self.warm_pool.settle)
         self.neighbours = 0
         """How many other lanes may be at work on the device now."""
         self._reference: ReferenceProcess | None = None
@@ -65,8 +65,8 @@ class Runner(Workplace):
         """Nothing starts or ends, and the candidate, which may have left work running, is stopped;
         what a GPU was given is done, for each answer waits for it.
         """
-        self.warm_pool.settle()
-        with alone(self._reference.beside if self._reference else None):
+        candidate = self._reference.beside if self._reference else None
+        with self.warm_pool.quiet(), alone(candidate):
             yield
 
     @contextmanager

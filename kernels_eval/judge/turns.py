@@ -36,9 +36,12 @@ class Turns:
         self,
         file: Path | None = None,
         aside: Callable[[], AbstractContextManager[object]] = nullcontext,
+        settle: Callable[[], object] = bool,
     ) -> None:
-        """`aside`: a context in which nothing of this lane touches the device."""
-        self.file, self._aside = file, aside
+        """`aside`: a context in which nothing of this lane touches the device; `settle()` waits for
+        what a lane without work still does there.
+        """
+        self.file, self._aside, self._settle = file, aside, settle
         self._held: int | None = None
         self._waited_s = 0.0
         self._ending: threading.Timer | None = None
@@ -109,10 +112,9 @@ class Turns:
         if self._held is None:
             return
         try:
-            with self._aside():
-                self._leave()
+            self._settle()
         finally:
-            self._leave()  # also where that fails
+            self._leave()
 
     def give_way(self) -> None:
         """Let who waits to be alone go first."""

@@ -38,7 +38,7 @@ def aside():
     note("aside")
     yield
 
-turns = Turns(folder / "turns", aside)
+turns = Turns(folder / "turns", aside, lambda: note("aside"))
 """
 
 
@@ -131,19 +131,16 @@ def test_who_waits_to_be_alone_comes_before_who_asks_again(tmp_path):
 
 
 def test_a_turn_lingers_for_the_next_and_ends_without_one(tmp_path):
-    asides = []
-
-    @contextmanager
-    def aside():
-        yield asides.append(1)
-
-    mine, other = (Turns(tmp_path / "turns", aside) for _ in range(2))
+    settled = []
+    mine = Turns(tmp_path / "turns", settle=lambda: settled.append(mine._held))
+    other = Turns(tmp_path / "turns")
     for _ in range(100):
         with mine.shared():
             pass
-    assert len(asides) < 100, "not after each one"
+    assert len(settled) < 100, "not after each one"
     with other.shared(), other.alone():
-        assert mine._held is None
+        assert settled and mine._held is None
+    assert None not in settled
 
 
 def test_a_device_of_one_lane_has_no_turns():

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.timing_budget import chosen
+from benchmarks.timing_budget import build, chosen
 from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.pool.pool import Pool
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
@@ -65,8 +66,7 @@ def compared(
     config = EvalConfig(timing=timing, build=BuildConfig(timeout_s=240))
     config = config.screened() if arguments.level == "screen" else config
     options = {"workers": 1, "builders": arguments.builders}
-    untimed = config.model_copy(update={"time_correct": False})
-    judged("to build them, not counted", Pool(language, untimed, lanes=1, **options), pairs)
+    build(pairs, arguments.max_s, arguments.builders or max(1, (os.cpu_count() or 2) - 1))
     found: dict[str, object] = {"candidates": len(pairs)}
     reached: list[Verdicts] = []
     for lanes in map(int, arguments.lanes.split(",")):

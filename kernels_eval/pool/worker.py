@@ -99,10 +99,11 @@ class KernelWorker:
             found = self._evaluator.run_once(task, candidate, prepared)
             suspect = isinstance(found, Verdict) and found.reason in BLAMES_THE_DEVICE
             if self._health and suspect:
-                self._health.confirm(crowded=bool(self._runner.neighbours))
+                self._health.confirm(crowded=bool(self._neighbours))
             return found
 
     def vacate(self) -> None:
         """Give back the device's memory that is kept for the next candidate."""
         with self._runner.turns.shared():
             self._runner.drop_reference()
+            self._runner.warm_pool.wait_closed()

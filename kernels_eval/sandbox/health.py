@@ -84,8 +84,8 @@ class DeviceHealth:
             self._free_at_start = self._check_twice(0).free_bytes
 
     def confirm(self, *, crowded: bool = False) -> None:
-        """Check the device after a suspect verdict; its memory, too, unless it is `crowded` by
-        neighbours. Raises GpuLostError after two failures.
+        """Check the device after a suspect verdict; its memory, too, unless it is `crowded`, and
+        neighbours may hold some. Raises GpuLostError after two failures.
         """
         self._check_twice(0 if crowded else int(ENOUGH_MEMORY * (self._free_at_start or 0)))
 

@@ -62,7 +62,7 @@ class WarmPool:
         self.wait_closed()
         with ExitStack() as stopped:
             for starting in self.starting.values():
-                for _, future in starting:
+                for _, future in list(starting):
                     with suppress(SandboxError):
                         stopped.enter_context(future.result().stopped())
             yield

@@ -7,7 +7,6 @@ row tolerates it, it becomes a flag.
 from __future__ import annotations
 
 import math
-import time
 
 from kernels_eval.config import SCREEN_CALLS_S, SCREEN_FIRST_S
 from kernels_eval.judge.attribution import check_state
@@ -41,7 +40,7 @@ def compare_trials(process: CandidateProcess, stage: Stage) -> None:
         if _left_to_confirm(process, stage):
             process.draft.flags.append("left_to_confirm")
             return
-        started = time.monotonic()
+        started = process.draft.clock()
         try:
             first = not process.compared
             made, outcome, found = compare_trial(trial, process, first=first)
@@ -49,7 +48,7 @@ def compare_trials(process: CandidateProcess, stage: Stage) -> None:
             _refuse_call(trial, stop, process)
             continue
         finally:
-            process.trial_s.append(time.monotonic() - started)
+            process.trial_s.append(process.draft.clock() - started)
         process.compared[trial.name] = made, found
         if stage is Stage.OUTPUTS:
             process.draft.correctness = _correctness(process)

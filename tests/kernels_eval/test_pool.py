@@ -261,9 +261,14 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
             until(lambda: bool(hanging.item))
             ray.kill(hanging.actor)
 
+        def once_it_is_there():
+            while not hanging.idle:
+                yield None
+            yield from asked
+
         killer = threading.Thread(target=lose_it)
         killer.start()
-        verdicts = list(lossy.verify(asked))
+        verdicts = list(lossy.verify(once_it_is_there()))
         killer.join()
         assert set(outcomes(asked, verdicts)) == {"ok"}
         assert not hanging.idle and not hanging.item, (

@@ -14,7 +14,7 @@ from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import call_stage
 from tasks.samples import Samples
 from tasks.store.snapshot import SnapshotRef
-from tasks.verification.confirmation import EVERYTHING_CORRECT, Rule
+from tasks.verification.confirmation import EVERYTHING_RIGHT, Rule
 from tasks.verification.step import confirm, verify
 from tasks.versions import CURATION_VERSION
 
@@ -39,7 +39,7 @@ def confirmed_samples(
 def judged_answers(
     config: PipelineConfig, candidates: SnapshotRef, suite: SnapshotRef
 ) -> SnapshotRef:
-    """Verdicts of answers to held-out tasks, every correct one confirmed."""
+    """Verdicts of answers to held-out tasks, every right one confirmed, whoever computed it."""
     how = (config.verification, config.language)
     verdicts = call_stage(verify, candidates, suite, *how)
-    return call_stage(confirm, verdicts, candidates, suite, *how, EVERYTHING_CORRECT)
+    return call_stage(confirm, verdicts, candidates, suite, *how, EVERYTHING_RIGHT)

@@ -19,8 +19,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Reason, Status
-from tasks.tables import CORRECT, TASK_ERROR, unconfirmed
+from kernels_eval.records import Status
+from tasks.tables import CORRECT, RIGHT_BY_TORCH, TASK_ERROR, unconfirmed
 
 Track = Literal["any", "custom_kernel"]
 """Right outputs whoever computed them, or only where a custom kernel did the work."""
@@ -146,7 +146,7 @@ def metric_name(p: float | None) -> str:
 
 def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager") -> pl.DataFrame:
     """The verdicts that count, by task, with `speedup` (0 where there is no valid one). One that
-    is not confirmed has no status, and counts as not correct.
+    is not confirmed has no status, and counts as not right.
 
     Raises UsageError as `scores` does.
     """
@@ -164,7 +164,7 @@ def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager
     ratio = nested(frame, "timing", *path).cast(pl.Float64)
     valid = (ratio > 0) & ratio.is_finite()
     samples = frame.filter(~pl.col("task_id").is_in(left_out)).with_columns(
-        status=pl.when(unconfirmed(frame)).then(None).otherwise("status")
+        pl.when(~unconfirmed(frame)).then(name).alias(name) for name in ("status", "outputs_match")
     )
     return samples.with_columns(speedup=pl.when(valid).then(ratio).otherwise(0.0)).sort(
         "task_id", maintain_order=True
@@ -219,8 +219,7 @@ def _right(track: Track) -> pl.Expr:
     correct = CORRECT.fill_null(False)
     if track == "custom_kernel":
         return correct
-    by_torch = (pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value) & pl.col("outputs_match")
-    return correct | by_torch.fill_null(False)
+    return correct | RIGHT_BY_TORCH.fill_null(False)
 
 
 def _metrics(ps: Sequence[float], track: Track, baseline: Baseline) -> dict[str, pl.Expr]:

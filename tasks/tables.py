@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from kernels_eval.errors import UsageError, cause_of
-from kernels_eval.records import Status
+from kernels_eval.records import Reason, Status
 from kernels_eval.tables import table_beside
 
 _COLUMNS: dict[str, dict[str, str]] = table_beside(__file__)
@@ -20,13 +20,22 @@ CORRECT, TASK_ERROR = (
     pl.col("status") == status.value for status in (Status.CORRECT, Status.TASK_ERROR)
 )
 """Conditions on verdict rows."""
+RIGHT_BY_TORCH = (pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value) & pl.col("outputs_match")
+"""Right outputs without a custom kernel: a rejected verdict that counts on the track `any`."""
+
+
+def right(frame: pl.DataFrame) -> pl.Expr:
+    """Condition on verdict rows: right outputs, whoever computed them (`Verdict.correct_any`), as
+    far as the columns say it."""
+    known = {"reason", "outputs_match"} <= set(frame.columns)
+    return (CORRECT | RIGHT_BY_TORCH if known else CORRECT).fill_null(False)
 
 
 def unconfirmed(frame: pl.DataFrame) -> pl.Expr:
-    """Condition on verdict rows: correct, at level `screen`. Of none where no column says it."""
+    """Condition on verdict rows: `right`, at level `screen`. Of none where no column says it."""
     if frame.schema.get("level") != pl.String:  # a foreign table's may be a task's
         return pl.lit(False)
-    return CORRECT & (pl.col("level") == "screen").fill_null(False)
+    return right(frame) & (pl.col("level") == "screen").fill_null(False)
 
 
 def _fields(table: str) -> list[tuple[str, pa.DataType]]:

@@ -56,11 +56,11 @@ def _samples_per_task(frame: pl.DataFrame) -> Iterator[str]:
 
 
 def of_screened(frame: pl.DataFrame) -> Iterator[str]:
-    """A sentence where correct verdicts do not count because they are not confirmed."""
+    """A sentence where right answers do not count because they are not confirmed."""
     if screened := frame.filter(unconfirmed(frame)).height:
         yield (
-            f"{screened:,} correct verdicts were only screened: they count as not correct. To have"
-            " all confirmed, verify with verification.screen=false, and without --quick."
+            f"{screened:,} right answers were only screened: they count as not right. To have all"
+            " confirmed, verify with verification.screen=false, and without --quick."
         )
 
 

@@ -1,6 +1,6 @@
 """Screened verdicts in, the same with those of what is kept confirmed out.
 
-In rounds: a rule proposes candidates by the verdicts known so far; those that are correct and were
+In rounds: a rule proposes candidates by the verdicts known so far; those that are right and were
 only screened get the whole protocol, and their new verdicts replace the screened ones, until the
 rule proposes nothing unconfirmed. What fails is therefore replaced by what the same rule then
 chooses, and no choice among noisy times survives as a speedup (the winner's curse).
@@ -23,11 +23,11 @@ from kernels_eval.settings import validated
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef
-from tasks.tables import CORRECT, VERDICTS, unconfirmed
+from tasks.tables import VERDICTS, right, unconfirmed
 from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import STAGE, Verification
 
-READ = ("candidate_id", "status", "level")
+READ = ("candidate_id", "status", "level", "reason", "outputs_match")
 RATIO_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -46,7 +46,7 @@ class Rule:
     reads: Sequence[SnapshotRef | None] = ()
 
 
-EVERYTHING_CORRECT = Rule("correct", lambda verdicts: verdicts.filter(CORRECT)["candidate_id"])
+EVERYTHING_RIGHT = Rule("right", lambda verdicts: verdicts.filter(right(verdicts))["candidate_id"])
 
 
 def all_of(candidate_ids: Iterable[str]) -> Rule:
@@ -151,15 +151,16 @@ class Confirmation(Verification):
         return super().publish()
 
     def _facts(self) -> Json:
-        confirmed = self._confirmed([*READ, "reason", "timing.speedup"])
+        confirmed = self._confirmed([*READ, "timing.speedup"])
         facts: Json = {"rounds": self._rounds, "proposed": len(self._asked), "confirmed": 0}
         if confirmed.is_empty():
             return {"confirmation": facts | {"failed": {}, "speedup_ratio": {}}}
-        failed = confirmed.filter(~CORRECT)["reason"].value_counts().iter_rows()
+        held = right(confirmed)
+        failed = confirmed.filter(~held)["reason"].value_counts().iter_rows()
         screened = self._screened.read(
             columns=["candidate_id", "timing.speedup"], unique="candidate_id", among=confirmed
         )
-        paired = confirmed.filter(CORRECT).join(
+        paired = confirmed.filter(held).join(
             screened.select("candidate_id", screened="speedup"), on="candidate_id"
         )
         ratio = (paired["speedup"] / paired["screened"]).drop_nulls()

@@ -243,7 +243,7 @@ def test_verdicts_that_were_only_screened_are_shown_and_do_not_count(tmp_path):
     frame(*rows).write_parquet(tmp_path / "verdicts.parquet")
     page = write_view(str(tmp_path / "verdicts.parquet"), out=str(tmp_path / "site"))["page"]
     told = unpacked(Path(page).parent / "data/index.js")
-    assert "1 correct verdicts were only screened" in told["notes"][0]
+    assert "1 right answers were only screened" in told["notes"][0]
     assert "50.0 %" in str(told["models"]), told["models"]
 
 

@@ -19,7 +19,7 @@ from tasks.store.snapshot import Snapshot
 from tasks.tables import TASKS, VERDICTS
 from tasks.verification import confirmation, stage
 from tasks.verification.config import VerificationConfig
-from tasks.verification.confirmation import EVERYTHING_CORRECT, Confirmation, Rule, all_of
+from tasks.verification.confirmation import EVERYTHING_RIGHT, Confirmation, Rule, all_of
 from tests.support.samples import finished, line_of, samples
 from tests.support.searched import PlantedPool
 
@@ -36,6 +36,9 @@ class Line:
             | {"level": "screen", "language": "cpp", "device": "cpu", "code": row["candidate_id"]}
             for row in samples(text)
         ]
+        for row in rows:
+            if row["status"] == "rejected":
+                row |= {"reason": "no_custom_kernel", "outputs_match": True}
         tasks = [
             KernelTask(task_id=name, name=name, code=f"class Model: n = '{name}'")
             for name in sorted({row["task_id"] for row in rows})
@@ -152,16 +155,18 @@ def test_several_sets_share_one_confirmation(tmp_path):
     assert line.pool.asked == ["a-2"]
 
 
-def test_everything_correct_and_named_candidates(tmp_path):
-    line = Line(tmp_path, f"{PAIR}; c-0 10 - status=incorrect", {"a-0": 1.0, "b-0": 1.0})
+def test_everything_right_and_named_candidates(tmp_path):
+    others = "c-0 10 - status=incorrect; c-1 10 - status=rejected"
+    line = Line(tmp_path, f"{PAIR}; {others}", {"a-0": 1.0, "b-0": 1.0})
     named = line.run(all_of(["b-0", "c-0"]))
     assert line.pool.asked == ["b-0"], "a wrong one stays wrong"
-    everything = line.run(EVERYTHING_CORRECT)
-    assert sorted(line.pool.asked) == ["a-0", "a-1"]
-    assert levels_of(everything) == levels_of(named) | {"a-0": "confirm", "a-1": "confirm"}
+    everything = line.run(EVERYTHING_RIGHT)
+    asked = ["a-0", "a-1", "c-1"]
+    assert sorted(line.pool.asked) == asked, "what torch computed counts on one track, too"
+    assert levels_of(everything) == levels_of(named) | dict.fromkeys(asked, "confirm")
     # where nothing is screened, nothing is made: every candidate had the whole protocol
     line.samples = line.samples.model_copy(update={"verdicts": everything})
-    assert line.run(EVERYTHING_CORRECT) == everything
+    assert line.run(EVERYTHING_RIGHT) == everything
     assert line.run(line.rule()) == everything and line.pool.asked == []
 
 
@@ -218,7 +223,7 @@ def test_verdicts_of_another_device_are_refused(tmp_path):
     made = elsewhere.publish(config={}, extra={"device": f"not {CPU}"}).ref
     line.samples = line.samples.model_copy(update={"verdicts": made})
     with pytest.raises(UsageError, match="two devices"):
-        line.run(EVERYTHING_CORRECT)
+        line.run(EVERYTHING_RIGHT)
     assert line.pool.asked == []
 
 
@@ -232,5 +237,5 @@ def test_screening_has_a_protocol_and_verdicts_of_its_own(tmp_path):
     row = {"candidate_id": "a-0", "task_id": "a", "code": "x", "parse_reason": None}
     assert screened.verdict_key(row) != whole.verdict_key(row)
     # what was confirmed counts where nothing is screened
-    confirming = Confirmation(line.samples.verdicts, *of, CONFIG, Language.CPP, EVERYTHING_CORRECT)
+    confirming = Confirmation(line.samples.verdicts, *of, CONFIG, Language.CPP, EVERYTHING_RIGHT)
     assert confirming.verdict_key(row) == whole.verdict_key(row)

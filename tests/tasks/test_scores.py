@@ -87,9 +87,10 @@ def test_the_track_any_takes_right_outputs_without_a_custom_kernel():
 def test_a_correct_verdict_that_was_only_screened_counts_as_not_correct():
     levels = ("confirm", "screen", None)
     rows = [row("m", "a", 2.0, level=level) for level in levels]
-    rows.append(row("m", "a", WRONG, level="screen"))
+    rows.append(row("m", "a", CHEAT, outputs_match=True, level="screen"))
     found = scored(*rows)
     assert scored_row(found, "exec")["value"] == pytest.approx(0.5)
+    assert scored_row(scored(*rows, track="any"), "exec")["value"] == pytest.approx(0.5)
     assert scored_row(found, *WHOLE)["value"] == pytest.approx(2.0)
     assert {*found["samples"]} == {4}
 

@@ -78,13 +78,15 @@ def report_context(
 
 
 def _candidates(refreshed: Refreshed) -> Json:
-    frame = refreshed.verdicts.open().read(columns=OF_VERDICTS, unique="candidate_id")
+    verdicts = refreshed.verdicts.open()
+    frame = verdicts.read(columns=OF_VERDICTS, unique="candidate_id")
     profiles = refreshed.profiles
     return {
         "tasks": refreshed.tasks.open().manifest["rows"],
         "candidates": frame.height,
         "status_counts": dict(frame["status"].value_counts().iter_rows()),
         "reason_counts": dict(frame["reason"].value_counts().iter_rows()),
+        "confirmation": verdicts.manifest.get("confirmation") or {},
         **speedups_of(frame),
         "limits": limits_of(profiles.open().read(unique="candidate_id")) if profiles else (),
     }

@@ -142,6 +142,10 @@ Three tasks only.
 def test_the_summary_is_the_run_in_rows():
     rows = dict(summary_table(context()))
     assert (rows["tasks"], rows["candidates"], rows["curated samples"]) == ("3", "6", "1")
+    assert "confirmed candidates" not in rows
+    told = {"confirmed": 1, "proposed": 1200}
+    rows = dict(summary_table(context(confirmation=told)))
+    assert rows["confirmed candidates"] == "1 of 1,200"
     assert rows["status correct"] == "2 (33.3 %)" and rows["status compile_error"] == "2 (33.3 %)"
     assert (rows["curated by concise_and_fast"], rows["curated by high_speedup"]) == ("1", "0")
     assert rows["training loss, first to last epoch"] == "2.750 to 1.750 (4 steps)"

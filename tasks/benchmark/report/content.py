@@ -127,6 +127,8 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
         (f"status {status}", f"{count:,} ({share(count, context.candidates)})")
         for status, count in by_count(context.status_counts)
     ]
+    if told := context.confirmation:
+        rows.append(("confirmed candidates", f"{told['confirmed']:,} of {told['proposed']:,}"))
     rows.append(("curated samples", f"{context.curated:,}"))
     rows += [(f"curated by {name}", f"{n:,}") for name, n in context.criterion_counts.items()]
     loss = f"{losses[0]:.3f} to {losses[1]:.3f} ({steps})" if losses else "not trained"

@@ -46,6 +46,8 @@ class ReportContext(Record):
     candidates: NonNegativeInt
     status_counts: dict[str, int] = {}
     reason_counts: dict[str, int] = {}
+    confirmation: Json = {}
+    """of the verdicts' manifest, where some were only screened"""
     criterion_counts: dict[str, int] = {}
     trace_flags: dict[str, tuple[int, int]] = {}
     base_model: str = ""

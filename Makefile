@@ -11,14 +11,12 @@ STAMP := .venv/.installed
 demo: $(STAMP)
 	$(BIN)/concur run --profile local
 
-EVERYWHERE := not gpu and not vllm and not browser and not slow
-
 # Two processes at a time; the tests of the verifier, which compile and measure, run after the others.
 test: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks experiments
-	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist worksteal tests/kernels_eval
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks experiments
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/kernels_eval
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -496,7 +496,11 @@ def test_a_flow_has_one_task_run_per_chunk_and_retries_it(prefect_home, given, t
     assert set(verdicts_of(line())) == set(ids(asked))
     assert judge.asked == ids(asked), "each once, though the second chunk failed half way"
     with get_client(sync_client=True) as client:
-        runs = {run.name: run.run_count for run in client.read_task_runs()}
+        runs = {
+            run.name: run.run_count
+            for run in client.read_task_runs()
+            if run.name.startswith("verify")  # one server may serve several tests
+        }
     spans = (
         "1 to 2 of 6 (chunk 1 of 3)",
         "3 to 4 of 6 (chunk 2 of 3)",

@@ -560,9 +560,6 @@ ENOUGH_MEMORY = 0.9
 
 # -- lanes of one device ---------------------------------------------------------------------------
 
-LANES = 2
-"""Candidates that are compared side by side on one GPU. A choice: comparing leaves most of it
-idle."""
 ROOM_COPIES = 5
 """How many times what loading a task took its verification takes, both processes together: eighteen
 times the inputs of a task whose outputs are as large, of which loading holds five, and expected

@@ -16,7 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from kernels_eval.config import LANES, EvalConfig
+from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.judge.messages import Prepared, verdict_of
@@ -149,8 +149,8 @@ class Pool:
     config: EvalConfig = EvalConfig()
     workers: int | None = None
     builders: int | None = None
-    lanes: int | None = None
-    """Workers that share a device; default: `LANES` on GPUs, one on a CPU."""
+    lanes: int = 1
+    """Workers that share a device."""
     address: str | None = None
     cuda_arch: str | None = None
     gpu_type: str | None = None
@@ -164,7 +164,6 @@ class Pool:
     """One line each time that fewer workers have a device than were asked for."""
     telemetry: Telemetry = field(default_factory=Telemetry)
     """Since the pool was started."""
-    _lanes: int = 1
     _large: set[str] = field(default_factory=set)
     """Tasks that leave no room for a neighbour."""
     _failing: set[str] = field(default_factory=set)
@@ -199,11 +198,10 @@ class Pool:
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
         self._here = place()
-        self._lanes = self.lanes or (LANES if self.language.needs_gpu else 1)
-        self._runners = [_Slot(self._new_runner) for _ in range(workers * self._lanes)]
+        self._runners = [_Slot(self._new_runner) for _ in range(workers * self.lanes)]
         shares = range(builders)
         self._builders = [_Slot(partial(self._new_builder, share, builders)) for share in shares]
-        self.telemetry = Telemetry(builders, workers, self._lanes)
+        self.telemetry = Telemetry(builders, workers, self.lanes)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -227,12 +225,12 @@ class Pool:
         import ray
 
         actor = ray.remote(self.runner).options(
-            num_gpus=1 / self._lanes if self.language.needs_gpu else None,
-            num_cpus=1 / self._lanes,
+            num_gpus=1 / self.lanes if self.language.needs_gpu else None,
+            num_cpus=1 / self.lanes,
             accelerator_type=self.gpu_type if self.language.needs_gpu else None,
         )
         device = device_for(self.language)
-        return actor.remote(self.config, device, self.cuda_arch, None, self._lanes)
+        return actor.remote(self.config, device, self.cuda_arch, None, self.lanes)
 
     # -- the pipeline ------------------------------------------------------------------------------
 
@@ -391,7 +389,7 @@ class Pool:
                 if self._here:
                     require_alike(self._here, found)
             slot.pending, slot.failures = None, 0
-            lost = [lane.device for lane in self._lost] if self._lanes > 1 else []
+            lost = [lane.device for lane in self._lost] if self.lanes > 1 else []
             if slot in self._runners and slot.device in lost:
                 self._give_up(slot)
 
@@ -407,7 +405,7 @@ class Pool:
             self._short = 0
             return
         kind = "GPU" if self.language.needs_gpu else "CPU"
-        wanted = math.ceil(len(self._runners) / self._lanes)
+        wanted = math.ceil(len(self._runners) / self.lanes)
         short, warning = shortage(wanted, kind, SHORT_S, self.gpu_type)
         if short > self._short:
             self.cautions.append(warning)
@@ -483,7 +481,7 @@ class Pool:
     def _lanes_beside(self, slot: _Slot) -> list[_Slot]:
         """The other lanes of a started worker's device."""
         others = (lane for lane in self._runners if lane is not slot)
-        return [lane for lane in others if lane.device == slot.device] if self._lanes > 1 else []
+        return [lane for lane in others if lane.device == slot.device] if self.lanes > 1 else []
 
     def _give_work(self, slot: _Slot, ready: deque[_Item]) -> None:
         """Run the next item. Before one that must be alone, the device's other lanes end theirs and

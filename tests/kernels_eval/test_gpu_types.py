@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.config import LANES
 from kernels_eval.errors import UsageError
 from kernels_eval.pool.pool import Pool
 from kernels_eval.pool.ray import gpu_types, place, shortage
@@ -76,7 +75,7 @@ def test_workers_are_of_one_type_and_verdicts_are_its_own(
 ):
     import ray
 
-    config = VerificationConfig(gpu_type=asked, builders=1)
+    config = VerificationConfig(gpu_type=asked, builders=1, lanes=2)
     assert conditions_of(Language.CUDA, config).device == device
     pool = pool_of(Language.CUDA, config)
     pool.builder, pool.runner = Quick, Placed
@@ -85,7 +84,7 @@ def test_workers_are_of_one_type_and_verdicts_are_its_own(
         assert (pool.telemetry.devices, pool.cuda_arch) == (workers, arch)
         found = ray.get([slot.actor.__ray_call__.remote(place) for slot in pool._runners])
         lanes = Counter((each.node, each.device) for each in found)
-        assert sorted(lanes.values()) == [LANES] * workers, "so many on each GPU"
+        assert sorted(lanes.values()) == [2] * workers, "so many on each GPU"
     assert {verdict.detail for verdict in verdicts} == {nodes[node]}
 
 

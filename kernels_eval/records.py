@@ -446,6 +446,12 @@ class Verdict(Record):
     phases: Phases | None = None
     log_tail: str = ""
 
+    @field_validator("level", mode="before")
+    @classmethod
+    def _unsaid(cls, level: object) -> object:
+        """A table without this column holds verdicts of the whole protocol."""
+        return "confirm" if level is None else level
+
     @model_validator(mode="after")
     def _legal(self) -> Verdict:
         if self.reason.status is not self.status:

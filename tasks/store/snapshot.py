@@ -417,7 +417,7 @@ class Snapshot:
             "code": code_hash(*modules_of(self.stage)),
             "tools": tool_versions(),
             "hardware": hardware(),
-            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created_at": datetime.now(UTC).isoformat(timespec="microseconds"),
             "seconds": round(time.monotonic() - self._opened_s, 3),
             **(extra or {}),
         }

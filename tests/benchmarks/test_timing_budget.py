@@ -35,7 +35,7 @@ def test_a_budget_under_which_nothing_was_judged_leaves_no_table_of_numbers():
 
 def test_responses_with_code_are_taken_task_by_task(monkeypatch):
     class Arguments:
-        limit = 14
+        limit, tasks = 14, None
 
     found = list(chosen(Arguments, Language.CPP))
     names = [task.task_id for task, _ in found]

@@ -129,10 +129,22 @@ class Evaluator:
                 libraries = self._verify_on_device(reference, candidate, prepared, draft)
                 self._sanitize(reference, candidate, libraries, draft)
                 return
+            except Stop as stop:
+                with draft.phase("reference_s"):
+                    self._blame_task(reference, stop, draft)
+                raise
             except MadeElsewhere:
                 construct_on = "cpu"
             except ReferenceRestarted:
                 continue
+
+    def _blame_task(self, reference: ReferenceProcess, stop: Stop, draft: VerdictDraft) -> None:
+        """Raise Stop (task_error) where a wrong answer is the fault of a task that cannot tell
+        right from wrong."""
+        compared = draft.correctness is not None
+        if not reference.opened and reference.doubtful(stop.finding.reason, compared=compared):
+            self.runner.warm_pool.wait_closed()
+            reference.open()
 
     def _try_declared(
         self,
@@ -161,15 +173,8 @@ class Evaluator:
         reference, phase = process.reference, process.draft.phase
         reference.request(NewCandidate())
         self._load(process)
-        try:
-            with phase("correctness_s"):
-                comparison.compare_trials(process, Stage.OUTPUTS)
-        except Stop as stop:
-            compared = bool(process.compared)
-            with phase("reference_s"):
-                if reference.doubtful(stop.finding.reason, compared=compared):
-                    reference.open()  # is the task to blame?
-            raise
+        with phase("correctness_s"):
+            comparison.compare_trials(process, Stage.OUTPUTS)
 
     def _load(self, process: CandidateProcess) -> None:
         # It may have waited long: what was evicted meanwhile is built again when it asks.

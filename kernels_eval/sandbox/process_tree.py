@@ -263,19 +263,24 @@ def send(process: psutil.Process, number: int) -> None:
 
 
 def wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait until all have ended, and reap this process's children among them. Returns those that
-    still run after `timeout_s` seconds.
+    """Wait until all have ended, and reap this process's children among them; those of another may
+    stay zombies. Returns those that still run after `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     for process in processes:
+        with suppress(ProcessLookupError):
+            if alive(process):
+                ends_within(process.pid, max(0.0, deadline - time.monotonic()))
         with suppress(psutil.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
+            process.wait(0)
     return [process for process in processes if alive(process)]
 
 
-def ends_within(child: int, timeout_s: float) -> bool:
-    """Whether a child of this process ends by then; it stays a zombie, whose times can be read."""
-    handle = os.pidfd_open(child)
+def ends_within(pid: int, timeout_s: float) -> bool:
+    """Whether a process ends by then; a child of this one stays a zombie, whose times can be read.
+    Raises ProcessLookupError where there is none.
+    """
+    handle = os.pidfd_open(pid)
     try:
         return bool(select.select([handle], [], [], timeout_s)[0])
     finally:

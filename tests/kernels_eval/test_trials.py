@@ -207,6 +207,39 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
         assert stop.value.finding.reason == found and process.draft.flags == []
 
 
+@pytest.mark.parametrize(
+    "trial_s, stage, left",
+    [
+        ([0.1, 0.1], OUTPUTS, False),
+        ([40.0], OUTPUTS, False),
+        ([0.1, 0.6, 0.6], OUTPUTS, True),
+        ([0.1, 0.6, 0.6], VARIED, True),
+        ([40.0], VARIED, True),
+    ],
+)
+@pytest.mark.parametrize("level", ["screen", "confirm"])
+def test_screening_leaves_to_confirm_what_takes_long(trial_s, stage, left, level):
+    trial, called = Trial("next", ROWS["normal", OUTPUTS], 1), []
+    if stage is VARIED:
+        trial = Trial("next", ROWS["batch_1", VARIED], 1)
+    process = SimpleNamespace(
+        reference=SimpleNamespace(
+            trials=[trial],
+            judge=lambda *_: Reason.OK,
+            expected=SimpleNamespace(oracle="float64"),
+        ),
+        draft=VerdictDraft(),
+        config=EvalConfig() if level == "confirm" else EvalConfig().screened(),
+        compared={"declared": (Trial("declared", TRIALS[0], 1), RIGHT)},
+        trial_s=list(trial_s),
+        call=lambda trial, **_: called.append(trial) or RIGHT,
+    )
+    comparison.compare_trials(process, stage)
+    left = left and level == "screen"
+    assert process.draft.flags == ["left_to_confirm"] * left
+    assert called == [trial] * (not left)
+
+
 @pytest.mark.parametrize("again, reason", [(1e-2, "wrong_output"), (1.2e-2, "non_deterministic")])
 def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, reason):
     """A convolution of torch may differ in the last bits; a race differs by what it loses."""

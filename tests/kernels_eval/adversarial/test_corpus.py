@@ -24,3 +24,11 @@ def test_corpus(verifiers, trial):
 )
 def test_honest_kernels_are_not_refused_by_their_times(verifiers, trial):
     replace(trial, timed=True).assert_judged(verifiers(trial.config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", parameters([each for each in TRIALS if each.honest]))
+def test_honest_kernels_pass_a_screening(verifiers, trial):
+    """What it accepts beside them, `python -m benchmarks.levels` says."""
+    screened = replace(trial, config=trial.config.screened(), check=None)
+    screened.assert_judged(verifiers(screened.config))

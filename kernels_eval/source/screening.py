@@ -254,6 +254,12 @@ WITH_HEADER = {
     "sys/socket.h": ("socket", "connect", "bind", "listen", "accept", "send", "recv", "sendto"),
     "netdb.h": ("getaddrinfo",),
 }
+# Named at all: Python inside a native source, which nothing reads, and tables of the loader.
+UNNEEDED = re.compile(
+    r"\b(?:PyRun_\w+|PyImport_\w+|Py_CompileString\w*|PyEval_Eval\w*|getauxval"
+    r"|(?:py|pybind11)\s*::\s*(?:exec|eval|eval_file)\b|_r_debug)"
+)
+UNNEEDED_HEADERS = frozenset(("link.h", "sys/auxv.h"))
 FLAGGED_FUNCTIONS = frozenset(
     "fopen open ifstream ofstream getenv pthread_create signal sigaction mmap exit abort".split()
 )
@@ -309,6 +315,13 @@ def screen_native(text: str) -> Screening:
             line = text.count("\n", 0, match.start()) + 1
             detail = f"native source, line {line}: calls {name}"
             return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)
+    if named := UNNEEDED.search(code):
+        line = text.count("\n", 0, named.start()) + 1
+        detail = f"native source, line {line}: names {named[0]}"
+        return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)
+    if unneeded := sorted(headers & UNNEEDED_HEADERS):
+        detail = f"native source: includes {unneeded[0]}"
+        return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)
     if tampering := OWN_OF_TORCH.search(code):
         line = text.count("\n", 0, tampering.start()) + 1
         detail = f"native source, line {line}: registers operators in a namespace of torch"

@@ -32,6 +32,25 @@ def test_what_no_kernel_needs_is_rejected_with_its_line(name, source):
 
 
 @pytest.mark.parametrize(
+    "source, detail",
+    [
+        ('int f() { return PyRun_SimpleString("x = 1"); }', "line 1: names PyRun_SimpleString"),
+        ("\nauto run = &PyRun_StringFlags;", "line 2: names PyRun_StringFlags"),
+        ('void f() { py::exec("x = 1"); }', "line 1: names py::exec"),
+        ('void f() { pybind11 :: eval("1"); }', "line 1: names pybind11 :: eval"),
+        ('auto m = PyImport_ImportModule("gc");', "line 1: names PyImport_ImportModule"),
+        ("long f() { return getauxval(3); }", "line 1: names getauxval"),
+        ("extern struct r_debug _r_debug;", "line 1: names _r_debug"),
+        ("#include <link.h>", "includes link.h"),
+    ],
+)
+def test_python_in_a_native_source_and_tables_of_the_loader_are_needed_by_no_kernel(source, detail):
+    found = screen_native(source)
+    assert found.reason == "forbidden_call" and found.detail.endswith(detail)
+    assert screen_native(f"/* {source} */").reason is None
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "TORCH_LIBRARY_IMPL(aten, CPU, m)",

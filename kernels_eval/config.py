@@ -517,6 +517,9 @@ LONGEST_NAME = 200
 """Bytes of a name that becomes a file's: file systems take 255."""
 FILE_LIMIT_BYTES = 2 << 30
 """Largest file of a compiler: torch's precompiled header takes 0.8 GB."""
+COMPILER_BYTES = 16 << 30
+"""Address space of a compiler's process. A choice: torch's full headers take 2 GB, and an endless
+text as many as there are."""
 CANDIDATE_FILE_BYTES = 256 << 20
 """Largest file of a candidate's compiler: honest objects take a few megabytes, and the cache keeps
 up to 16 libraries of a candidate."""

@@ -24,7 +24,7 @@ from typing import Literal
 
 import psutil
 
-from kernels_eval.config import FILE_LIMIT_BYTES, LOG_BYTES, ROOM_BYTES
+from kernels_eval.config import COMPILER_BYTES, FILE_LIMIT_BYTES, LOG_BYTES, ROOM_BYTES
 from kernels_eval.errors import DiskFullError, KilledError
 from kernels_eval.sandbox import process_tree, reaper
 from kernels_eval.sandbox.deaths import BLAMED_ROLES, COMPILER
@@ -133,9 +133,12 @@ def _returncode(
 
 
 def limit_compiler(file_bytes: int = FILE_LIMIT_BYTES) -> None:
-    """Forbid core files and files above `file_bytes`; a second call can only lower that."""
+    """Forbid core files, files above `file_bytes` and COMPILER_BYTES of memory; a second call can
+    only lower that.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    resource.setrlimit(resource.RLIMIT_AS, (COMPILER_BYTES, COMPILER_BYTES))
 
 
 class WorkRoot:

@@ -664,6 +664,7 @@ def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path):
         "#include <vector>\nint main() { return std::vector<int>{0}[0]; }\n"
     )
     (tmp_path / "work" / "bad.cpp").write_text(f'#include "{tmp_path}/private.h"\n')
+    (tmp_path / "work" / "endless.cpp").write_text('#include "/dev/zero"\n')
     confine = landlock.compiler_confinement([], [tmp_path / "work"])
     assert confine is not None
 
@@ -694,6 +695,8 @@ def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path):
         compiled("good.cpp", str(tmp_path / "outside"), confine).returncode != 0
         and not (tmp_path / "outside").exists()
     )
+    endless = compiled("endless.cpp", str(tmp_path / "work" / "endless"), confine)
+    assert endless.returncode != 0 and "ermission denied" in endless.stderr
     script = "import socket; socket.socket(socket.AF_UNIX)"
     plain = subprocess.run(
         [SYSTEM_PYTHON, "-c", script], preexec_fn=confine, capture_output=True, text=True

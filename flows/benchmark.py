@@ -63,8 +63,8 @@ def _answer(
 
 
 def synthesis_for(config: PipelineConfig, model: str) -> SynthesisConfig:
-    """How a benchmark model is sampled. `recorded` keeps the line's sampler; base and tuned share
-    model and sampling, by vLLM servers if the line uses `vllm`, else in this process."""
+    """How a benchmark model is sampled: `recorded` by the line's sampler, base and tuned by vLLM
+    servers if the line uses `vllm`, else in this process."""
     own = config.synthesis
     samples = {
         "samples_per_task": config.benchmark.samples_per_task,

@@ -1,4 +1,4 @@
-"""PipelineConfig: all stages' configuration, read once from a profile and passed on frozen.
+"""PipelineConfig: all stages' configuration, read once from a profile, frozen.
 
 Guarantees: imports none of torch, ray, trl, vllm, mlflow or prefect; a wrong key, type or value is
 one UsageError that names the key and the nearest right one."""

@@ -60,11 +60,10 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     """Make training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`
     with their counts and composition.
 
-    With `out`, writes `DIR/NAME.parquet` (`NAME-SIZE.parquet` with sizes), all decisions to
-    `DIR/NAME.decisions.parquet`, the result to `DIR/curation.json`, and a table of the sets.
-    Raises UsageError, leaving DIR as it was, for unusable input, where no strategy takes anything,
-    and where two sets would be one file. Of several strategies, one that cannot move reasoning has
-    a `problem` and no samples.
+    With `out`, writes `DIR/NAME.parquet` (`NAME-SIZE.parquet` with sizes), decisions to
+    `DIR/NAME.decisions.parquet`, the result to `DIR/curation.json`, and a table. Raises UsageError,
+    leaving DIR as it was, for unusable input, where no strategy takes anything, and where two sets
+    would be one file. Of several, one that cannot move reasoning has a `problem` and no samples.
     """
     from flows.set_tables import task_families
     from tasks.curation.stage import nothing_taken, operators_from

@@ -233,8 +233,7 @@ def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
 
 @contextmanager
 def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
-    """Keep other deployed flows off the same GPUs, or off the CPU without any: timings would
-    disturb each other.
+    """Keep other deployed flows off the same GPUs, or off the CPU without any.
 
     On a named Ray cluster, which assigns GPUs itself, `workers` slots are held (None: all);
     elsewhere all, because two Rays of one machine both begin with its first GPU. A missing limit

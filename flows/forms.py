@@ -1,6 +1,5 @@
-"""The run forms of the deployments: what a person fills in in Prefect's UI, and the PipelineConfig
-that results. A field that is left alone keeps the profile's value; `advanced.overrides` reaches
-every key. Light to import."""
+"""The run forms of the deployments in Prefect's UI, and the PipelineConfig that results. A field
+left alone keeps the profile's value; `advanced.overrides` reaches every key. Light to import."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class Refreshed(Samples):
 
 @flow(name="refresh the data set", flow_run_name=run_name("refresh"))
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
-    """Write, verify, refine as often as is configured, confirm what is kept, and curate candidates.
-    Pays only for tasks, samples and verdicts that are new."""
+    """Write, verify, refine, confirm what is kept, and curate candidates. Pays only for tasks,
+    samples and verdicts that are new."""
     with guarding(config.root):
         return refresh(config)
 
@@ -148,8 +148,7 @@ def training_tasks(config: PipelineConfig) -> SnapshotRef:
 
 
 def analysed(samples: Samples) -> tuple[SnapshotRef | None, tuple[str, ...]]:
-    """The observations. Failures become a caution: the curated set is already published, and the
-    next run of the configuration retries."""
+    """The observations. Failures become a caution; the next run retries."""
     of = (samples.verdicts, samples.candidates)
     result, cautions = optional("The observations of this refresh", _observed, *of)
     analysis, text = result or (None, "".join(map(as_text, cautions)))

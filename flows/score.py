@@ -1,5 +1,4 @@
-"""`concur benchmark`: Exec and fast_p at pass@k of existing verdicts, with intervals, by level.
-Verdicts of two devices are refused."""
+"""`concur benchmark`: Exec and fast_p at pass@k of existing verdicts, with intervals, by level."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def begun_with(
 def search_kernels(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> Searched:
-    """Search by screened verdicts, confirm the winners, measure their gain anew, and add the
-    improved ones to the candidates."""
+    """Search by screened verdicts, confirm winners, measure their gain anew, and add improved
+    ones."""
     language = config.language
     protocol = config.verification.protocol.model_dump(mode="json")
     measured = conditions(language).model_dump(mode="json")
@@ -136,8 +136,7 @@ def measured_anew(search: Search, tasks: SnapshotRef, config: VerificationConfig
 
 
 def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Row]) -> None:
-    """Give confirmed winners the verdict of their first confirming measurement: the search's own is
-    biased upwards."""
+    """Give confirmed winners their first confirming verdict: the search's own is biased upwards."""
     if work.snapshot.finished:
         return
     work.snapshot.recover(VERDICTS)

@@ -1,5 +1,5 @@
-"""Writes a run of the line, or a part of it, to MLflow, from finished snapshots: one parent run per
-set of snapshots. Failures are logged."""
+"""Writes runs to MLflow from finished snapshots, one parent run per set of them. Failures are
+logged."""
 
 from __future__ import annotations
 

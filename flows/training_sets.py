@@ -1,5 +1,5 @@
-"""Training sets by several strategies, for the deployment `curate`: each a snapshot to train on. A
-strategy that these verdicts cannot serve is a caution."""
+"""Training sets by several strategies, for the deployment `curate`. A strategy that these verdicts
+cannot serve is a caution."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Candidates of a root, a snapshot or a table of verdicts, as a static site. Of a root it shows the
-newest training set and benchmark."""
+"""Candidates of a root (its newest training set and benchmark), a snapshot or a table of verdicts,
+as a static site."""
 
 from __future__ import annotations
 

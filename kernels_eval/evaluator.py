@@ -1,8 +1,7 @@
 """One candidate from source to verdict: the verification protocol, in order.
 
-Guarantees: every candidate gets exactly one verdict, whatever its code does; a process killed from
-outside changes none (`kernels_eval.sandbox.deaths`); an exception means that the machine failed,
-not the kernel.
+Guarantees: every candidate gets exactly one verdict; a process killed from outside changes none
+(`kernels_eval.sandbox.deaths`); an exception means that the machine failed.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Evaluator:
         turns_file: Path | None = None,
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
-        """`target`: a language or torch device; `on_phase` gets each phase's field as it begins;
-        others are Runner's. Raises DeviceError.
+        """`target`: a language or torch device; `on_phase` gets each phase's field; others are
+        Runner's. Raises DeviceError.
         """
         device = device_for(target) if isinstance(target, Language) else target
         self.config, self.on_phase = config or EvalConfig(), on_phase
@@ -87,8 +86,8 @@ class Evaluator:
     def run_once(
         self, task: KernelTask, candidate: Candidate, prepared: Prepared
     ) -> Verdict | Prepared:
-        """The verdict, or what is prepared with the build that was `asked` for meanwhile, for
-        `Preparer.add_build`, or that must be run `alone`. Raises as `run`.
+        """The verdict, or what is prepared with the build that was `asked` for, or must be run
+        `alone`. Raises as `run`.
         """
         if self.config.sanitizer != "off" and candidate.language.sanitized:
             sanitizer.installed()  # else the first correct candidate would say so
@@ -139,8 +138,7 @@ class Evaluator:
                 continue
 
     def _blame_task(self, reference: ReferenceProcess, stop: Stop, draft: VerdictDraft) -> None:
-        """Raise Stop (task_error) where a wrong answer is the fault of a task that cannot tell
-        right from wrong."""
+        """Raise Stop (task_error) where a task cannot tell right from wrong."""
         compared = draft.correctness is not None
         if not reference.opened and reference.doubtful(stop.finding.reason, compared=compared):
             self.runner.warm_pool.wait_closed()
@@ -153,9 +151,9 @@ class Evaluator:
         prepared: Prepared,
         draft: VerdictDraft,
     ) -> None:
-        """Compare a candidate on the task's own inputs, on which most wrong ones end, before any
-        other value is expected; end its process, so that it has no say in which can be computed;
-        and compute these. Not for a JIT, which would compile twice.
+        """Compare a candidate on the task's own inputs, where most wrong ones end; end its process,
+        so that it has no say in the other values; and compute these. Not for a JIT, which would
+        compile twice.
         """
         if not (reference.opened or starts_compilers(candidate)):
             with draft.phase("reference_s"):
@@ -219,8 +217,7 @@ class Evaluator:
         return process.libraries
 
     def _confirm_work(self, process: CandidateProcess) -> None:
-        """Ask again, since timing is where a candidate may have begun to behave otherwise; and do
-        its kernels matter?"""
+        """Ask again after timing; and do its kernels matter?"""
         with process.draft.phase("attribution_s"):
             attribution.check_idle(process, again=True)
             attribution.attribute_work(process, again=True)
@@ -295,8 +292,8 @@ def evaluate(
     *,
     cache: Path | None = None,
 ) -> Verdict:
-    """Verify one candidate. Keeps its processes for the next call with the same config, until this
-    process ends: call it in a loop. For many at once use `kernels_eval.Pool`.
+    """Verify one candidate. Keeps its processes for the next call with the same config. For many at
+    once use `kernels_eval.Pool`.
 
     Raises DeviceError where the language's device is missing, ToolchainError and SandboxError where
     the machine fails.

@@ -1,7 +1,6 @@
 """What each flag of a verdict means for its reader, in one clause.
 
-A flag is a finding that rejects no candidate. Its family is what stands before the first colon; the
-rest names what was found.
+A flag rejects no candidate. Its family stands before the first colon, what was found behind it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The records that cross the trust boundary: task, candidate, verdict. Frozen, validated on
-construction; an illegal combination (a timing on a kernel that is not correct, a reason that does
-not belong to its status) cannot be built."""
+construction; an illegal combination (a timing on a kernel that is not correct) cannot be built."""
 
 from __future__ import annotations
 
@@ -215,8 +214,7 @@ class SamplingParams(Sparing):
     """How a response was drawn. Part of the candidate's identity.
 
     What is None is not sent, and the server's own default holds: vLLM takes it from the model's
-    `generation_config.json`. It is no part of an identity either, so candidates that were drawn
-    before there were such settings keep theirs.
+    `generation_config.json`. It is no part of an identity either.
 
     Attributes:
         temperature: of the softmax that tokens are drawn from; 0 is greedy
@@ -249,9 +247,8 @@ class SamplingParams(Sparing):
 class Candidate(Record):
     """One sampled response to a task, parsed.
 
-    `code` is None exactly when `parse_reason` says why there is none (a `no_code` reason).
-    `reasoning_tokens` counts the text before `</think>` with the generator's own tokenizer; None
-    where that is not available.
+    `code` is None exactly when `parse_reason` says why (a `no_code` reason). `reasoning_tokens`
+    counts the text before `</think>` with the generator's own tokenizer; None: unknown.
     """
 
     candidate_id: str
@@ -321,8 +318,7 @@ def candidate_id(
 
 
 class CompiledBaseline(Record):
-    """What a candidate is worth against the reference under torch.compile, which is timed once
-    against the eager reference.
+    """What a candidate is worth against the reference under torch.compile.
 
     `speedup` is the candidate's speedup over the eager reference divided by that of the compiled
     one; the arms of both 95 % intervals add in quadrature on the log scale. `reference_ms` =

@@ -58,9 +58,9 @@ class Kevin(RewardRecipe):
 
     Source: Baronio et al., "Kevin: Multi-Turn RL for Generating CUDA Kernels", arXiv:2507.11948,
     section on rewards; https://cognition.ai/blog/kevin-32b. Read: the abstract, the formula as
-    quoted in kernelbench-tinker's `training/reward.py`, and Figure 2's caption (the sum with 0.4
-    was best). Not verified: the paper's own equation, and any bound on the speedup (one
-    reimplementation caps the reward at 1.8; not applied here).
+    quoted in kernelbench-tinker's `training/reward.py`, and Figure 2's caption. Not verified: the
+    paper's own equation, and any bound on the speedup (one reimplementation caps the reward at
+    1.8).
     """
 
     name: Literal["kevin"] = "kevin"
@@ -107,8 +107,7 @@ class KernelGymSteps(RewardRecipe):
     Source: github.com/hkust-nlp/KernelGYM at 3a84417, `calculate_reward_like_kernel` in
     `drkernel/kernel/rewards/reward_client.py`. Read in full. There a runtime error is compiled and
     incorrect, a timeout did not complete. A response without a module gets their client's
-    `penalty_score`, 0 by default and so more than code that does not compile; here it did not
-    complete.
+    `penalty_score`, 0 by default; here it did not complete.
     """
 
     name: Literal["kernelgym_steps"] = "kernelgym_steps"
@@ -142,12 +141,11 @@ class CudaAgent(RewardRecipe):
     faster than eager and than torch.compile.
 
     Source: Dai et al., "CUDA Agent: Large-Scale Agentic RL for High-Performance CUDA Kernel
-    Generation", arXiv:2602.24286, its robust reward schedule; its project page
-    (cuda-agent.github.io) names discrete rewards and 5 % over torch.compile. The four values, and 5
-    % for both baselines, rest on three independent reimplementations. Not verified: the paper's own
-    equation, and whether 5 % is of the speedup (taken here: above 1.05) or of the baseline's time
-    (above 1.053). Training code is not public. 3 needs the second baseline: `timing.baselines:
-    [eager, compile]`.
+    Generation", arXiv:2602.24286; its project page (cuda-agent.github.io) names discrete rewards
+    and 5 % over torch.compile. The four values, and 5 % for both baselines, rest on three
+    reimplementations. Not verified: the paper's own equation, and whether 5 % is of the speedup
+    (taken here: above 1.05) or of the baseline's time (above 1.053). Training code is not public. 3
+    needs the second baseline: `timing.baselines: [eager, compile]`.
     """
 
     name: Literal["cuda_agent"] = "cuda_agent"
@@ -217,10 +215,10 @@ class Concur(RewardRecipe):
     share of the roofline reached + 0.5 * share of kernel time in custom kernels. Where rejected:
     -1, or what `penalties` says of the reason. Otherwise 0.
 
-    Our own. Every correct kernel is above every other, and a candidate that cheats never above one
-    that is merely wrong. The logarithm keeps one outlier from ruling a group; the lower bound of
-    the 95 % interval pays for what was measured. The share of the roofline is `least_ms` /
-    candidate's median, at most 1. An unknown share is 0.
+    Our own. Every correct kernel is above every other, and a cheat never above a wrong one. The
+    logarithm keeps one outlier from ruling a group; the lower bound (95 %) pays for what was
+    measured. The share of the roofline is `least_ms` / candidate's median, at most 1. An unknown
+    share is 0.
     """
 
     name: Literal["concur"] = "concur"

@@ -1,7 +1,7 @@
 """The entry of a forked process: serves one role's commands until its channel closes.
 
-`capture` and `candidate` run a candidate's code. Other roles run the task alone and are imported
-only where served, so a candidate's process does not hold their code.
+`capture` and `candidate` run a candidate's code. Other roles are imported only where served, so a
+candidate's process does not hold their code.
 """
 
 from __future__ import annotations

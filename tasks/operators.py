@@ -17,8 +17,8 @@ def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
     calls, without views, copies and creation.
 
     One call is a single operator, whatever it decomposes into. The same call twice is a fusion; so
-    is no call, as it is no evidence of a simple operator. In training mode a batch norm counts
-    batches with an `add_` before it; the pair is one operator.
+    is no call. In training mode a batch norm counts batches with an `add_` before it; the pair is
+    one operator.
     """
     calls = [name.rsplit(".", 1)[-1] for name in reference_operators]
     return "single_operator" if len(calls) == 1 or calls == ["add_", "batch_norm"] else "fusion"

@@ -25,9 +25,8 @@ def retry_until_back(
     """Return what `ask` returns, calling it every second while the service is absent, `deadline_s`
     seconds at most.
 
-    `ask` must be idempotent. `service` is its name and address to log, once: "MLflow at
-    http://localhost:5000". `is_absent` says whether an error means no answer rather than a refusal.
-    Raises the last error of `ask`.
+    `ask` must be idempotent. `service` is its name and address to log. `is_absent`: whether an
+    error means no answer rather than a refusal. Raises the last error of `ask`.
     """
     deadline: float | None = None
     while True:

@@ -58,8 +58,8 @@ def scores(
     if present. Metrics are "exec" and "fast_P" for each of `ps` (shares of tasks in [0, 1]) and
     "geometric_mean_speedup" (a ratio, k null) over correct, timed samples. `lower` and `upper` are
     95 % bounds: `_share_interval` for shares, a bootstrap over tasks with `resamples` draws (0:
-    none) for the mean. Where a value cannot be estimated, it is null with a `why_not`. `missing`
-    counts tasks that only other models of the group answered.
+    none) for the mean. A value that cannot be estimated is null with a `why_not`. `missing` counts
+    tasks that only other models of the group answered.
 
     The `baseline` "compile" has only metrics that compare times, over tasks timed under
     torch.compile. Raises UsageError for a missing column, a model's duplicate candidate, and
@@ -145,8 +145,8 @@ def metric_name(p: float | None) -> str:
 
 
 def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager") -> pl.DataFrame:
-    """The verdicts that count, by task, with `speedup` (0 where there is no valid one). One that
-    is not confirmed has no status, and counts as not right.
+    """The verdicts that count, by task, with `speedup` (0: no valid one). An unconfirmed one has no
+    status, and counts as not right.
 
     Raises UsageError as `scores` does.
     """

@@ -1,8 +1,7 @@
 """Versions of the stages' logic, part of a snapshot's identity.
 
 Raise a constant when the same inputs may give other rows. `versions.toml` names each constant's
-code (LOGIC) and each stage's constants (STAGES); `tests/support/protocol_lock.py` keeps hashes. The
-verifier's is `kernels_eval.versions.PROTOCOL_VERSION`.
+code (LOGIC) and each stage's constants (STAGES); `tests/support/protocol_lock.py` keeps hashes.
 """
 
 from __future__ import annotations

@@ -155,9 +155,9 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
 
 
 def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int) -> int:
-    """At most one branch per GPU, or per group of GPUs where training or serving takes several.
-    Models sampled in this process use its first GPU: then one at a time. Without GPUs the requested
-    number, else one."""
+    """At most one branch per GPU, or per group that training or serving takes. Models sampled in
+    this process use its first GPU: then one at a time. Without GPUs the requested number, else
+    one."""
     if not gpus:
         return config.max_parallel_branches or 1
     if pipeline.synthesis.sampler != "vllm":

@@ -1,5 +1,4 @@
-"""What the commands of `concur` share: how a function becomes a command, shared options, exit
-statuses and extras.
+"""What the commands of `concur` share.
 
 A command is a function: its signature is its options, its docstring the help, and the data it
 returns is printed as a page (`flows.cli.render`) or, with `--json`, as one JSON object.

@@ -1,10 +1,10 @@
 """Draw for a person the data that a command prints with `--json`.
 
-Guarantees: every key of the data appears, whatever its shape: plain values as `name  value` lines,
-mappings as sections, lists of mappings as tables. A table that is wider than the page is continued
-in a second one that repeats what names its rows; links stand below it, each whole on one line; what
-all of its rows share is said once, above it; a single row that is too long becomes a section.
-Nothing that is printed acts on a terminal. Does not guarantee that a long text is whole.
+Guarantees: every key of the data appears: plain values as `name value` lines, mappings as sections,
+lists of mappings as tables. A table wider than the page is continued in a second one that repeats
+what names its rows; links stand below it, each on one line; what all of its rows share above it; a
+single row that is too long becomes a section. Nothing printed acts on a terminal. A long text may
+be cut.
 """
 
 from __future__ import annotations
@@ -101,9 +101,8 @@ def _rows(value: Any) -> list[Json] | None:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], title: str, *, continued: bool = False) -> list[str]:
-    """The rows as tables no wider than the page. A column without any value is left out; one of
-    mappings that are too long for a cell becomes a table below, `continued` from this one, with the
-    first column."""
+    """The rows as tables no wider than the page. A column without any value is left out; mappings
+    too long for a cell become a table below."""
     from rich.console import Console
 
     console = Console(width=_page_width())
@@ -200,7 +199,7 @@ def _split(columns: Mapping[str, list[Any]], width: int) -> Iterable[dict[str, l
 
 
 def _naming_columns(columns: Mapping[str, list[Any]]) -> int:
-    """How many of the first columns tell the rows apart; one, where they are too many or cannot."""
+    """How many of the first columns tell the rows apart; else one."""
     rows = list(zip(*columns.values(), strict=True))
     for count in range(1, MOST_NAMING + 1):
         starts = {tuple(text_of("", value) for value in row[:count]) for row in rows}

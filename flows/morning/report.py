@@ -127,8 +127,8 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
 
 
 def as_screened(snapshots: Mapping[str, SnapshotRef]) -> dict[str, SnapshotRef]:
-    """The snapshots with every candidate's own verdict: which ones are confirmed beside depends on
-    all of a refresh's candidates."""
+    """The snapshots with every candidate's own verdict: what is confirmed depends on all
+    candidates."""
     found = dict(snapshots)
     if screened := found.pop("screened", None):
         found["verdicts"] = screened

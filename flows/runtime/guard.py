@@ -1,8 +1,8 @@
 """Guards of a flow: prompt end, workspace lock against `concur gc`, disk watch, progress artifact,
 failure report.
 
-Guarantees: an error leaves the flow unchanged after a Prefect artifact `unfinished` with its fix; a
-cancelled run writes nothing more; the artifact is escaped, as errors quote models."""
+Guarantees: an error leaves the flow unchanged after a Prefect artifact `unfinished` (escaped) with
+its fix; a cancelled run writes nothing more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run's process ends when told to stop, and continues when its worker dies.
+"""How a run's process ends, and continues when its worker dies.
 
 SIGTERM (a worker cancels) and SIGINT become exceptions in the main thread. Guarantees: `GRACE_S`
 later, where the block has not ended, this process and all below are gone. Main thread only.

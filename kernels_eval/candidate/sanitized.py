@@ -1,7 +1,7 @@
 """A candidate under compute-sanitizer: the role that runs the tool in a confined child, and the
 tool's program, `python -m kernels_eval.candidate.sanitized REQUEST.json`.
 
-The program makes the task's declared inputs itself: its outputs are compared with nothing.
+The program makes the task's declared inputs itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds candidates' C++ and CUDA extensions outside their process, into a content-addressed cache.
+"""Builds candidates' extensions outside their process, into a content-addressed cache.
 
 Guarantees: one build per (sources, flags, toolchain); hanging compilers are killed; the outcome
 does not depend on the header tier; a full disk gives no outcome.

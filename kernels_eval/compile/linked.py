@@ -1,7 +1,7 @@
 """Library work that a built extension asks for, from its ELF symbols (System V ABI, chapter 4).
 
-The parent reads the file: candidates cannot interfere. Does not see static libraries or calls
-through pointers; lookups by name are flagged.
+Read by the parent. Does not see static libraries or calls through pointers; lookups by name are
+flagged.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """A verified kernel behind a guard: the `__init__.py` of an exported package.
 
-`Model` is the reference's module, with its constructor, parameters and `state_dict`. A call runs
-the kernel where all is as verified: shapes, strides and dtypes of inputs, values of non-tensors,
-parameters and buffers, constructor arguments, the device's architecture, torch's default dtype, and
-the files. Any other call runs PyTorch's operators, as do calls that need a gradient, under
-autocast, or inside torch.func. `Model().fallback_reason(*inputs)` says why; empty where the kernel
-runs.
+`Model` is the reference's module. A call runs the kernel where all is as verified: shapes, strides
+and dtypes of inputs, values of non-tensors, parameters and buffers, constructor arguments, the
+device's architecture, torch's default dtype, and the files. Any other call runs PyTorch's
+operators, as do calls that need a gradient, under autocast, or inside torch.func.
+`Model().fallback_reason(*inputs)` says why; else it is empty.
 
 `torch.ops.{id}.forward(tensors)` is the kernel as an operator: inputs, parameters and buffers in
 order; a list of contiguous outputs. It refuses to be differentiated. `certificate` is the verdict,

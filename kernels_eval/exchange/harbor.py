@@ -2,8 +2,7 @@
 (https://www.harborframework.com/docs/tasks): one folder each.
 
 An agent writes `/app/candidate.py`; `test.sh` runs this module, which writes the verdict and
-`/logs/verifier/reward.txt`. A fault of machine or task leaves no reward. Agents must not be root:
-see `deployments/compose`.
+`/logs/verifier/reward.txt`. A fault of machine or task leaves no reward. Agents must not be root.
 """
 
 from __future__ import annotations

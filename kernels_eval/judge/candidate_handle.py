@@ -63,8 +63,8 @@ class NeedsBuild(Exception):
 
 @dataclass
 class BuildsAtHand(BoundedBuilds):
-    """What one process is answered: no compiler runs while it holds the device. A library is given
-    for its whole request alone, so that none tells a candidate what an earlier run of it has seen.
+    """What one process is answered: no compiler runs while it holds the device. Libraries are given
+    for whole requests alone, so that none tells what an earlier run has seen.
     """
 
     prepared: Prepared = field(kw_only=True)

@@ -1,7 +1,7 @@
 """The second loop over the table of trials: compares a candidate's outputs with what is right.
 
-A wrong answer ends the protocol with its row's reason, or the one that explains it best; where the
-row tolerates it, it becomes a flag.
+A wrong answer ends the protocol with the reason that explains it best; where its row tolerates it,
+it is a flag.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def compare_trials(process: CandidateProcess, stage: Stage) -> None:
 
 
 def _left_to_confirm(process: CandidateProcess, stage: Stage) -> bool:
-    """Whether the trials after the first take long, or that one took so long that its kernels are
-    compiled when they are called: another shape would compile them again."""
+    """Whether later trials take long, or the first so long that another shape would compile
+    again."""
     if process.config.level == "confirm" or not process.trial_s:
         return False
     first_s, *later_s = process.trial_s

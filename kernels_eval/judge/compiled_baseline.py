@@ -1,4 +1,4 @@
-"""The compiled reference: a task's second baseline, timed once against the eager reference.
+"""The compiled reference, timed once against the eager one.
 
 Guarantees: its failures cost this baseline with an `unavailable_reason`, never a verdict; it is
 timed after two answers passed the candidates' gates; its process ends before the candidate goes on.

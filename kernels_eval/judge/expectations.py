@@ -1,6 +1,5 @@
 """The first loop over the table of trials: the reference computes what is right in each that suits
-the task, first on its own inputs, on which most wrong candidates end. A task that cannot tell right
-from wrong ends as a `Stop`."""
+the task, its own inputs first. A task that cannot tell right from wrong ends as a `Stop`."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def one_line(text: str) -> str:
 
 @dataclass
 class VerdictDraft:
-    """What is known of a verdict while it is reached: each step of the protocol adds its part.
+    """What is known of a verdict while it is reached.
 
     Fields with names of `Verdict`'s become those. `late_tier`: header tier of a constructor's
     build; `approximation`: what was seen of one; `log`: what a tool said of a candidate that

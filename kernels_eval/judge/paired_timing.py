@@ -194,11 +194,10 @@ class PairedClock:
     # -- by the parent's clock ---------------------------------------------------------------------
 
     def _bound(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
-        """Nanoseconds of a candidate's call on unseen inputs: the least that noise leaves, and the
-        best estimate.
+        """Nanoseconds of a call on unseen inputs: the least that noise leaves, and the best
+        estimate.
 
-        A round's clock starts before its inputs and stops when all outputs are written. Its cost is
-        the reference's excess over its samples.
+        A round's cost is the reference's excess over its samples.
         """
         if used := self.reference_used:  # by the same clock as the rounds, where others compute
             reference_ns = min(reference_ns, statistics.median(used[max(used)]))

@@ -116,8 +116,8 @@ class Workplace:
         host: Workplace | None = None,
         server: ForkServer | None = None,
     ) -> None:
-        """`host`: a workplace of this process whose builder and fork server are used; `server`: a
-        fork server that was started already.
+        """`host`: whose builder and fork server are used; `server`: a fork server that was started
+        already.
         """
         self.config, self._host = config, host
         self.builder: Builder = host.builder if host else confined_builder(config, cache, cuda_arch)
@@ -164,9 +164,9 @@ class Preparer(Workplace):
         *,
         beside: Callable[[], None] = lambda: None,
     ) -> Prepared:
-        """Screen and build, given the task also the constructor's requests, so that no device
-        waits. `beside` begins, once the text has passed, what goes on while it is built. Raises
-        EvalError where the machine fails, KilledError.
+        """Screen and build, given the task also the constructor's requests. `beside` begins, once
+        the text has passed, what goes on meanwhile. Raises EvalError where the machine fails,
+        KilledError.
         """
         started, builds = time.monotonic(), BoundedBuilds(self.builder, candidate, [])
         finding: Finding | None = None

@@ -49,7 +49,7 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class ReferenceRestarted(Exception):
-    """A trial broke its process: a candidate beside it shares memory with one that has ended."""
+    """A trial broke its process, whose memory a candidate shares."""
 
 
 class Crowded(Exception):
@@ -61,8 +61,8 @@ class Crowded(Exception):
 
 
 class ReferenceProcess:
-    """The trusted process of one task: its model, expected values under secret seeds, and its half
-    of the paired timing.
+    """The trusted process of one task: model, expected values under secret seeds, half of the
+    timing.
     """
 
     expected: Expectations
@@ -227,8 +227,8 @@ class ReferenceProcess:
             self.request(ForgetTrial(trial=DRAWN_AGAIN.name))
 
     def doubtful(self, reason: Reason, *, compared: bool) -> bool:
-        """Whether a task may be to blame for a wrong answer on its own inputs: it is like one that
-        cannot tell right from wrong, or the shape of its outputs depends on the inputs' values.
+        """Whether a task may be to blame for a wrong answer: it may not tell right from wrong, or
+        the shape of its outputs depends on values.
         """
         if reason is Reason.WRONG_SHAPE:
             with self.drawn_again() as other:

@@ -1,5 +1,5 @@
-"""The processes of one device: a fork server, the task's reference, kept while candidates of its
-task follow one another, its compiled form, and a process per candidate."""
+"""The processes of one device: a fork server, the task's reference, its compiled form, and a
+process per candidate."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Runner(Workplace):
         server: ForkServer | None = None,
         turns_file: Path | None = None,
     ) -> None:
-        """`ahead`: start processes before there is work; default on a GPU, where that takes long.
-        `turns_file`: of a device that other lanes use too (`judge.turns`).
+        """`ahead`: start processes before there is work; default on a GPU. `turns_file`: of a
+        device with other lanes.
         """
         super().__init__(config, cache=cache, cuda_arch=cuda_arch, server=server)
         self.device = device
@@ -62,9 +62,7 @@ class Runner(Workplace):
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Nothing starts or ends, and the candidate, which may have left work running, is stopped;
-        what a GPU was given is done, for each answer waits for it.
-        """
+        """Nothing starts or ends, and the candidate, which may have left work, is stopped."""
         candidate = self._reference.beside if self._reference else None
         with self.warm_pool.quiet(), alone(candidate):
             yield
@@ -100,8 +98,8 @@ class Runner(Workplace):
     def begin_reference(
         self, task: KernelTask, construct_on: str | None = None
     ) -> ReferenceProcess:
-        """The present reference process where it serves, else a new one, which begins to load. One
-        with weights made on the CPU always serves.
+        """The present reference process where it serves, as one with weights made on the CPU does;
+        else a new one.
         """
         server, held = self.server, self._reference
         if (

@@ -1,6 +1,5 @@
-"""Paired measurement and its statistics. Two processes give samples in ABBA order, so slow drift
-hits both alike; every speedup has an interval and a bound by the parent's clock that the candidate
-cannot forge."""
+"""Paired measurement and its statistics. Samples in ABBA order, so slow drift hits both alike;
+every speedup has an interval and a bound by the parent's clock."""
 
 from __future__ import annotations
 
@@ -70,8 +69,8 @@ def measure(
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS_PER_SAMPLE,
 ) -> Timing:
-    """Measure both processes until the 95 % interval of log(speedup) is narrow enough
-    (`wanted_width`) or the budget is spent.
+    """Measure both until the 95 % interval of log(speedup) is narrow enough (`wanted_width`) or the
+    budget is spent.
 
     The budget is `max_s`, or `precise_s` where PRECISE_PAIRS suffice by then: more samples would
     not reduce the spread between processes. `most_calls` bounds a sample.
@@ -236,10 +235,9 @@ def _warm(series: _Series, config: TimingConfig) -> None:
 def _plausible_bound(
     reference: _Series, candidate: _Series, calls: int, measured: Bound
 ) -> tuple[float, float]:
-    """The parent's bound on a candidate's call and the time that counts, in nanoseconds.
+    """The parent's bound on a call and the time that counts, in nanoseconds.
 
-    Compares the smallest bound and the largest report of all rounds, so that noise rejects no
-    candidate. Else raises ImplausibleTime.
+    Compares the smallest bound and the largest report of all rounds. Else raises ImplausibleTime.
     """
     call_ns, least, bound = candidate.median / calls, math.inf, math.inf
     for number in range(BOUND_ATTEMPTS):

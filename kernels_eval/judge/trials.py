@@ -1,8 +1,7 @@
 """The table of trials: inputs, weights and modes in which a candidate is compared with its task,
 and what a wrong answer means there.
 
-`expectations.Expectations` has the reference compute what is right, and `comparison.compare_trials`
-compares a candidate's answers. A new trial is a row.
+A new trial is a row.
 """
 
 from __future__ import annotations

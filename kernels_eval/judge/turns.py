@@ -1,9 +1,9 @@
-"""Turns of lanes on one device: several compare side by side, one that times has it alone.
+"""Turns of lanes on one device: several compare at once, one times alone.
 
 Guarantees, between processes that name one file (`flock`):
 - who is alone excludes everybody else, who is `aside` meanwhile;
-- who waits to be alone goes before who asks again to share, and the others then go before the next
-  to be alone: nobody starves where every turn ends, and lanes pass at each question they ask;
+- who waits to be alone goes before who asks again to share, the others before the next to be alone:
+  nobody starves where every turn ends;
 - the turn of a process that ends, however it ends, is free.
 """
 

@@ -49,8 +49,7 @@ class _Registry(type):
 class Language(str, metaclass=_Registry):
     """A language: `Language("cuda")` is the object of that name. Raises ValueError.
 
-    A new one is an instance of a subclass, whose attributes the verifier, prompts and `concur
-    doctor` read. Defaults suit a language compiled in Python (JIT).
+    A new one is an instance of a subclass. Defaults suit a language compiled in Python (JIT).
     """
 
     needs_gpu: ClassVar[bool] = True

@@ -168,7 +168,7 @@ def plan_inputs(inputs: list[Any]) -> InputPlan:
 def smaller_shapes(
     shapes: list[list[int] | None], random: Random | None = None
 ) -> dict[str, list[tuple[int, int, int]]]:
-    """Ways to make all arguments smaller consistently, so that no dimension starts to broadcast.
+    """Ways to make all arguments smaller, so that no dimension starts to broadcast.
 
     `batch_1`: the first dimension becomes 1, where its size is unique. Others are named by what
     shrinks and the tail left (`TAILS`): `each_1` every dimension alone, counted from the last (of

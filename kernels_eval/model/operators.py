@@ -104,8 +104,8 @@ _unrecorded: set[str] = set()
 
 
 def watch_unrecorded() -> None:
-    """Note from now on operators called past the record, and tensors that leave torch. Once per
-    process: a candidate would notice a later start.
+    """Note operators called past the record, and tensors that leave torch. Once per process: a
+    candidate would notice a later start.
     """
     api: Any = torch._C
 

@@ -8,8 +8,7 @@ import torch
 def seed_generators(seed: int) -> None:
     """Seed the CPU's generator and, once CUDA is in use, every GPU's, as `torch.manual_seed` does.
 
-    That takes half a millisecond more: for each kind of device that is not in use it formats the
-    stack of its caller.
+    That takes half a millisecond more: it formats its caller's stack.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():

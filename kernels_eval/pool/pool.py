@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def arriving(queue: SimpleQueue[T | None]) -> Iterator[T | None]:
-    """Yield what is put into a queue, None while it is empty; end at a None that was put in."""
+    """Yield what is put into a queue, None while it is empty; end at a put None."""
     while True:
         try:
             found = queue.get_nowait()
@@ -239,8 +239,8 @@ class Pool:
     ) -> Generator[Verdict, None, None]:
         """Yield verdicts in the order they finish.
 
-        Takes from `pairs` only as fast as it can work; None means no work now, ask again in `ASK_S`
-        seconds. Closing drops candidates in flight; the next call may take them.
+        Takes from `pairs` as fast as it can work; None means none now, ask again in `ASK_S`
+        seconds. Closing drops candidates in flight.
         """
         waiting = iter(pairs)
         retry: deque[_Item] = deque()
@@ -340,8 +340,8 @@ class Pool:
         return verdict.reason in DOUBTED and verdict.task_id not in self._failing
 
     def _failed(self, slot: _Slot, item: _Item, error: Any) -> list[_Item]:
-        """Note who died in a failed call; returns what else was under way there. Raises where its
-        item must not be tried again.
+        """Note who died; returns what else was under way there. Raises where its item must not be
+        retried.
         """
         others: list[_Item] = []
         cause = None if isinstance(error, _lost_errors()) else error.cause
@@ -456,8 +456,8 @@ class Pool:
             )
 
     def _quarantine(self, slot: _Slot, cause: GpuLostError) -> list[_Item]:
-        """Give all lanes of a device no more work; returns what they were at. Their actors keep the
-        broken GPU, which Ray would reuse.
+        """Give a device no more work; returns what was there. Its actors keep the broken GPU, which
+        Ray would reuse.
         """
         under_way: list[_Item] = []
         for lane in (slot, *self._lanes_beside(slot)):
@@ -484,8 +484,8 @@ class Pool:
         return [lane for lane in others if lane.device == slot.device] if self.lanes > 1 else []
 
     def _give_work(self, slot: _Slot, ready: deque[_Item]) -> None:
-        """Run the next item. Before one that must be alone, the device's other lanes end theirs and
-        are given none; for a large task they also give back what memory they keep.
+        """Run the next item. One that must be alone waits for the device's other lanes; for a large
+        task they also give back memory.
         """
         beside = self._lanes_beside(slot)
         if any(lane.alone for lane in beside):

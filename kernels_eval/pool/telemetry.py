@@ -1,5 +1,4 @@
-"""How a pool of workers has spent its time, for progress lines and reports. Times are the driver's:
-a worker is busy from call to answer."""
+"""How a pool has spent its time. Times are the driver's: a worker is busy from call to answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Ray actors: a `KernelWorker` per lane of a GPU (or CPU slot), and `BuildWorker`s on CPU cores. A
-killed role is a KilledError; after a verdict that a broken GPU may have caused, two failed health
-checks raise GpuLostError."""
+killed role is a KilledError; two failed health checks raise GpuLostError."""
 
 from __future__ import annotations
 
@@ -89,8 +88,8 @@ class KernelWorker:
         prepared: Prepared,
         blamed: frozenset[str] = frozenset(),
     ) -> Verdict | Prepared:
-        """One verdict, or what the builders must add first; `blamed` as for a build. Raises
-        GpuLostError where the device fails, other EvalErrors where the machine does.
+        """One verdict, or what the builders must add first. Raises GpuLostError where the device
+        fails, other EvalErrors where the machine does.
         """
         self._runner.neighbours = 0 if prepared.alone else self._neighbours
         with blaming(blamed), self._runner.turns.shared():

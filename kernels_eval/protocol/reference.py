@@ -23,7 +23,7 @@ LATER, EARLIER = "a later call", "an earlier call"
 
 
 class LoadedTask(Payload):
-    """What the reference process found when it loaded a task and ran it once.
+    """What loading a task and running it once has shown.
 
     `parameters` and (running) `statistics` are shapes without dimensions of size 1; `input_bytes`
     are those of one set of inputs; `packed_bytes` and `argument_bytes` what a set and the
@@ -93,9 +93,9 @@ class Comparison(Payload):
 
 
 class Expectation(Payload):
-    """What the reference process says of a trial's expected values. `equals` names earlier trials
-    with the same answer. `constants`: errors of answers that ignore the inputs: zeros, the
-    answer of "declared", and that answer's mean over its first dimension.
+    """Of a trial's expected values. `equals` names earlier trials with the same answer.
+    `constants`: errors of answers that ignore the inputs: zeros, the answer of "declared", and that
+    answer's mean over its first dimension.
     """
 
     finite: bool

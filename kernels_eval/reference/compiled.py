@@ -1,6 +1,5 @@
-"""The role that runs a task's reference under torch.compile, a second baseline. The compiler's
-caches are this process's alone; a reference without a compiled graph, or compiled anew too often,
-is an error. The parent has its answers compared."""
+"""The role that runs a task's reference under torch.compile. The compiler's caches are this
+process's alone; a reference without a compiled graph, or compiled anew too often, is an error."""
 
 from __future__ import annotations
 

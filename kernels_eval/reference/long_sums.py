@@ -62,7 +62,7 @@ class LongSums(TorchDispatchMode):
 
     With a generator, each result is moved by that much, or by this many units in its last place
     (RMS; half as many in a 16-bit type), evenly spread so that two moves seldom cancel, and terms
-    of sums by these units: the result is what other code of the same formula could give.
+    of sums by these units.
     """
 
     def __init__(self, moving: torch.Generator | None = None, units: int = 0) -> None:

@@ -1,5 +1,5 @@
-"""The role that finds how much a task's reference computes and moves, run once, without storage
-where possible.
+"""The role that counts what a task's reference computes and moves, run once, without storage where
+possible.
 
 Floating-point operations are by torch's formulas; a byte counts once, where its value is read.
 Counts only the branch that ran. The task's code may do anything: the parent trusts no number.

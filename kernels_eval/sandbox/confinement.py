@@ -1,8 +1,7 @@
 """Confines a forked child, by its own system calls, before it runs untrusted code.
 
-The order matters: namespaces (they need rights), mounts, limits and descriptors, capabilities,
-Landlock, and last the system call filter, which forbids most of the steps before it. Every step
-raises OSError.
+In order: namespaces (they need rights), mounts, limits and descriptors, capabilities, Landlock, and
+last the system call filter, which forbids most steps before it. Every step raises OSError.
 """
 
 from __future__ import annotations

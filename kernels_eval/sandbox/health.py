@@ -1,6 +1,5 @@
 """A health check of a device: a small computation with a known answer, in a child of its own, and
-its free memory. Two failed checks in a row mean a lost device (`DeviceHealth.confirm` raises
-GpuLostError)."""
+its free memory."""
 
 from __future__ import annotations
 
@@ -84,8 +83,8 @@ class DeviceHealth:
             self._free_at_start = self._check_twice(0).free_bytes
 
     def confirm(self, *, crowded: bool = False) -> None:
-        """Check the device after a suspect verdict; its memory, too, unless it is `crowded`, and
-        neighbours may hold some. Raises GpuLostError after two failures.
+        """Check the device after a suspect verdict; its memory, too, unless `crowded`. Raises
+        GpuLostError after two failures.
         """
         self._check_twice(0 if crowded else int(ENOUGH_MEMORY * (self._free_at_start or 0)))
 

@@ -1,5 +1,4 @@
-"""Landlock: restricts the files a process and its descendants may touch, whatever its user's
-rights.
+"""Landlock: restricts the files a process and its descendants may touch.
 
 After `Ruleset.restrict` only allowed paths can be opened or changed (stat still works); no TCP with
 ABI 4; no outside abstract Unix sockets or signals with ABI 6. Not covered: open descriptors, path

@@ -94,7 +94,7 @@ def has_ended(pid: int) -> bool:
 
 def headless(pid: int) -> bool:
     """Whether only a process's first thread has ended: it looks like a zombie, with hidden memory.
-    False where the others end too, slowly where a driver frees a GPU's memory.
+    False where the others end too.
     """
     threads = Path(f"/proc/{pid}/task")
     return _has_state(threads / f"{pid}/stat", ENDED) and not _all_have(threads, ENDED)
@@ -152,8 +152,8 @@ def _family(root: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Child processes, zombies included, from the kernel's list where there is one: psutil reads
-    every process, too slow for ten times a second.
+    """Child processes and zombies, from the kernel's list where there is one: psutil reads every
+    process.
     """
     found: list[int] = []
     with suppress(OSError):
@@ -263,8 +263,8 @@ def send(process: psutil.Process, number: int) -> None:
 
 
 def wait_gone(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait until all have ended, and reap this process's children among them; those of another may
-    stay zombies. Returns those that still run after `timeout_s` seconds.
+    """Wait until all have ended, and reap this process's children. Returns those that still run
+    after `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     for process in processes:

@@ -85,7 +85,7 @@ def ray_processes(since: str, owner: int) -> Iterator[int]:
     """Processes but `owner` that write logs of a Ray session it started, named `since` or later.
 
     Found by open files, as Ray overwrites command lines and environments. Only in this PID
-    namespace, where the owner's number is its own.
+    namespace.
     """
     import psutil
 

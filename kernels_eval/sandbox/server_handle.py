@@ -41,10 +41,10 @@ class End(NamedTuple):
 class ForkServer:
     """A process that imports torch, never touches a GPU, and forks children in milliseconds.
 
-    It starts beside its caller's work; the first child waits for it. `without` (or
-    `$CONCUR_ISOLATION_WITHOUT`) omits layers of isolation, for tests. `readable`: directories whose
-    files open by name, unlisted; default: the build cache. `warm`: a role ("workload") whose slow
-    first use of torch is done once. `started`: its process, where that runs already.
+    It starts beside its caller's work. `without` (or `$CONCUR_ISOLATION_WITHOUT`) omits layers of
+    isolation, for tests. `readable`: directories whose files open by name, unlisted; default: the
+    build cache. `warm`: a role ("workload") whose slow first use of torch is done once. `started`:
+    its process, if it runs.
     """
 
     def __init__(

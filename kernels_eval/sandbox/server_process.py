@@ -1,5 +1,5 @@
-"""The fork server's process. It imports torch for two seconds: a command starts it first, by this
-module, which imports in milliseconds, and then reads its own input."""
+"""The fork server's process. It imports torch for two seconds, so a command starts it first; this
+module imports in milliseconds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A warm pool: children with their device ready before there is work; also closes children in the
 background. A CUDA context and its kernels take 0.4 to 1.1 s, freeing its memory 0.1 s: both overlap
-with other work, but for what is timed (`quiet`, `settle`): then nothing starts or ends."""
+with other work, but not with timing (`quiet`, `settle`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The verifier over HTTP: from a request to its task, candidate and key, and those who wait for it.
 
-Guarantees: a request answered with 202 is on disk; a refused one changes nothing. On SIGTERM
-nothing new begins, what is under way may finish, and the journal keeps the rest.
+Guarantees: a request answered with 202 is on disk; a refused one changes nothing. On SIGTERM what
+is under way may finish, and the journal keeps the rest.
 """
 
 from __future__ import annotations

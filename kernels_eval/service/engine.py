@@ -1,6 +1,5 @@
-"""The pool in its own process, because Ray ends a process whose head stays away, and the service
-must continue. It takes only what its workers need, so priorities hold; after its failure the work
-is queued again and a new one starts."""
+"""The pool in its own process, because Ray ends one whose head stays away, and the service must
+continue. It takes only what its workers need; after its failure the work is queued again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What stands between the network and the endpoints: a body is JSON up to `BODY_BYTES`; a refusal
-is a 4xx that repeats nothing of the request; a token guards all but `/health`; without one, only
-requests for this machine's names are answered."""
+"""Between the network and the endpoints: a body is JSON up to `BODY_BYTES`; a refusal is a 4xx that
+repeats nothing of the request; a token guards all but `/health`; without one, only requests for
+this machine's names are answered."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Evaluations on disk: queued, under way, final.
 
-Guarantees: submitted work survives any process's death; one final state each; one judgement per
-candidate and protocol; one service per file. Higher priorities first, clients in turn by start tags
-(Goyal, Vin and Cheng 1996, "Start-time Fair Queueing").
+Guarantees: submitted work survives any death; one final state each; one judgement per candidate and
+protocol; one service per file. Higher priorities first, clients in turn by start tags (Goyal, Vin
+and Cheng 1996, "Start-time Fair Queueing").
 """
 
 from __future__ import annotations

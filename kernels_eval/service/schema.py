@@ -1,6 +1,5 @@
-"""What the service is asked and what it answers. A request names exactly one task and one
-candidate; an evaluation has a verdict exactly where it is done, and says what failed exactly where
-the machine did."""
+"""What the service is asked and what it answers. A request names one task and one candidate; an
+evaluation has a verdict exactly where it is done, an error where the machine failed."""
 
 from __future__ import annotations
 

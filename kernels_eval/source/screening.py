@@ -1,6 +1,5 @@
 """Static checks on candidate source, Python as a syntax tree and C++ or CUDA as tokens, before
-anything runs. Rejects only what no honest kernel needs and the text makes certain; all else is at
-most a flag."""
+anything runs. Rejects only what no honest kernel needs and the text makes certain."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ def _names_a_file(name: str) -> bool:
 
 
 class Build(Record):
-    """What came of a build. `path`: the library where `ok`; `reason`: otherwise a compile_error,
-    timeout or rejected reason.
+    """What came of a build. `path`: the library where `ok`; `reason`: else a compile_error, timeout
+    or rejected one.
 
     `seconds` are wall time, `processor_s` the compilers' processor time and sleep. `library_bytes`:
     size of a kept library, 0 where unknown. `lasting` is False where a retry may differ (a

@@ -50,8 +50,8 @@ def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
 
 
 def single_operators_wanted(taken: pl.DataFrame, quota: float | int) -> int:
-    """How many single operators (c) may add to those taken, while (singles + added) < share *
-    (taken + added), exactly. A float quota is the share; an int quota is a cap, with share 0.5."""
+    """How many single operators (c) may add, while (singles + added) < share * (taken + added). A
+    float quota is the share; an int quota is a cap, with share 0.5."""
     singles = int(taken["_single"].sum())
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
     wanted = max(0, math.ceil((share * taken.height - singles) / (1 - share)))

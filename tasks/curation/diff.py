@@ -20,9 +20,8 @@ OTHER_CRITERION, OTHER_SPEEDUP = "other_criterion", "other_speedup"
 def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     """One row per sample in only one set, or in both with another criterion or speedup.
 
-    Frames are tasks.tables.DECISIONS; without why_not (published sets) reasons are unknown. Returns
-    candidate_id, task_id, `change` (gained, lost, changed), `reason`, and `COMPARED` as `_old` and
-    `_new`, sorted.
+    Frames are tasks.tables.DECISIONS; without why_not reasons are unknown. Columns: candidate_id,
+    task_id, `change` (gained, lost, changed), `reason`, and `COMPARED` as `_old` and `_new`.
     """
     columns = columns_of(DECISIONS)
     sides = {"old": completed(old, columns), "new": completed(new, columns)}

@@ -26,9 +26,9 @@ def kept(
 ) -> set[str]:
     """Ids of all samples that any of the configurations takes by these verdicts (columns
     `tasks.curation.tables.READ`) instead of the samples' own, and of those that are faster than a
-    confirmed sample of their task, which would otherwise lose to a screened time.
+    confirmed sample of their task.
 
-    A configuration that refuses the verdicts takes nothing: `tasks.curation.stage.run` says why.
+    A configuration that refuses the verdicts takes nothing.
     """
     frame, candidates = deciding_of(samples, verdicts), samples.candidates.open()
     ids: set[str] = set()
@@ -41,8 +41,7 @@ def kept(
 
 
 def _faster_than_confirmed(frame: pl.DataFrame, config: CurationConfig) -> pl.Series:
-    """The fastest sample of each task that has a confirmed one, where the strategy compares
-    speeds."""
+    """The fastest sample of each task with a confirmed one."""
     pool = eligible_samples(frame, config)
     if "speed" not in strategy_of(config.strategy).compares or "level" not in frame.columns:
         return pool["candidate_id"].clear()

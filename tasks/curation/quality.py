@@ -123,8 +123,8 @@ def _repetition(words: pl.Series) -> tuple[Array, Array, Array]:
 
 
 def _loop_words(words: Array) -> int:
-    """Words at the end that repeat with one period, all repetitions counted. Tries as periods the
-    distances to the last word's nearest earlier occurrences."""
+    """Words at the end that repeat with one period: a distance to the last word's nearest earlier
+    occurrences."""
     if len(words) < 4:
         return 0
     best = 0

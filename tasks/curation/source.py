@@ -84,8 +84,8 @@ class Source:
             self.candidates = _opened(candidates, "--candidates", unfinished)
 
     def made_of(self, stage: str, *of: Snapshot | None) -> Snapshot | None:
-        """A stage's newest finished snapshot made of all of these, under the verdicts' root; what
-        was made of screened verdicts counts for the confirmed ones, too."""
+        """A stage's newest finished snapshot made of all of these; what was made of screened
+        verdicts counts for the confirmed ones, too."""
         wanted = [_names(each) for each in of if each and not isinstance(each, Files)]
         if isinstance(self.verdicts, Files) or len(wanted) < len(of):
             return None
@@ -100,10 +100,9 @@ class Source:
         return self.candidates is self.verdicts
 
     def read(self, of_verdicts: Sequence[str], of_candidates: Sequence[str]) -> pl.DataFrame:
-        """Read those of the columns that exist, one row per verdict with a candidate; shared
-        columns are the verdict's. "column.field" reads a struct's field. Raises UsageError for
-        unreadable files, separate tables without candidate_id, and verdicts without any
-        candidate."""
+        """Columns that exist, one row per verdict with a candidate; shared ones are the verdict's.
+        "column.field" reads a struct's field. Raises UsageError for unreadable files, separate
+        tables without candidate_id, and verdicts without any candidate."""
         if self.one_table:
             return self.verdicts.read(columns=list(dict.fromkeys((*of_verdicts, *of_candidates))))
         left, right = (

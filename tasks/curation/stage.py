@@ -94,14 +94,13 @@ def decisions_of(curated: Snapshot) -> pl.DataFrame:
 
 
 def summary(frame: pl.DataFrame, decided: Decided) -> Json:
-    """Counts that describe a training set's choice.
+    """Counts of a training set's choice.
 
-    `criterion_counts`: samples by criterion. `why_not`: other candidates by reason.
-    `operators_from`: correct samples by source of operators. `trace_flags`: correct and taken
-    samples by flag, None where unmeasured. `unconfirmed`: taken samples that were only screened.
-    `answers_end`: correct samples by end of answer.
-    `equal_kernels`: samples compared, and left out. `concise_and_fast_tasks`: tasks of (a), and
-    those with one correct sample. `without_status`: verdicts without one.
+    `criterion_counts`: samples by criterion. `why_not`: others by reason. `operators_from`: correct
+    samples by source of operators. `trace_flags`: correct and taken samples by flag, None:
+    unmeasured. `unconfirmed`: taken samples only screened. `answers_end`: correct samples by end of
+    answer. `equal_kernels`: samples compared, and left out. `concise_and_fast_tasks`: tasks of (a),
+    and those with one correct sample. `without_status`: verdicts without one.
     """
     decisions = decided.decisions
     correct = frame.filter(CORRECT)

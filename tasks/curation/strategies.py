@@ -1,5 +1,5 @@
-"""Strategies that choose training data: ConCuR's rule (arXiv 2510.07356, data curation) and its
-controls (docs/explanation/curation.md).
+"""Strategies: ConCuR's rule (arXiv 2510.07356, data curation) and its controls
+(docs/explanation/curation.md).
 
 Guarantees: all use one pool, and take each sample and known equal kernel once, in an order of data
 and seed alone. Controls match concur's size by criterion where possible.

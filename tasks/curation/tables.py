@@ -76,8 +76,8 @@ def with_flags(frame: pl.DataFrame, flags: pl.DataFrame | Snapshot) -> pl.DataFr
 
 
 def with_operators(frame: pl.DataFrame, workloads: Snapshot | None) -> pl.DataFrame:
-    """Add `operators_from`, the source of a task's operators: "verdict", else "workload", whose
-    operators replace `reference_operators`, else null."""
+    """Add `operators_from`: "verdict", else "workload", whose operators replace
+    `reference_operators`, else null."""
     if "reference_operators" not in frame.columns:
         if workloads is None:
             return frame  # for `curate` to refuse

@@ -28,7 +28,7 @@ FEW_TASKS = 30
 
 
 class Observations(Record):
-    """What the samples show: of the frame's `rows`, `samples` were judged and measured.
+    """Of the frame's `rows`, `samples` were judged and measured.
 
     `left_out` counts the others by reason; `truncated` those cut off by the token limit (None:
     unknown). `bins` have the paper's fixed width: from_tokens, to_tokens (None: open), samples,
@@ -59,7 +59,7 @@ def observe(frame: pl.DataFrame) -> Observations:
     """Return all observations of verdicts joined with their candidates.
 
     Columns are those of `samples.samples_of`. Raises UsageError for a missing column, and where no
-    sample has a length and an outcome; what else is missing is said in the record."""
+    sample has a length and an outcome."""
     judged = samples_of(frame)
     data = judged.data
     thirds = thirds_of(data)

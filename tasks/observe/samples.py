@@ -1,7 +1,7 @@
 """Judged samples, one row each, with the others counted by reason.
 
-`task_error` is left out; all statuses but `correct` are incorrect, also `no_code` and `rejected`,
-whose reasoning cost as much. Lengths of two generators do not compare.
+`task_error` is left out; all other statuses but `correct` are incorrect. Lengths of two generators
+do not compare.
 """
 
 from __future__ import annotations

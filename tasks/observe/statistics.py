@@ -29,7 +29,7 @@ Mask = NDArray[np.bool_]
 
 
 def odds_ratio(exposure: Floats, correct: Mask, task: Codes) -> Estimate:
-    """Return the odds ratio of being correct per unit of exposure, among samples of one task.
+    """Odds ratio of being correct per unit of exposure, among samples of one task.
 
     Conditional logistic regression (Breslow and Day 1980, chapter 7): the exact likelihood given
     each task's number of correct samples. Samples are sorted by task. The interval is Wald's.

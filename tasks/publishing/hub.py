@@ -1,7 +1,7 @@
 """Push published folders to the Hugging Face hub, with the revision as a tag.
 
-Guarantees: nothing is sent without a token, from changed folders, twice, or to public repositories
-unless asked; the token is in no message, log or record.
+Guarantees: nothing is sent from changed folders, twice, or to public repositories unless asked; the
+token is in no message, log or record.
 """
 
 from __future__ import annotations

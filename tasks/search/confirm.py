@@ -77,8 +77,8 @@ def improved(
     search: Search, candidates: SnapshotRef, fresh: SnapshotRef, summary: Row
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CANDIDATES: those searched among, and each confirmed
-    winner as a later turn of its start. `fresh` holds the confirming verdicts; `summary` becomes
-    the manifest's `search`."""
+    winner as a later turn of its start. `fresh`: the confirming verdicts; `summary`: the manifest's
+    `search`."""
     every = candidates.open().rows_by("candidate_id")
     rows = chain(every, _winners(search, summary["results"]))
     above: list[SnapshotRef | None] = [candidates, search.snapshot.ref, fresh]
@@ -86,8 +86,7 @@ def improved(
 
 
 def _winners(search: Search, results: Sequence[Row]) -> Iterator[Row]:
-    """Rows of confirmed winners; those no model wrote get the nearest ancestor's reasoning and
-    their own module as answer."""
+    """Rows of confirmed winners; those no model wrote get the nearest ancestor's reasoning."""
     lines = [[x["candidate_id"] for x in row["lineage"]] for row in results if row["improved"]]
     found = search.snapshot.rows_by("candidate_id", chain(*lines))
     rows = {row["candidate_id"]: row for row in found}

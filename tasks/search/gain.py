@@ -1,9 +1,8 @@
 """A winner's gain over its start, from fresh measurements of both.
 
-The search's own number is too high: the best of noisy measurements is partly luck. Both are
-therefore verified `rounds` more times, in turn, each in its own process, in pairs with the
-reference. With speedups s_i of the start and w_i of the winner, each with a 95 % interval of half
-width h on the log scale,
+The best of noisy measurements is partly luck. Both are therefore verified `rounds` more times, in
+turn, each in its own process. With speedups s_i of the start and w_i of the winner, each with a 95
+% interval of half width h on the log scale,
 
     log gain = mean(log w_i) - mean(log s_i),   se^2 = sum of (h_i / 1.96)^2 / rounds^2,
 

@@ -2,8 +2,8 @@
 block sizes at launches, constants and template arguments with a tuning name, unroll pragmas,
 `__launch_bounds__`, and `for` loops without a pragma.
 
-Guarantees: equal numbers of one meaning change together, across kernels too (block size, its grid,
-a shared array of that extent).
+Guarantees: equal numbers of one meaning change together (block size, its grid, a shared array of
+that extent).
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ ON_GPU = re.compile(r"__(?:global|device)__[^;{}]*\{")
 
 
 def _native(code: str) -> str:
-    """Blank everything except native source, keeping places. Blanked are f-strings, and `for` in
-    one-line strings, where no pragma can be added."""
+    """Blank everything except native source, keeping places; also f-strings, and `for` in one-line
+    strings."""
     text = _blank(code)
     before = tokenize.NEWLINE
     for token, place, _ in placed_tokens(code):
@@ -321,8 +321,7 @@ def _pragmas(text: str) -> Iterator[Parameter]:
 
 
 def _loops(text: str) -> Iterator[Parameter]:
-    """Loops without a pragma: in kernels if any, else in all functions; never in macros, where
-    lines cannot end."""
+    """Loops without a pragma: in kernels if any, else in all functions; never in macros."""
     kernels = list(_kernels(text))
     loops = list(FOR.finditer(DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", "#", found[0]), text)))
     words = "#pragma unroll {}" if kernels else "#pragma GCC unroll {}"

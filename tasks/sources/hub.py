@@ -1,8 +1,7 @@
 """Rows of Hugging Face data sets, by way of the hub client's own cache of files.
 
 Guarantees: a load is of one commit, whole. Where the hub cannot be reached, a branch's newest copy
-on this disk is used with a caution, if any. No copy of a branch replaces what the hub says does not
-exist.
+on this disk is used with a caution, never where the hub says that it does not exist.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def load_rows(hub_id: str, split: str, revision: str | None, columns: Sequence[s
 
 
 def _downloaded(hub_id: str, revision: str | None) -> str:
-    """The folder of a data set's files. The client takes a commit that it has from the disk; of a
-    branch it silently takes the last one where the hub is away."""
+    """The folder of a data set's files. Of a branch the client silently takes the last one where
+    the hub is away."""
     from huggingface_hub import HfApi, constants, snapshot_download
 
     fault: Exception | None = None

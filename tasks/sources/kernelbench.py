@@ -1,8 +1,8 @@
 """KernelBench's tasks (https://github.com/ScalingIntelligence/KernelBench), from a Parquet file, a
 checkout or the hub.
 
-`task_id` = `kernelbench/L{level}/{problem_id}`, in order of both; rows that are not tasks are left
-out with a warning. Hub programs that differ from the release we measured give a warning, too.
+`task_id` = `kernelbench/L{level}/{problem_id}`, in order of both; rows that are not tasks (left
+out), and hub programs that differ from the release we measured, give a warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Snapshots: immutable, fingerprinted Parquet datasets, one per stage and configuration.
+"""Snapshots: immutable Parquet datasets, one per stage and configuration.
 
 Layout: `<root>/<stage>/<fingerprint>/part-*.parquet`, a stage's own files, and `manifest.json`,
 written last.
@@ -328,9 +328,9 @@ class Snapshot:
         )
 
     def append(self, rows: Iterable[Row], schema: pa.Schema, *, key: str | None = None) -> None:
-        """Write rows as new atomic parts of at most 1,000, each before more rows are taken. With
-        `key`, skip rows whose value a killed run wrote. Raises UsageError where the snapshot is
-        finished or the root cannot be written."""
+        """Write rows as new atomic parts of at most 1,000. With `key`, skip rows whose value a
+        killed run wrote. Raises UsageError where the snapshot is finished or the root cannot be
+        written."""
         there = self.keys(key) if key else ()
         taken = (row for row in rows if key is None or row[key] not in there)
         while part := list(islice(taken, PART_ROWS)):
@@ -355,7 +355,7 @@ class Snapshot:
         self, schema: pa.Schema, *, rows_per_part: int = PART_ROWS
     ) -> Iterator[Callable[[Row], None]]:
         """Add rows one by one, each on disk before the call returns (on remote roots, with its
-        part). `recover` saves the rows of a killed process."""
+        part)."""
         self._require_unfinished()
 
         def add(row: Row) -> None:

@@ -121,8 +121,8 @@ class OpenAISampler(Sampler):
 
     def require_model(self) -> str:
         """Ask for the endpoint's models, and report them in words. Raises EvalError where it does
-        not answer, UsageError where it refuses the key or lacks the model. One without a list, such
-        as some gateways, is trusted."""
+        not answer, UsageError where it refuses the key or lacks the model. One without a list is
+        trusted."""
         with start_blocking_portal() as portal:
             names = portal.call(self._models)
         if not names:

@@ -34,10 +34,10 @@ class TransformersSampler(Sampler):
     once).
 
     A response is the text after the generation prompt; where the template opens the think block it
-    starts inside and keeps `</think>`. `name` identifies the generator. 16 responses are
-    written at once, on a GPU 256, halved where memory runs out. The model is loaded at the first
-    request. Raises UsageError where model or adapter cannot be loaded, a prompt leaves no room in
-    the window, or the device cannot hold one response."""
+    keeps `</think>`. `name` identifies the generator. 16 responses are written at once, on a GPU
+    256, halved where memory runs out. The model loads at the first request. Raises UsageError where
+    model or adapter cannot be loaded, a prompt leaves no room in the window, or the device cannot
+    hold one response."""
 
     def __init__(
         self,

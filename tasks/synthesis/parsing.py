@@ -58,9 +58,9 @@ def parse_response(
 
     The reasoning is the server's, or the text before the last `</think>`. With neither, it ends
     where the last module begins; without a module, a text is all reasoning if cut off, else all
-    answer. The code is the last complete fenced block that defines ModelNew. A block in the
-    reasoning counts only where the model stopped by itself without an answer, or where the answer
-    has no block and the module ends the reasoning (a late tag).
+    answer. The code is the last complete fenced block that defines ModelNew. One in the reasoning
+    counts only where the model stopped by itself without an answer, or the module ends the
+    reasoning (a late tag).
     """
     text = clean_text(text)
     thought, answer = _split(text)

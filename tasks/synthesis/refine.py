@@ -2,8 +2,7 @@
 
 Guarantees: bounded prompts that begin with the task's own (shared prefix). Text by candidates is
 fenced, labelled as data, and free of control characters, chat template marks and absolute paths. A
-rejected attempt is told which rule it broke, never how that was detected: models must not train
-against the verifier.
+rejected attempt is told which rule it broke, never how that was detected.
 """
 
 from __future__ import annotations

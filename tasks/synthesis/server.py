@@ -1,8 +1,7 @@
 """The sampler `vllm`: its own `vllm serve` command and a client.
 
-Guarantees: starts at the first request; no server is left after `close` or an exception, so that a
-retried stage starts another one; its random key is on no command line. Does not guarantee equal
-draws for other batches."""
+Guarantees: starts at the first request; no server is left after `close` or an exception; its random
+key is on no command line. Does not guarantee equal draws for other batches."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A token of context takes `2 * layers * kv_heads * head_dim * value_bytes` bytes
 (https://docs.vllm.ai/en/stable/design/paged_attention.html). Memory for keys and values is the GPU
 share less weights and 2 GiB a GPU for activations. A running response holds on average its prompt
 and half of its length; reasoning models write about half of their limit (7,000 of 16,384 tokens in
-the paper's set). Does not know sliding windows or latent attention, which need less.
+the paper's set). Sliding windows and latent attention need less.
 """
 
 from __future__ import annotations
@@ -238,12 +238,11 @@ def model_len(prompt: int, max_tokens: int, window: int | None) -> int:
 
 
 def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tokens: int) -> int:
-    """Value of --max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens (the
-    mean) fit into the memory for keys and values; 256 where unknown.
+    """--max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens (the mean) fit
+    into memory; 256 where unknown.
 
-    The longest prompt would leave slots empty: 14 % of the speed for 4,808 tokens (computed,
-    KernelBench on an H200). Half too many slots cost 2 % by preemption
-    (benchmarks/results/2026-11-25-night.md).
+    The longest prompt would cost 14 % of the speed for 4,808 tokens (computed, KernelBench on an
+    H200). Half too many slots cost 2 % by preemption (benchmarks/results/2026-11-25-night.md).
     """
     if shape is None or memory_bytes is None:
         return MOST_SEQS

@@ -193,8 +193,7 @@ def try_mlflow(
 ) -> T | None:
     """Return what an idempotent `write` returns, calling it again while a tracking server is away.
 
-    An error becomes one line for `failed`, and None is returned: the snapshots are complete, and
-    can be written to MLflow later.
+    An error becomes one line for `failed`, and None is returned.
     """
     served = tracking_uri.startswith(("http://", "https://"))
     try:

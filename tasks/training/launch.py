@@ -55,9 +55,9 @@ def train_on_ray(
     """Run `train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU
     core. Logs reach `on_log` in the caller's thread as they happen.
 
-    One worker is a plain Ray task, which starts in 2 s; several are a TorchTrainer (17 to 22 s),
-    driven by such a task. Without a connection, joins $RAY_ADDRESS or starts Ray. Raises what
-    `train` and `start_ray` raise, UsageError for too few devices, EvalError where workers die.
+    One worker is a plain Ray task, which starts in 2 s; several are a TorchTrainer (17 to 22 s).
+    Without a connection, joins $RAY_ADDRESS or starts Ray. Raises what `train` and `start_ray`
+    raise, UsageError for too few devices, EvalError where workers die.
     """
     import ray
     from ray.exceptions import RayError
@@ -119,8 +119,7 @@ def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
 
 
 def _free_cores(gpu: bool) -> int:
-    """Cores for a worker that trains alone: on a CPU all unused ones of this machine, because Ray
-    limits a task's threads to its cores."""
+    """Cores for a lone worker: on a CPU all unused ones, as Ray limits threads to them."""
     import ray
 
     if gpu:

@@ -49,9 +49,9 @@ def train(
     """Train an adapter on rows of `tasks.tables.CURATED` with their `prompt`, into
     `out_dir/adapter`; `out_dir/checkpoints` is for these rows and this recipe alone.
 
-    Each worker calls this, started by `launch.train_on_ray` (or torchrun). In the first, `on_log`
-    gets a dict per optimiser step. Raises UsageError for unusable rows or models and too small a
-    device, EvalError for other failures: calling again resumes.
+    Each worker calls this. In the first, `on_log` gets a dict per optimiser step. Raises UsageError
+    for unusable rows or models and too small a device, EvalError for other failures: calling again
+    resumes.
     """
     started, out_dir = time.monotonic(), Path(out_dir)
     device = training_device(recipe)

@@ -1,8 +1,7 @@
 """`concur verify-batch` without Prefect: candidates in, verdicts and a summary out.
 
 Guarantees: the same command resumes from `OUT/snapshots`; bad columns, tasks, languages and
-addresses are refused before writing, rows before verifying. Two commands on one OUT do not divide
-the work.
+addresses are refused before writing, rows before verifying.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def verify_batch(
     config: VerificationConfig,
     language: Language | None = None,
 ) -> Json:
-    """Verify a table's candidates. Returns `summary` and `this_run`: seconds, and verdicts that
-    workers reached and that needed none.
+    """Returns `summary` and `this_run`: seconds, and verdicts that workers reached and that needed
+    none.
 
     `tasks` is what tasks.sources.tables reads. Raises UsageError for unusable input, DeviceError
     without the language's device, other EvalErrors where the machine fails; the same call then

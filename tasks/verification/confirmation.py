@@ -1,9 +1,8 @@
 """Screened verdicts in, the same with those of what is kept confirmed out.
 
-In rounds: a rule proposes candidates by the verdicts known so far; those that are right and were
-only screened get the whole protocol, and their new verdicts replace the screened ones, until the
-rule proposes nothing unconfirmed. What fails is therefore replaced by what the same rule then
-chooses, and no choice among noisy times survives as a speedup (the winner's curse).
+In rounds: a rule proposes candidates by the verdicts so far; those only screened get the whole
+protocol, and their new verdicts replace the screened ones, until nothing proposed is unconfirmed.
+No choice among noisy times survives as a speedup (the winner's curse).
 
 Guarantees: a rule is asked only with the verdicts of whole earlier rounds, so that a killed run
 repeats its rounds and ends in the same set; a kill loses only candidates in flight.
@@ -36,8 +35,8 @@ class Rule:
     """Which candidates are kept, by verdicts alone.
 
     `propose` gets one row per candidate with `columns` of tasks.tables.VERDICTS, those that exist,
-    and returns ids; equal rows give equal ids. `identity` is its part of the snapshot's key,
-    `reads` are other snapshots that it reads.
+    and returns ids; equal rows give equal ids. `identity` is part of the snapshot's key, `reads`
+    are other snapshots.
     """
 
     identity: object
@@ -56,12 +55,12 @@ def all_of(candidate_ids: Iterable[str]) -> Rule:
 
 
 class Confirmation(Verification):
-    """The confirmation of what a rule keeps of a finished verdicts snapshot, by the protocol that
-    it was screened by; `config` says on which machines.
+    """The confirmation of what a rule keeps of a finished verdicts snapshot, by its protocol;
+    `config` says on which machines.
 
-    Its own snapshot has every row of the screened one, the confirmed ones in place of theirs. The
-    manifest's `confirmation` counts `rounds` and candidates `proposed`, `confirmed` and `failed` by
-    reason; `speedup_ratio` has quantiles of confirmed / screened speedup.
+    Its own snapshot has every row, the confirmed verdicts in place of theirs. The manifest's
+    `confirmation` counts `rounds` and candidates `proposed`, `confirmed` and `failed` by reason;
+    `speedup_ratio` has quantiles of confirmed / screened speedup.
     """
 
     activity, verb = "confirmation", "confirm"
@@ -184,8 +183,8 @@ def run(
     confirmation: type[Confirmation] = Confirmation,
     verify_chunk: Callable[[Any, int], Any] = Verification.verify_chunk,
 ) -> SnapshotRef:
-    """The whole stage: a finished snapshot of tasks.tables.VERDICTS in which nothing is unconfirmed
-    that the rule keeps; `verdicts` itself where nothing was only screened."""
+    """A finished snapshot of tasks.tables.VERDICTS in which all that the rule keeps is confirmed;
+    `verdicts` itself where nothing was only screened."""
     levels = verdicts.open().read(columns=READ)
     if levels.filter(unconfirmed(levels)).is_empty():
         return verdicts

@@ -168,8 +168,8 @@ class Verification:
     def plan(self) -> int:
         """Reuse known verdicts and settle what needs no worker. Returns the number of chunks left.
 
-        Also sets `total` (all candidates) and `planned` (those for workers). Call it again after
-        adding candidates.
+        Also sets `total` (all candidates) and `planned` (those for workers). Call it again for more
+        candidates.
         """
         self._end_stream()
         self.snapshot.recover(VERDICTS)
@@ -376,7 +376,7 @@ def run(
     verification: type[Verification] = Verification,
     verify_chunk: Callable[[Any, int], Any] = Verification.verify_chunk,
 ) -> SnapshotRef:
-    """The whole stage: returns a finished snapshot of tasks.tables.VERDICTS. `verify_chunk` calls a
-    chunk (Prefect makes it a task run); `verification` may replace the workers or measure."""
+    """A finished snapshot of tasks.tables.VERDICTS. `verify_chunk` calls a chunk (Prefect makes it
+    a task run); `verification` may replace the workers or measure."""
     with verification(candidates, tasks, config, language) as work:
         return work.run(verify_chunk)

@@ -31,10 +31,9 @@ class Workload(Record):
     """What a forward call of a task's reference computes and moves at the declared shapes.
 
     `operators` are the first 256 outermost torch calls. `flops` are those of matrix products,
-    convolutions and attention by torch's formulas, 2 per multiply-add. `bytes_min` counts once each
-    input, parameter, buffer and constant that is read, and what is output or changed in place. A
-    reference that did not run has a `problem` and no numbers; one that was not traced has no
-    `graph`.
+    convolutions and attention by torch's formulas, 2 per multiply-add. `bytes_min` counts once what
+    is read (inputs, parameters, buffers, constants), output or changed in place. A reference that
+    did not run has a `problem` and no numbers, one not traced no `graph`.
     """
 
     task_id: str

@@ -1,6 +1,6 @@
 """Reward functions for TRL's GRPOTrainer (trl 1.16, `trainer/grpo_trainer.py`), for `reward_funcs`.
-TRL leaves a reward of None out of the group's mean and gives it no advantage. Also logged: shares
-of correct and rejected kernels, and the mean speedup."""
+TRL gives a reward of None no advantage. Also logged: shares of correct and rejected kernels, and
+the mean speedup."""
 
 from __future__ import annotations
 

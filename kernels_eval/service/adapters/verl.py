@@ -7,7 +7,7 @@ manager that scores with it.
 
 A sample's `extra_info` is its row; where it names no task, `ground_truth` is a task's id. verl has
 no missing reward (`RewardManagerBase.assemble_rm_scores` wants a float): a fault of machine or task
-raises NoRewardError, which its manager `limited` would make 0.
+raises NoRewardError.
 """
 
 from __future__ import annotations

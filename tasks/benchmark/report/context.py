@@ -30,12 +30,12 @@ class TrainingStep(Record):
 class ReportContext(Record):
     """Everything a report says, as plain data.
 
-    `status_counts` and `reason_counts` are over the run's candidates, not the benchmark's.
-    `trace_flags` maps a flag to its correct samples, and those that became training data. `scores`
-    are rows of `benchmark.stage.all_scores`, `comparisons` of `paired_differences`, `groups` of
-    `scores` with `by` and `group`; `arl_of` is the model whose reasoning lengths make the thirds.
-    `timed` candidates have a speedup; `faster` ones beat PyTorch with 95 % confidence. `limits` has
-    a row per limit of profiled candidates. `fingerprints` maps a stage to its snapshot.
+    `status_counts` and `reason_counts` are over the run's candidates. `trace_flags` maps a flag to
+    its correct samples, and those taken. `scores` are rows of `benchmark.stage.all_scores`,
+    `comparisons` of `paired_differences`, `groups` of `scores` with `by` and `group`; `arl_of` is
+    the model whose reasoning lengths make the thirds. `timed` candidates have a speedup; `faster`
+    ones beat PyTorch with 95 % confidence. `limits` has a row per limit of profiled candidates.
+    `fingerprints` maps a stage to its snapshot.
     """
 
     run_name: str

@@ -44,7 +44,7 @@ def choose_parallelism(
     margin_bytes: int,
     host_bytes: int,
 ) -> tuple[Parallelism, str]:
-    """Choose how several accelerated workers hold a model, and say why.
+    """How several accelerated workers hold a model, and why.
 
     `ddp` gathers nothing but leaves less memory for activations
     (benchmarks/results/2026-11-25-fsdp2-acceleration.md). It is chosen where half of the layers

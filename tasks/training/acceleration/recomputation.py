@@ -100,8 +100,7 @@ class RecomputationPlan(Record):
     layers their MLP, then `host` layers have gate and up in main memory meanwhile, then `keep`
     layers recompute and move nothing.
 
-    The last layers keep: their backward passes come first and free memory before the first
-    recomputed layer needs its workspace.
+    The last layers keep: their backward passes free memory before the first recomputed layer's.
 
     Attributes:
         peak_bytes: estimated peak of a step: weights, adapter with optimiser, activations,

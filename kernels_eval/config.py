@@ -281,7 +281,7 @@ them."""
 DIGEST_BYTES = 1 << 20
 """Bytes that tell whether two answers are one: hashing costs processor time."""
 FEW_OUTPUTS = 64
-"""Fewer floating elements tell too little of what rounding costs. A choice."""
+"""Fewer floating elements, zeros not counted, tell too little of what rounding costs. A choice."""
 MOST_SCATTER = 0.03
 """Of their errors, what is allowed for: no gate is then as wide as the answer, and hard inputs on
 which a reference errs by more than HARD_OWN_ERROR are left out."""

@@ -290,7 +290,7 @@ class ExpectedValues:
         with suppress(*REFUSALS), LongSums() as sums:
             self.outputs(_copied(inputs))
             found = found.model_copy(update={"sequential_rms": sums.error})
-        if 0 < sum(x.numel() for x in reference if x.is_floating_point()) < FEW_OUTPUTS:
+        if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
             own = self._scatter(inputs, reference)
             found = found.model_copy(update={name: getattr(own, name) for name in OWN_FLOATS})
         for rows in self._narrowed(inputs, reference) if sampled else ():
@@ -458,6 +458,13 @@ def _start(x: Tensor) -> Tensor:
 
 def _few_of(x: Tensor) -> Tensor:
     return x.reshape(-1)[:: x.numel() // SPREAD_ELEMENTS | 1].clone()
+
+
+def _telling(x: Tensor) -> int:
+    """How many elements tell what rounding costs: of a small output, those that are not zero."""
+    if not x.is_floating_point():
+        return 0
+    return x.numel() if x.numel() > SPREAD_ELEMENTS else int(torch.count_nonzero(computable(x)))
 
 
 def _mean(x: Tensor) -> Tensor:

@@ -129,8 +129,9 @@ class Evaluator:
                 self._sanitize(reference, candidate, libraries, draft)
                 return
             except Stop as stop:
-                with draft.phase("reference_s"):
-                    self._blame_task(reference, stop, draft)
+                if not reference.opened:
+                    with draft.phase("reference_s"):
+                        self._blame_task(reference, stop, draft)
                 raise
             except MadeElsewhere:
                 construct_on = "cpu"
@@ -140,7 +141,7 @@ class Evaluator:
     def _blame_task(self, reference: ReferenceProcess, stop: Stop, draft: VerdictDraft) -> None:
         """Raise Stop (task_error) where a task cannot tell right from wrong."""
         compared = draft.correctness is not None
-        if not reference.opened and reference.doubtful(stop.finding.reason, compared=compared):
+        if reference.doubtful(stop.finding.reason, compared=compared):
             self.runner.warm_pool.wait_closed()
             reference.open()
 

@@ -10,7 +10,7 @@ repeats its rounds and ends in the same set; a kill loses only candidates in fli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,18 +88,13 @@ class Confirmation(Verification):
     def _wanted(self) -> pl.DataFrame:
         return super()._wanted().filter(pl.col("candidate_id").is_in(sorted(self._asked)))
 
-    def run(self, verify_chunk: Callable[[Any, int], Any] | None = None) -> SnapshotRef:
-        """Confirm in rounds and publish, unless finished. Raises UsageError on another device than
-        that of the screened verdicts."""
-        if not self.snapshot.finished:
-            while self._ask():
-                chunks = self.plan()
-                note = f"round {self._rounds}"
-                report(self.activity, self.total - self.planned, self.total, note)
-                for number in range(1, chunks + 1):
-                    (verify_chunk or Verification.verify_chunk)(self, number)
-            self.publish()
-        return self.snapshot.ref
+    def _plans(self) -> Iterator[int]:
+        """One a round. Raises UsageError on another device than that of the screened verdicts."""
+        while self._ask():
+            chunks = self.plan()
+            note = f"round {self._rounds}"
+            report(self.activity, self.total - self.planned, self.total, note)
+            yield chunks
 
     def _ask(self) -> bool:
         """Begin a round; False where nothing more is to be confirmed."""

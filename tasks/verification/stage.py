@@ -335,10 +335,15 @@ class Verification:
     def run(self, verify_chunk: Callable[[Any, int], Any] | None = None) -> SnapshotRef:
         """Plan, take chunks by `verify_chunk` and publish, unless finished."""
         if not self.snapshot.finished:
-            for number in range(1, self.plan() + 1):
-                (verify_chunk or Verification.verify_chunk)(self, number)
+            for chunks in self._plans():
+                for number in range(1, chunks + 1):
+                    (verify_chunk or Verification.verify_chunk)(self, number)
             self.publish()
         return self.snapshot.ref
+
+    def _plans(self) -> Iterator[int]:
+        """Chunks of each plan, which is made once those of the last one are taken."""
+        yield self.plan()
 
     def publish(self) -> SnapshotRef:
         """Finish the snapshot. Raises EvalError where a verdict is missing."""

@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.timing_budget import build, chosen
+from benchmarks.timing_budget import build, choosing, chosen
 from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.pool.pool import Pool
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
@@ -30,13 +30,7 @@ CLOSE = 0.10
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tasks", help="KernelBench tasks, Parquet")
-    parser.add_argument("--responses", help="recorded responses, Parquet")
-    parser.add_argument("--language", default="cuda", choices=["cuda", "cpp"])
-    parser.add_argument("--limit", type=int, default=60, help="responses with code")
+    parser = choosing(__doc__, limit=60)
     parser.add_argument("--lanes", default="1,2", help="the first is what others are compared with")
     parser.add_argument("--level", choices=("screen", "confirm"), default="screen")
     parser.add_argument("--max-s", type=float, default=1.0, help="timing budget, seconds")

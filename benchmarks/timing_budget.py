@@ -53,14 +53,20 @@ class Built(NamedTuple):
     prepared: Prepared
 
 
-def main() -> int:
+def choosing(description: str | None, limit: int) -> argparse.ArgumentParser:
+    """A command's parser with what `chosen` reads; `limit` is its default."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", help="KernelBench tasks, Parquet")
     parser.add_argument("--responses", help="recorded responses, Parquet")
     parser.add_argument("--language", default="cuda", choices=["cuda", "cpp"])
-    parser.add_argument("--limit", type=int, default=100, help="responses with code")
+    parser.add_argument("--limit", type=int, default=limit, help="responses with code")
+    return parser
+
+
+def main() -> int:
+    parser = choosing(__doc__, limit=100)
     parser.add_argument("--budgets", default="0.3,1,4,20", help="seconds, between commas")
     parser.add_argument("--builders", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--budget-s", type=float, default=math.inf, help="of the whole run")

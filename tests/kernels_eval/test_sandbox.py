@@ -27,6 +27,7 @@ from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.sandbox.process_tree import has_ended
 from kernels_eval.sandbox.server_handle import ForkServer
 from tests.support import kernels
+from tests.support.kernels import SPINS
 from tests.support.waiting import until
 
 LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)
@@ -425,15 +426,6 @@ def test_the_processor_clock_counts_a_childs_work(server):
             "  pass",
         )
         assert 0.15e9 < child.processor_ns() - before < 2e9
-
-
-SPINS = """
-import threading
-def spin():
-    while True:
-        pass
-threading.Thread(target=spin, daemon=True).start()
-"""
 
 
 def is_stopped(pid):

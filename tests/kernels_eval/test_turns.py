@@ -17,7 +17,7 @@ from kernels_eval.protocol import ReadState
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.child import Child
 from tests.support import kernels
-from tests.support.kernels import AFFINE, QUICK, WEIGHTED, module, verifying
+from tests.support.kernels import AFFINE, QUICK, SPINS, WEIGHTED, module, verifying
 from tests.support.processes import started
 from tests.support.waiting import until
 
@@ -149,16 +149,7 @@ def test_a_device_of_one_lane_has_no_turns():
         turns.give_way()
 
 
-BURNS = module(
-    "return ext.affine(x)",
-    before="""
-import threading
-def burn():
-    while True:
-        pass
-threading.Thread(target=burn, daemon=True).start()
-""",
-)
+BURNS = module("return ext.affine(x)", before=SPINS)
 
 
 def states(child):

@@ -31,6 +31,15 @@ budget of timing are those of a busy machine: no verdict depends on how much of 
 
 UNTIMED = QUICK.model_copy(update={"time_correct": False})
 
+SPINS = """
+import threading
+def spin():
+    while True:
+        pass
+threading.Thread(target=spin, daemon=True).start()
+"""
+"""A thread that computes until its process ends or is stopped."""
+
 OWN_TMP = not any(Path(place).resolve().is_relative_to("/tmp") for place in (__file__, sys.prefix))
 """Has a child a /tmp of its own? Not where this code, or its Python, is in /tmp."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from flows.runtime.lock import alone
 from kernels_eval.errors import UsageError
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, Record
+from kernels_eval.sandbox.trees import remove_tree
 from tasks.store.snapshot import MANIFEST
 
 DAY_S = 86_400.0
@@ -63,7 +63,7 @@ def collect(root: str, *, keep: int, younger_than_days: float, delete: bool = Fa
         if delete:
             _discard(home, [each.snapshot for each in decisions if not each.stays])
     if delete:  # the workspace is free again: runs need not wait for a slow disk
-        shutil.rmtree(home / TRASH, ignore_errors=True)
+        remove_tree(home / TRASH)
     sizes = {True: 0, False: 0}
     for each in decisions:
         sizes[each.stays] += each.snapshot.bytes

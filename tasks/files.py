@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kernels_eval.errors import UsageError, cause_of
+from kernels_eval.sandbox.trees import remove_tree
 
 Content = str | bytes | Callable[[Path], object]
 """Text (UTF-8), bytes, or a function that writes the file at a path."""
@@ -86,13 +86,13 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     Raises OSError, also where `target` has content by then.
     """
     temporary = temporary_name(target)
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove_tree(temporary)
     try:
         temporary.mkdir(parents=True)
         yield temporary
         temporary.replace(target)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary)
 
 
 def make_writable(directory: Path) -> Path:

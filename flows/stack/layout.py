@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from kernels_eval.sandbox.process_tree import members
+from kernels_eval.sandbox.trees import remove_tree
 from tasks.files import atomic_write, explain_write_errors
 
 Part = Literal["prefect", "mlflow", "ray", "worker"]
@@ -128,7 +128,7 @@ class Layout:
         """Remove signs of a running stack. Databases and logs stay."""
         for path in (self.settings, self.configuration, self.ray_token):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        remove_tree(self.sockets)
 
     def processes(self) -> list[psutil.Process]:
         """All processes of the stack, whatever their parent; never the caller."""

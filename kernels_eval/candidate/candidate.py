@@ -157,7 +157,7 @@ class CandidateRole:
         """Restore this source's compiled kernels; corrupted ones are compiled again."""
         folder = Path(os.environ[self.language.jit_cache])
         file = os.fdopen(self.channel.descriptors.pop(0), "rb")
-        with file, suppress(BadZipFile, OSError, ValueError), ZipFile(file) as kept:
+        with file, suppress(BadZipFile, OSError, ValueError, RuntimeError), ZipFile(file) as kept:
             kept.extractall(folder)
             self.language.relocate(folder, kept.comment.decode())
 

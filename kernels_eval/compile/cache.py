@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from kernels_eval.compile.process import blaming_the_disk
 from kernels_eval.errors import UsageError
+from kernels_eval.sandbox.trees import remove_tree
 from kernels_eval.source.spec import Build
 
 LIMIT_BYTES = 20 << 30
@@ -102,7 +103,7 @@ class BuildCache:
                 kept = self._written(staging, build)
                 return self._in_place(staging, self._entry(key), kept)
             finally:
-                shutil.rmtree(staging, ignore_errors=True)
+                remove_tree(staging)
 
     def renew(self, libraries: Iterable[str]) -> None:
         """Mark these paths as used now, ignoring those that are gone."""
@@ -122,7 +123,7 @@ class BuildCache:
         for left in self._staging.iterdir():
             with suppress(OSError):
                 if left.stat().st_mtime < time.time() - STALE_S:
-                    shutil.rmtree(left, ignore_errors=True)
+                    remove_tree(left)
         if not self.limit_bytes:
             return 0
         entries = sorted(self._entries())
@@ -172,7 +173,7 @@ class BuildCache:
         away = self._new_name()
         with suppress(FileNotFoundError):  # another process was faster
             os.rename(entry, away)
-        shutil.rmtree(away, ignore_errors=True)
+        remove_tree(away)
 
     def _entries(self) -> Iterator[Entry]:
         for path in self.root.glob("??/*"):

@@ -7,7 +7,6 @@ does not depend on the header tier; a full disk gives no outcome.
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from kernels_eval.config import CANDIDATE_FILE_BYTES, WALL_SHARE, BuildConfig
 from kernels_eval.errors import ToolchainError, UsageError
 from kernels_eval.records import Reason, stable_hash
 from kernels_eval.sandbox.process_tree import Deadline
+from kernels_eval.sandbox.trees import temporary_tree
 from kernels_eval.source.lexer import blank
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
 from kernels_eval.toolchain import HEADERS, Toolchain, default_cache
@@ -324,9 +324,9 @@ class Builder:
             )
         with (
             blaming_the_disk(self.tools.cache),
-            tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root) as folder,
+            temporary_tree("build-", self.work_root) as folder,
         ):
-            build = self._compiled(spec, Path(folder))
+            build = self._compiled(spec, folder)
             build = build.model_copy(update={"seconds": time.monotonic() - started})
             return self.cache.store(self.key_for(spec), build) if build.lasting else build
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +34,7 @@ from kernels_eval.compile.process import (
 )
 from kernels_eval.errors import ToolchainError
 from kernels_eval.sandbox.process_tree import Deadline
+from kernels_eval.sandbox.trees import remove_tree, temporary_tree
 from kernels_eval.toolchain import HEADERS, Toolchain
 
 DEADLINE_S = 600
@@ -74,8 +74,8 @@ class Prepared:
 
     def compile(self, what: str, command: Sequence[str], target: Path) -> None:
         """Run a compiler that writes `target`. Raises ToolchainError or DiskFullError."""
-        with tempfile.TemporaryDirectory(prefix="prepare-", dir=self._work.path) as folder:
-            work, deadline = Path(folder), Deadline(DEADLINE_S)
+        with temporary_tree("prepare-", self._work.path) as work:
+            deadline = Deadline(DEADLINE_S)
             command = [*command, "-o", str(target)]
             outcome, log = run(command, work, deadline, self.tools.environment), log_of(work)
         if outcome != "ok":
@@ -120,7 +120,7 @@ class Prepared:
             options += [self._torch_library, "-ltorch_cpu", "-lc10", str(self.shim("concur_shim"))]
             options.append(f"-Wl,-rpath,{self.root}")
             self._link_library("concur_common", options, staging)
-            shutil.rmtree(generated)
+            remove_tree(generated)
 
         return self.once(self.root / "libconcur_common.so", make)
 

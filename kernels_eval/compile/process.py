@@ -30,6 +30,7 @@ from kernels_eval.sandbox import process_tree, reaper
 from kernels_eval.sandbox.deaths import BLAMED_ROLES, COMPILER
 from kernels_eval.sandbox.process_tree import Deadline
 from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from kernels_eval.sandbox.trees import remove_tree
 
 READ_BYTES = 1 << 20
 POLL_S = 0.25
@@ -167,13 +168,14 @@ def remove_abandoned(cache: Path) -> None:
     after their compilers.
     """
     for root in cache.resolve().glob("work-*-*"):
-        owner = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
-        if owner and not psutil.pid_exists(int(owner[1])) and _unlocked(root / ".lock"):
+        owner = re.fullmatch(r"work-([0-9]+)-[0-9a-f]{32}", root.name)
+        gone = owner and not os.path.exists(f"/proc/{owner[1]}")  # of any number of digits
+        if gone and _unlocked(root / ".lock"):
             for process in psutil.process_iter():
                 with suppress(psutil.Error, OSError):  # another user's, or one that has just ended
                     if root in Path(process.cwd()).parents:
                         process.kill()
-            shutil.rmtree(root, ignore_errors=True)
+            remove_tree(root)
 
 
 def _unlocked(path: Path) -> bool:
@@ -187,7 +189,7 @@ def _unlocked(path: Path) -> bool:
 
 def _remove(path: Path, pid: int) -> None:
     if pid == os.getpid():  # a forked child leaves its parent's root alone
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
 
 
 @contextmanager
@@ -226,7 +228,7 @@ def rename_into_place(staging: Path, target: Path) -> None:
     except OSError:
         if not target.exists():
             raise
-        shutil.rmtree(staging, ignore_errors=True)  # another builder was faster: same content
+        remove_tree(staging)  # another builder was faster: same content
 
 
 def interesting(log: str, work: Path) -> str:

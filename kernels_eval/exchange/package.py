@@ -12,7 +12,6 @@ import re
 import shutil
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from kernels_eval.exchange.definitions import FLAT
 from kernels_eval.protocol import ArgumentForm, Interface
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.sandbox.deaths import retried
+from kernels_eval.sandbox.trees import temporary_tree
 from kernels_eval.source.spec import ExtensionSpec
 from kernels_eval.versions import PROTOCOL_VERSION
 
@@ -71,8 +71,8 @@ def export_package(
     build = config.build.model_copy(update={"lite_headers": False})
     config = config.model_copy(update={"build": build})
     target = out / "build" / _variant(candidate.language)
-    with tempfile.TemporaryDirectory() as held:
-        folder = Path(held) / "package"
+    with temporary_tree("package-") as held:
+        folder = held / "package"
         folder.mkdir()
         verdict, specs = retried(lambda: _verified(task, candidate, config, folder))
         certificate = {
@@ -140,7 +140,7 @@ def _verified(
         specs = preparer.requested(candidate, task) if prepared.libraries else []
         if len({spec.name for spec in specs}) < len(specs):
             raise UsageError("two of its extensions have one name", "name each its own")
-        with tempfile.TemporaryDirectory(dir=preparer.builder.work_root) as work:
+        with temporary_tree("ship-", preparer.builder.work_root) as work:
             if any(spec.uses_cuda for spec in specs):
                 made = {spec.key: _shipped(preparer.builder, spec, work) for spec in specs}
                 prepared = prepared.model_copy(update={"libraries": made})
@@ -160,8 +160,8 @@ def _correct(verdict: Verdict) -> Verdict:
     )
 
 
-def _shipped(builder: Builder, spec: ExtensionSpec, work: str) -> str:
-    place, limit = Path(work) / spec.name, builder.config.timeout_s
+def _shipped(builder: Builder, spec: ExtensionSpec, work: Path) -> str:
+    place, limit = work / spec.name, builder.config.timeout_s
     made = _Shipped(spec, "full", place, builder.prepared, limit, builder.confine).build()
     if not made.ok:
         raise UsageError(f"extension {spec.name} does not build: {made.log[:500]}")

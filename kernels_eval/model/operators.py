@@ -7,12 +7,10 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from kernels_eval.compile.linked import NO_COMPUTE
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.protocol import OperatorTimes
 from kernels_eval.sandbox.channel import Answer
+from kernels_eval.sandbox.trees import temporary_tree
 
 Function = Callable[..., object]
 Values = tuple[object, ...]
@@ -149,8 +148,8 @@ def watch_unrecorded() -> None:
 def _recorded(nodes: list[Answer], torn: set[str]) -> Iterator[None]:
     """Record dispatcher calls of all threads into `nodes`; a torn record's names go to `torn`."""
     written = b""
-    with tempfile.TemporaryDirectory() as folder:
-        trace, tracing = Path(folder) / "trace.json", torch._C._profiler
+    with temporary_tree("trace-") as folder:
+        trace, tracing = folder / "trace.json", torch._C._profiler
         tracing._add_execution_trace_observer(str(trace))
         tracing._enable_execution_trace_observer()
         try:
@@ -291,8 +290,8 @@ def _slowest(rows: list[Answer]) -> list[Answer]:
 
 
 def _launched(seen: torch.profiler.profile, own: set[str], calls: int) -> list[Answer]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+    with temporary_tree("trace-") as folder:
+        path = folder / "trace.json"
         seen.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     launches: dict[str, list[Answer]] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import time
@@ -32,6 +31,7 @@ from kernels_eval.sandbox.channel import (
 )
 from kernels_eval.sandbox.deaths import BLAMED_ROLES
 from kernels_eval.sandbox.server_handle import RESTARTED, ForkServer
+from kernels_eval.sandbox.trees import disk_usage, remove_tree
 
 POLL_S = 0.1
 BY_PROCESSOR = ("capture",)
@@ -194,10 +194,11 @@ class Child:
                 raise self._fail(Reason.CRASHED, f"killed: {count} {what}, the limit is {most}")
         watched = "scratch_watch" in self.server.isolation
         if watched and now > self._scratch_checked + SCRATCH_POLL_S:
-            size, files = machine.disk_usage(self.scratch / "work", SCRATCH_FILES)
+            size, files = disk_usage(self.scratch / "work", SCRATCH_FILES)
             self._scratch_checked = time.monotonic()
             if size > limits.scratch_mb << 20 or files > SCRATCH_FILES:
-                seen = f"{files} files of {size >> 20} MB, the limit is {limits.scratch_mb} MB"
+                count = "uncountable" if files > SCRATCH_FILES else files
+                seen = f"{count} files of {size >> 20} MB, the limit is {limits.scratch_mb} MB"
                 raise self._fail(Reason.CRASHED, f"killed: {seen}")
 
     def _fail(self, reason: Reason, detail: str) -> ChildFailure:
@@ -284,7 +285,7 @@ class Child:
 
     def log_tail(self, count: int) -> str:
         try:
-            with open(self.scratch / "log", "rb") as handle:
+            with open(self.scratch / "log", "rb", opener=_at_once) as handle:
                 handle.seek(max(0, handle.seek(0, os.SEEK_END) - count))
                 return CHATTER.sub("", handle.read().decode("utf-8", "replace"))
         except OSError:
@@ -298,13 +299,18 @@ class Child:
     def close(self) -> None:
         self.kill()
         self.channel.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_tree(self.scratch)
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open what a candidate may have put there: no link is followed, no pipe waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
+import re
 import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import psutil
+
+from kernels_eval.sandbox.trees import remove_tree
 
 KEPT_VARIABLES = (
     "PATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES CUDA_HOME VIRTUAL_ENV PYTHONPATH TZ".split()
@@ -41,23 +43,6 @@ def machine_memory_bytes() -> int:
     return min(found)
 
 
-def disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
-    """Allocated bytes and number of files below a directory; stops counting past `most_files`."""
-    size = count = 0
-    todo = [str(directory)]
-    while todo:
-        with suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                count += 1
-                if count > most_files:
-                    return size, count
-                with suppress(OSError):
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
-    return size, count
-
-
 def new_folder() -> Path:
     """A folder named after this process, for `remove_abandoned`; not in /tmp, which children
     replace.
@@ -80,9 +65,9 @@ def sealed_memory(size: int) -> int:
 def remove_abandoned() -> None:
     homes = map(Path, (tempfile.gettempdir(), VAR_TMP))
     for folder in (folder for home in homes for folder in home.glob("concur-*-*")):
-        owner = folder.name.split("-")[1]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
+        owner = re.match(r"concur-([0-9]+)-", folder.name)
+        if owner and not os.path.exists(f"/proc/{owner[1]}"):  # of any number of digits
+            remove_tree(folder)
 
 
 def child_environment(threads: int) -> dict[str, str]:

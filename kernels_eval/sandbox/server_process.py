@@ -3,7 +3,6 @@ module imports in milliseconds."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Collection
 
 from kernels_eval.sandbox import machine
 from kernels_eval.sandbox.layers import left_out
+from kernels_eval.sandbox.trees import remove_tree
 
 
 class ServerProcess:
@@ -43,4 +43,4 @@ class ServerProcess:
         self.socket.close()
         self.process.kill()
         self.process.wait()
-        shutil.rmtree(self.base, ignore_errors=True)
+        remove_tree(self.base)

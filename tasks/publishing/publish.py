@@ -10,7 +10,6 @@ and code give equal bytes and revision.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, stable_hash
+from kernels_eval.sandbox.trees import remove_tree
 from tasks.files import explain_write_errors, file_sha256
 from tasks.publishing.card import Card, card
 from tasks.publishing.config import DATA, PUBLICATION, README, PublishOptions
@@ -67,7 +67,7 @@ def publish(curated: SnapshotRef, out: Path, options: PublishOptions | None = No
         return there
     folder = out.parent / f".{out.name}.new"
     with explain_write_errors(out, WRITE_FIX):
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         folder.mkdir(parents=True)
     try:
         splits = splits_of(published_rows(line), options)
@@ -87,10 +87,10 @@ def publish(curated: SnapshotRef, out: Path, options: PublishOptions | None = No
                 files={path: file_sha256(folder / path) for path in sorted(_files_in(folder))},
             )
             (folder / PUBLICATION).write_text(published.model_dump_json(indent=2) + "\n", "utf-8")
-            shutil.rmtree(out, ignore_errors=True)
+            remove_tree(out)
             folder.rename(out)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
     return published
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate import PartialState
 from transformers import Trainer, TrainerCallback
 
+from kernels_eval.sandbox.trees import remove_tree
 from tasks.files import atomic_directory
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ def newest_checkpoint(checkpoints: Path) -> Path | None:
         if (directory / COMPLETE).exists():
             newest = directory
         elif int(os.environ.get("RANK", "0")) == 0:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory)
     return newest
 
 
@@ -57,7 +57,7 @@ def save_adapter(trainer: Trainer, adapter_dir: Path) -> Path:
             model.save_pretrained(folder, state_dict=state)
             _sort_targets(folder / "adapter_config.json")
             # an earlier run's: a directory cannot be renamed onto one with content
-            shutil.rmtree(adapter_dir, ignore_errors=True)
+            remove_tree(adapter_dir)
     trainer.accelerator.wait_for_everyone()
     return adapter_dir
 

@@ -8,7 +8,6 @@ mean the same on every node.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from kernels_eval.errors import EvalError, UsageError, cause_of
 from kernels_eval.pool.ray import interruptible, start_ray
+from kernels_eval.sandbox.trees import remove_tree
 from tasks.training.formatting import Rows
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import TrainingResult
@@ -206,7 +206,7 @@ def _fit(job: Job, gpu: bool, news: Any) -> None:
     # of Ray's: what the workers said of themselves is in the queue already
     except Exception as error:
         last = "end", cause_of(error)
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove_tree(scratch)
     news.put(last)
 
 

@@ -3,7 +3,6 @@ rows with a reason."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import polars as pl
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, KernelTask, stable_hash
+from kernels_eval.sandbox.trees import temporary_tree
 from tasks.progress import report
 from tasks.sources.stage import keep, read_tasks
 from tasks.store import Snapshot, SnapshotRef, known_rows
@@ -63,8 +63,8 @@ def annotate(tasks: pl.DataFrame, root: str | None = None) -> pl.DataFrame:
     kept under `root`, where given. Raises as `run` does."""
     fields = [name for name in KernelTask.model_fields if name in tasks.columns]
     found = [KernelTask.model_validate(row) for row in tasks.select(fields).to_dicts()]
-    with tempfile.TemporaryDirectory() as scratch:
-        counted = run(keep(found, root or scratch, {})).open().read(unique=TASK)
+    with temporary_tree("workloads-") as scratch:
+        counted = run(keep(found, root or str(scratch), {})).open().read(unique=TASK)
     return tasks.drop(COLUMNS, strict=False).join(
         counted.select(TASK, *COLUMNS), on=TASK, how="left", maintain_order="left"
     )

@@ -269,6 +269,13 @@ def test_the_trust_boundary_is_in_the_tree(folder, never):
     assert wrong == []
 
 
+def test_folders_are_removed_without_recursion_everywhere():
+    """`shutil.rmtree` ends in a RecursionError where somebody left folders in folders."""
+    recurses = {"rmtree", "TemporaryDirectory"}
+    users = {module_of(path) for path in FILES if called(parsed(path)) & recurses}
+    assert users == set()
+
+
 def test_the_evaluator_knows_no_orchestrator_tracker_or_trainer():
     """The trust boundary stays small enough to read: Ray is the only framework it knows."""
     forbidden = {"prefect", "mlflow", "vllm", "trl", "peft", "openai"}

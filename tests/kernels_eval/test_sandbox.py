@@ -334,6 +334,39 @@ def test_scratch_is_bounded(server, bare, layers):
     assert not scratch.exists()
 
 
+UNCOUNTABLE = {
+    "below a path longer than PATH_MAX": """
+        for _ in range(3000):
+            os.mkdir("deep")
+            os.chdir("deep")
+        open("hidden", "wb").write(bytes(1 << 20))
+        """,
+    "in a folder without rights": """
+        os.mkdir("closed")
+        open("closed/hidden", "wb").write(bytes(1 << 20))
+        os.chmod("closed", 0)
+        """,
+}
+
+
+@pytest.mark.parametrize("case", UNCOUNTABLE)
+def test_what_cannot_be_counted_is_too_much_and_goes_with_the_child(bare, case):
+    code = f"import os, time\n{textwrap.dedent(UNCOUNTABLE[case])}\ntime.sleep(600)"
+    with Child(bare, "capture", LIMITS) as child:
+        if os.geteuid() == 0 and "rights" in case:
+            pytest.skip("every folder is open to root")
+        with pytest.raises(ChildFailure, match="uncountable files"):
+            run(child, code)
+        scratch = child.scratch
+    assert not scratch.exists()
+
+
+def test_a_log_that_is_a_pipe_is_not_waited_for(bare):
+    code = "import os\nos.unlink('../log')\nos.mkfifo('../log')"
+    answer, log = answer_of(bare, code)
+    assert log == "", answer
+
+
 def test_memory_is_never_more_than_a_share_of_the_machines(monkeypatch, server):
     assert 1 << 30 < machine.machine_memory_bytes() <= psutil.virtual_memory().total
     monkeypatch.setattr(machine, "machine_memory_bytes", lambda: 1 << 30)
@@ -515,9 +548,14 @@ def test_what_a_dead_process_left_is_swept_and_a_living_ones_kept(server):
     left = Path(tempfile.gettempdir()) / f"concur-{gone.pid}-left"
     left.mkdir()
     (left / "bytes").write_bytes(b"x")
+    nobody = "9" * 30  # no number of a process
+    odd = [Path(tempfile.gettempdir()) / f"concur-{owner}-left" for owner in ("²", nobody)]
+    for folder in odd:
+        folder.mkdir()
     stranger = Path(tempfile.mkdtemp(prefix="concur-notes-"))
     machine.remove_abandoned()
-    assert not left.exists()
+    assert [left.exists(), *(folder.exists() for folder in odd)] == [False, True, False]
+    odd[0].rmdir()
     assert server.base.exists()
     assert stranger.exists(), "a directory that only looks alike is not ours"
     stranger.rmdir()

@@ -225,11 +225,14 @@ def run(
     *,
     config: EvalConfig | None = None,
     progress: bool = False,
+    check: bool = False,
+    min_speedup: float | None = None,
     started: ServerProcess | None = None,
 ) -> int:
     """Verify and print, with stages on stderr. Exit status 0 with a verdict, 2 for unusable input,
-    1 where the machine fails. `started`: a fork server's process that was started already; it is
-    closed.
+    1 where the machine fails, or the verdict does not pass what was asked: `check` that it is
+    correct, `min_speedup` also that it is so fast. `started`: a fork server's process that was
+    started already; it is closed.
     """
     began_s = time.monotonic()
 
@@ -253,7 +256,23 @@ def run(
         if started:
             started.close()
     print(json.dumps(verdict.model_dump(mode="json")) if as_json else render(verdict))
+    if (check or min_speedup is not None) and (missed := _missed(verdict, min_speedup or 0.0)):
+        print(f"not passed: {missed}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _missed(verdict: Verdict, min_speedup: float) -> str:
+    """What a verdict lacks of what was asked of it, or ""."""
+    if verdict.status is not Status.CORRECT:
+        return f"the candidate is {verdict.status.value}"
+    if not min_speedup:
+        return ""
+    if verdict.timing is None:
+        return "the candidate was not timed"
+    if verdict.timing.speedup < min_speedup:
+        return f"the speedup is {verdict.timing.speedup:.3g}, below {min_speedup:g}"
+    return ""
 
 
 def verify(
@@ -304,6 +323,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="screen: fewer trials and samples")
     parser.add_argument("--progress", action="store_true", help="print each stage to stderr")
+    parser.add_argument("--check", action="store_true", help="exit status 1 unless correct")
+    parser.add_argument("--min-speedup", type=float, help="exit status 1 unless so fast, too")
     parser.add_argument(
         "--json", action="store_true", help="print exactly one JSON object, the Verdict"
     )
@@ -315,6 +336,8 @@ def main(argv: list[str] | None = None) -> int:
         asked.json,
         config=QUICK if asked.quick else None,
         progress=asked.progress,
+        check=asked.check,
+        min_speedup=asked.min_speedup,
     )
 
 

@@ -48,6 +48,10 @@ class DeviceError(EvalError):
     """The device that the language needs is not available."""
 
 
+class BusyError(EvalError):
+    """The devices are not free within the time given."""
+
+
 class GpuLostError(EvalError):
     """A GPU stopped answering, or its health check failed."""
 

@@ -3,6 +3,7 @@ lacks."""
 
 import os
 import signal
+import tempfile
 
 import hypothesis
 import pytest
@@ -23,6 +24,8 @@ for name, value in {
     "RAY_USAGE_STATS_ENABLED": "0",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_LEVEL": "WARNING",
+    # tests that judge at the same time do not wait for one another
+    "CONCUR_LOCKS": tempfile.mkdtemp(prefix="concur_locks-"),
 }.items():
     os.environ.setdefault(name, value)
 

@@ -79,7 +79,7 @@ RayAddress = Annotated[
         "--address",
         metavar="ADDRESS",
         help="A Ray cluster: auto or HOST:PORT.",
-        show_default="start one here",
+        show_default="this machine alone",
     ),
 ]
 

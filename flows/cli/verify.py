@@ -48,6 +48,14 @@ def verify(
     language: KernelLanguage | None = Option(
         None, help="Language of the kernel.", show_default="read from its source"
     ),
+    check: bool = Option(False, "--check", help="Exit status 1 unless the candidate is correct."),
+    min_speedup: float | None = Option(
+        None,
+        min=0,
+        metavar="X",
+        help="Exit status 1 unless it is correct and at least X times as fast as TASK.",
+        show_default=False,
+    ),
     progress: bool = Option(
         False, "--progress", help="Print each stage to stderr.", show_default="only on a terminal"
     ),
@@ -73,6 +81,8 @@ def verify(
             as_json,
             config=config,
             progress=progress,
+            check=check,
+            min_speedup=min_speedup,
             started=started,
         )
     )
@@ -113,6 +123,14 @@ def verify_batch(
         help="GPUs to use in a cluster of several types, such as H100.",
         show_default="this machine's type",
     ),
+    timeout_s: float | None = Option(
+        None,
+        "--timeout",
+        min=0,
+        metavar="SECONDS",
+        help="Give up where other runs use the devices for so long.",
+        show_default="wait until they end",
+    ),
     ray_address: RayAddress = None,
 ) -> Json:
     """Verify CANDIDATES against their tasks: a table (Parquet, JSON lines, CSV), a folder of .py
@@ -138,7 +156,8 @@ def verify_batch(
     )
     table = CandidateTable(candidates, model)
     with TerminalProgress() as progress, observed_by(progress):
-        return verify_batch(table, tasks, out, config, Language(language) if language else None)
+        chosen = Language(language) if language else None
+        return verify_batch(table, tasks, out, config, chosen, patience_s=timeout_s)
 
 
 @command(Group.VERIFY, needs=["batch", "serve"], prints=False)

@@ -12,10 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from flows.runtime.disk import DiskWatch, require_room
 from flows.runtime.lock import in_use
 from flows.runtime.shutdown import stops_soon
+from kernels_eval.pool.held import call_it
 from kernels_eval.pool.ray import interruptible
 from tasks.policy import ProgressArtifact
 from tasks.progress import gathering, observed_by
@@ -30,6 +32,7 @@ SHOWN_CHARS = 600
 @contextmanager
 def guarding(root: str) -> Iterator[None]:
     """Guard a run in a root, and show its progress. Raises DiskFullError, also later."""
+    call_it(f"flow run {flow_run.name}")
     with stops_soon(), in_use(root), gathering() as cautions:
         try:
             require_room(root)

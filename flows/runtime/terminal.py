@@ -8,7 +8,7 @@ import time
 from typing import Any, Self
 
 LINE_EVERY_S = 5.0
-NOTE_CHARS = 60
+NOTE_CHARS = 110
 
 
 class TerminalProgress:

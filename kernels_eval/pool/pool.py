@@ -1,8 +1,10 @@
-"""A bounded pipeline over Ray: build on CPU cores, run on devices, yield verdicts as they finish.
+"""A bounded pipeline: build on CPU cores, run on devices, yield verdicts as they finish. Its
+workers are actors of Ray where a cluster or several GPUs are used, else processes of this machine.
 
 Guarantees: one verdict per candidate; killed workers are replaced, their candidates retried;
 workers with a broken GPU are quarantined; leaving stops all. Raises GpuLostError without workers or
-where a candidate takes down too many, UsageError where nodes differ, ClusterError where Ray fails.
+where a candidate takes down too many, UsageError where nodes differ, ClusterError where Ray fails,
+BusyError where others use the devices for too long.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -18,13 +21,16 @@ from typing import Any, TypeVar
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
-from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
+from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
 from kernels_eval.judge.messages import Prepared, verdict_of
+from kernels_eval.pool.held import held, holders, require_patience
+from kernels_eval.pool.local import FailedError, LostError, Machine
 from kernels_eval.pool.ray import (
+    Cluster,
     Place,
     gpu_type_for,
     gpu_types,
-    interruptible,
+    is_needed,
     measured_on,
     place,
     require_alike,
@@ -57,7 +63,8 @@ DOUBTED = frozenset(
 """Reasons that a neighbour may be to blame for: such a candidate is judged again alone."""
 WATCH_S = 10.0
 """Seconds without an answer before the pool checks its node: a lost node never answers."""
-
+SAY_S = 4.0
+"""Seconds without any worker before it is said whom they wait for."""
 
 T = TypeVar("T")
 
@@ -91,8 +98,12 @@ class _Item:
             self.prepared = self.prepared.model_copy(update={"alone": True})
 
 
+def _say_nothing(_: str) -> None: ...
+
+
 @dataclass(eq=False)
 class _Slot:
+    host: Machine | Cluster
     make: Callable[[], Any]
     item: _Item | None = None
     pending: Any = None
@@ -114,7 +125,7 @@ class _Slot:
 
     def start(self) -> None:
         self.actor, self.item, self.device, self.vacated = self.make(), None, None, True
-        self.pending, self.since = self.actor.__ray_call__.remote(place), time.monotonic()
+        self.pending, self.since = self.host.started(self.actor), time.monotonic()
 
     @property
     def idle(self) -> bool:
@@ -126,24 +137,25 @@ class _Slot:
 
     def vacate(self) -> None:
         self.vacated = True
-        self.pending, self.since = self.actor.vacate.remote(), time.monotonic()
+        self.pending, self.since = self.host.call(self.actor, "vacate"), time.monotonic()
 
     def build(self, item: _Item) -> None:
-        request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
-        self._begin(item, self.actor.build.remote(*request))
+        self._begin("build", item)
 
     def run(self, item: _Item) -> None:
-        request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
         self.vacated = False
-        self._begin(item, self.actor.run.remote(*request))
+        self._begin("run", item)
 
-    def _begin(self, item: _Item, pending: Any) -> None:
-        self.item, self.pending, self.since = item, pending, time.monotonic()
+    def _begin(self, method: str, item: _Item) -> None:
+        request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
+        self.pending = self.host.call(self.actor, method, *request)
+        self.item, self.since = item, time.monotonic()
 
 
 @dataclass
 class Pool:
-    """Verifies many candidates on all devices of a Ray cluster. Use as a context manager."""
+    """Verifies many candidates on all devices of a machine or of a Ray cluster. Use as a context
+    manager."""
 
     language: Language
     config: EvalConfig = EvalConfig()
@@ -164,6 +176,12 @@ class Pool:
     """One line each time that fewer workers have a device than were asked for."""
     telemetry: Telemetry = field(default_factory=Telemetry)
     """Since the pool was started."""
+    waiting: Callable[[str], None] = _say_nothing
+    """Told what the pool waits for before its first verdict, again and again."""
+    patience_s: float | None = None
+    """Seconds to wait for them; default: until they end."""
+    _host: Any = None
+    _resources: ExitStack = field(default_factory=ExitStack)
     _large: set[str] = field(default_factory=set)
     """Tasks that leave no room for a neighbour."""
     _failing: set[str] = field(default_factory=set)
@@ -175,62 +193,78 @@ class Pool:
     _lost: list[_Slot] = field(default_factory=list)
     _short: int = 0
     _checked: float = 0.0
-    _watched: float = 0.0
-    """When Ray was last asked for this process's node (time.monotonic)."""
+    _looked: float = 0.0
+    _full_at: float = 0.0
+    """When others were last seen to use all devices (time.monotonic)."""
 
     def __enter__(self) -> Pool:
         require_device(self.language)
-        start_ray(self.address)
-        import ray
+        with ExitStack() as entering:
+            clustered = is_needed(self.address, self.language, self.workers)
+            device = "gpu" if self.language.needs_gpu else "cpu"
+            entering.enter_context(
+                held(device, shared=clustered, patience_s=self.patience_s, say=self.waiting)
+            )
+            self.waiting("starts the workers")
+            if clustered:
+                self._join()
+            else:
+                self._host = Machine(gpus=int(self.language.needs_gpu))
+            self._start_workers()
+            self._resources = entering.pop_all()
+        return self
 
-        resources: dict[str, float] = ray.cluster_resources()
-        cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
-        if self.language.needs_gpu and not gpus:
+    def _join(self) -> None:
+        start_ray(self.address)
+        self._host, self._here = Cluster(), place()
+        if not self.language.needs_gpu:
+            return
+        if not self._host.gpus:
             raise DeviceError(
                 "Ray sees no GPU in its cluster",
                 "start Ray where nvidia-smi lists one, or set language to cpp",
             )
-        if self.language.needs_gpu and (chosen := gpu_type_for(self.gpu_type)):
-            self.gpu_type, gpus = chosen, gpu_types()[chosen]
+        if chosen := gpu_type_for(self.gpu_type):
+            self.gpu_type, self._host.gpus = chosen, gpu_types()[chosen]
             self.cuda_arch = self.cuda_arch or measured_on(chosen, self.language)[1]
+
+    def _start_workers(self) -> None:
+        cpus, gpus = self._host.cpus, self._host.gpus
         workers = self.workers or (gpus if self.language.needs_gpu else max(1, cpus // 2))
         builders = self.builders or max(1, cpus - workers)
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
-        self._here = place()
-        self._runners = [_Slot(self._new_runner) for _ in range(workers * self.lanes)]
-        shares = range(builders)
-        self._builders = [_Slot(partial(self._new_builder, share, builders)) for share in shares]
+        lanes = range(workers * self.lanes)
+        self._runners = [_Slot(self._host, self._new_runner) for _ in lanes]
+        self._builders = [
+            _Slot(self._host, partial(self._new_builder, share, builders))
+            for share in range(builders)
+        ]
         self.telemetry = Telemetry(builders, workers, self.lanes)
-        return self
 
     def __exit__(self, *_: object) -> None:
-        import ray
-
         for slot in (*self._slots, *self._lost):
-            ray.kill(slot.actor)
+            self._host.kill(slot.actor)
         self._builders, self._runners, self._lost = [], [], []
+        self._resources.close()
 
     @property
     def _slots(self) -> list[_Slot]:
         return [*self._builders, *self._runners]
 
     def _new_builder(self, share: int, shares: int) -> Any:
-        import ray
-
-        actor = ray.remote(self.builder).options(num_cpus=self._builder_cpus)
-        return actor.remote(self.config, self.cuda_arch, share, shares)
+        given = (self.config, self.cuda_arch, share, shares)
+        return self._host.start(self.builder, given, num_cpus=self._builder_cpus)
 
     def _new_runner(self) -> Any:
-        import ray
-
-        actor = ray.remote(self.runner).options(
+        given = (self.config, device_for(self.language), self.cuda_arch, None, self.lanes)
+        return self._host.start(
+            self.runner,
+            given,
             num_gpus=1 / self.lanes if self.language.needs_gpu else None,
             num_cpus=1 / self.lanes,
             accelerator_type=self.gpu_type if self.language.needs_gpu else None,
         )
-        device = device_for(self.language)
-        return actor.remote(self.config, device, self.cuda_arch, None, self.lanes)
 
     # -- the pipeline ------------------------------------------------------------------------------
 
@@ -297,8 +331,6 @@ class Pool:
 
     def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> Verdict | None:
         """The verdict that a slot's answer brings, if any."""
-        import ray
-
         item, pending = slot.item, slot.pending
         if item is None:
             self._started(slot)
@@ -306,11 +338,9 @@ class Pool:
         slot.item = slot.pending = None
         building = slot in self._builders
         self.telemetry.worked(BUILDERS if building else DEVICES, time.monotonic() - slot.since)
-        failures: tuple[type[Exception], ...] = (*_lost_errors(), ray.exceptions.RayTaskError)
         try:
-            with interruptible():
-                answer: Prepared | Verdict = ray.get(pending)
-        except failures as error:
+            answer: Prepared | Verdict = self._host.get(pending)
+        except (LostError, FailedError) as error:
             ready.extendleft(self._failed(slot, item, error))
             (retry if building else ready).appendleft(item)
             return None
@@ -339,49 +369,45 @@ class Pool:
         """Whether a neighbour may be the reason."""
         return verdict.reason in DOUBTED and verdict.task_id not in self._failing
 
-    def _failed(self, slot: _Slot, item: _Item, error: Any) -> list[_Item]:
+    def _failed(self, slot: _Slot, item: _Item, error: LostError | FailedError) -> list[_Item]:
         """Note who died; returns what else was under way there. Raises where its item must not be
         retried.
         """
         others: list[_Item] = []
-        cause = None if isinstance(error, _lost_errors()) else error.cause
+        cause = error.cause if isinstance(error, FailedError) else None
         if cause is None:
             self._replace(slot)
         elif isinstance(cause, GpuLostError):
             others = self._quarantine(slot, cause)
         elif not isinstance(cause, SandboxError):
-            raise (
-                cause if isinstance(cause, EvalError) else error.as_instanceof_cause()
-            ) from error
+            raise cause from error
         spent = item.deaths.note(role_of(cause) if cause else WORKER)
         if spent and cause is None:
             name = item.candidate.candidate_id
             raise GpuLostError(
                 f"a worker died {DEATHS} times on candidate {name}: {error}",
-                f"see the Ray logs of this node; {RESUMES}",
+                f"{self._host.logs}; {RESUMES}",
             ) from error
         if cause is not None and (spent or not self._runners):
             raise cause from error
         return others
 
     def _started(self, slot: _Slot) -> None:
-        import ray
-
         try:
-            found = ray.get(slot.pending)
-        except ray.exceptions.RayTaskError as error:
+            found = self._host.get(slot.pending)
+        except FailedError as error:
             raise ClusterError(
                 f"a worker did not start: {error.cause!r}",
                 "install the same version of concur on every node",
             ) from error
-        except _lost_errors() as error:
+        except LostError as error:
             slot.failures += 1
             self._replace(slot)
             if slot.failures >= DEATHS:
                 slot.failures = 0
                 raise GpuLostError(
                     f"a worker died {DEATHS} times while it started: {error}",
-                    "see the Ray logs of this node",
+                    self._host.logs,
                 ) from error
         else:
             if found:
@@ -412,29 +438,26 @@ class Pool:
         self._short = short
 
     def _replace(self, slot: _Slot) -> None:
-        import ray
-
-        ray.kill(slot.actor)  # it may be out of reach only, and would keep its place
+        self._host.kill(slot.actor)  # it may be out of reach only, and would keep its place
         slot.start()
 
     def _first_done(self, busy: list[_Slot], since: float, wait_s: float) -> _Slot | None:
-        """The slot that answers first. Raises GpuLostError or ClusterError."""
-        import ray
-
+        """The slot that answers first. Raises GpuLostError, BusyError or ClusterError."""
         began = time.monotonic()
-        deadline = math.inf if any(slot.item for slot in busy) else since + START_S
+        starting = not any(slot.item for slot in busy)
         pending = [slot.pending for slot in busy]
         while True:
-            patience_s = min(WATCH_S, START_S, wait_s)
-            with interruptible():
-                done = ray.wait(pending, timeout=patience_s)[0] if pending else []
-            if done:
-                return next(slot for slot in busy if slot.pending in done)
+            patience_s = min(SAY_S if starting else WATCH_S, START_S, wait_s)
+            done = self._host.first_of(pending, patience_s) if pending else None
+            if done is not None:
+                return next(slot for slot in busy if slot.pending is done)
             if not pending:
                 time.sleep(patience_s)
-            self._require_node()
+            self._host.require_node()
             now = time.monotonic()
-            if now > deadline:
+            if starting and self._waits_for_others(since):
+                self._full_at = now  # they end some time
+            if starting and now > max(since, self._full_at) + START_S:
                 raise GpuLostError(
                     f"no worker has started within {START_S} s",
                     f"`ray status` shows what the cluster lacks; {RESUMES}",
@@ -442,18 +465,19 @@ class Pool:
             if now > began + wait_s:
                 return None
 
-    def _require_node(self) -> None:
-        """Raise ClusterError where Ray has lost this process's node; asked each `WATCH_S`."""
-        import ray
-
-        if time.monotonic() < self._watched + WATCH_S:
-            return
-        self._watched = time.monotonic()
-        here = ray.get_runtime_context().get_node_id()
-        if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
-            raise ClusterError(
-                "Ray has lost the node that this process is on (was its raylet killed?)", RESUMES
-            )
+    def _waits_for_others(self, since: float) -> bool:
+        """Whether no worker can start before others end; says so. Raises BusyError."""
+        now = time.monotonic()
+        if now < max(since, self._looked) + SAY_S or any(slot.idle for slot in self._runners):
+            return False
+        self._looked = now
+        kind = "GPU" if self.language.needs_gpu else "CPU"
+        if not self._host.is_full(kind, 1 / self.lanes):
+            return False
+        others = " and ".join(holders(kind.lower())) or "another driver of the cluster"
+        self.waiting(f"waits for a {kind} of the cluster; {others} uses them")
+        require_patience(since, self.patience_s, others)
+        return True
 
     def _quarantine(self, slot: _Slot, cause: GpuLostError) -> list[_Item]:
         """Give a device no more work; returns what was there. Its actors keep the broken GPU, which
@@ -519,10 +543,3 @@ class Pool:
         del ready[index]
         slot.last_task = item.task.task_id
         return item
-
-
-def _lost_errors() -> tuple[type[Exception], ...]:
-    from ray import exceptions
-
-    names = "RayActorError NodeDiedError ObjectLostError WorkerCrashedError OutOfMemoryError"
-    return tuple(getattr(exceptions, name) for name in names.split())

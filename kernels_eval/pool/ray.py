@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kernels_eval.devices import Conditions, conditions, gpu_arch
+from kernels_eval.devices import Conditions, conditions, gpu_arch, visible_gpus
 from kernels_eval.errors import ClusterError, EvalError, UsageError
+from kernels_eval.pool.local import FailedError, LostError
 from kernels_eval.records import Language, stable_hash
 from kernels_eval.sandbox import reaper
 from kernels_eval.toolchain import default_cache
@@ -32,6 +34,17 @@ TOKEN_FIX = (
     " nobody else reaches, start all nodes with RAY_AUTH_MODE=disabled"
 )
 GPU_TYPE = "accelerator_type:"
+ATTEMPTS = 5
+"""Starts of Ray on a busy machine."""
+WATCH_S = 10.0
+"""Seconds between looks at this process's node: a lost one never answers."""
+LOST = (
+    "RayActorError",
+    "NodeDiedError",
+    "ObjectLostError",
+    "WorkerCrashedError",
+    "OutOfMemoryError",
+)
 QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """What every Ray process asks a head node first; only a head node can answer."""
 
@@ -117,14 +130,7 @@ def start_ray(address: str | None = None) -> None:
     try:
         if address == "local":
             reaper.watch_ray()
-        with keeping_sigterm():
-            ray.init(
-                address=address,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-            )
+        _init(address)
     except Exception as error:  # a bare Exception where one of its servers did not start in time
         where, hint = (
             ("here", "see /tmp/ray/session_latest/logs; on a busy machine, try again")
@@ -138,6 +144,27 @@ def start_ray(address: str | None = None) -> None:
         raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
 
 
+def _init(address: str) -> None:
+    """`ray.init`, again where one of its servers did not start within Ray's 30 s."""
+    import ray
+
+    for attempts_left in reversed(range(ATTEMPTS if address == "local" else 1)):
+        try:
+            with keeping_sigterm():
+                ray.init(
+                    address=address,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                )
+            return
+        except Exception as error:
+            if not attempts_left or "timed out" not in str(error):
+                raise
+            ray.shutdown()
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether an error says that the cluster is gone, not that a worker's code failed."""
     if isinstance(error, ClusterError):
@@ -149,11 +176,20 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, RayError) and not isinstance(error, RayTaskError)
 
 
+def is_needed(address: str | None, language: Language, workers: int | None) -> bool:
+    """Whether work on these devices needs Ray: a cluster is named or joined, or there are several
+    GPUs. Else processes of this machine do it."""
+    ray = sys.modules.get("ray")
+    if address_of(address) != "local" or (ray and ray.is_initialized()):
+        return True
+    return language.needs_gpu and max(len(visible_gpus()), workers or 1) > 1
+
+
 def membership() -> str:
     """This process's id in the cluster it has joined, or ""."""
-    import ray
-
-    return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else ""
+    ray = sys.modules.get("ray")
+    joined = ray and ray.is_initialized()
+    return str(ray.get_runtime_context().get_worker_id()) if ray and joined else ""
 
 
 def leave(joined: str) -> None:
@@ -236,6 +272,80 @@ def require_alike(here: Place, there: Place) -> None:
     for name, (difference, fix) in differences.items():
         if getattr(there, name) != getattr(here, name):
             raise UsageError(f"node {there.node[:8]} of the cluster {difference}", fix)
+
+
+class Cluster:
+    """The workers of the Ray cluster that this process has joined, as actors. Has the methods of
+    `kernels_eval.pool.local.Machine`."""
+
+    logs = "see the Ray logs of this node"
+
+    def __init__(self) -> None:
+        import ray
+
+        resources: dict[str, float] = ray.cluster_resources()
+        self.cpus, self.gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
+        self._watched = 0.0
+
+    def start(self, kind: type, given: Sequence[Any], **options: object) -> Any:
+        import ray
+
+        return ray.remote(kind).options(**options).remote(*given)
+
+    def started(self, worker: Any) -> Any:
+        """Answers the worker's Place once it is made."""
+        return worker.__ray_call__.remote(place)
+
+    def call(self, worker: Any, method: str, *given: Any) -> Any:
+        return getattr(worker, method).remote(*given)
+
+    def first_of(self, pending: Sequence[Any], timeout_s: float) -> Any:
+        """One that is answered or lost, or None after `timeout_s` seconds."""
+        import ray
+
+        with interruptible():
+            done = ray.wait(list(pending), timeout=timeout_s)[0]
+        return done[0] if done else None
+
+    def get(self, pending: Any) -> Any:
+        """The answer of one that is done. Raises LostError or FailedError."""
+        import ray
+        from ray import exceptions
+
+        try:
+            with interruptible():
+                return ray.get(pending)
+        except exceptions.RayTaskError as error:
+            raise FailedError(error.cause) from error.as_instanceof_cause()
+        except tuple(getattr(exceptions, name) for name in LOST) as error:
+            raise LostError(str(error)) from error
+
+    def kill(self, worker: Any) -> None:
+        import ray
+
+        ray.kill(worker)
+
+    def require_node(self) -> None:
+        """Raise ClusterError where Ray has lost this process's node; asked each `WATCH_S`."""
+        import ray
+
+        if time.monotonic() < self._watched + WATCH_S:
+            return
+        self._watched = time.monotonic()
+        here = ray.get_runtime_context().get_node_id()
+        if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
+            raise ClusterError(
+                "Ray has lost the node that this process is on (was its raylet killed?)",
+                "verified candidates are kept; rerun the same command to resume",
+            )
+
+    def is_full(self, kind: str, share: float) -> bool:
+        """Whether the cluster has devices of a `kind` (CPU, GPU), and others use them all."""
+        import ray
+
+        there: dict[str, float] = ray.cluster_resources()
+        free: dict[str, float] = ray.available_resources()
+        return there.get(kind, 0.0) >= share > free.get(kind, 0.0)
 
 
 def gpu_types() -> dict[str, int]:

@@ -66,11 +66,13 @@ def verify_batch(
     out: str,
     config: VerificationConfig,
     language: Language | None = None,
+    patience_s: float | None = None,
 ) -> Json:
     """Returns `summary` and `this_run`: seconds, and verdicts that workers reached and that needed
     none.
 
-    `tasks` is what tasks.sources.tables reads. Raises UsageError for unusable input, DeviceError
+    `tasks` is what tasks.sources.tables reads. Waits for the devices `patience_s` seconds, else
+    until they are free. Raises UsageError for unusable input, DeviceError
     without the language's device, other EvalErrors where the machine fails; the same call then
     resumes.
     """
@@ -92,6 +94,7 @@ def verify_batch(
         tasks_ref = keep(list(named.values()), root, {"source": "verify-batch"})
         candidates_ref = table.write(found, tasks_ref, language)
         with stage.Verification(candidates_ref, tasks_ref, config, language) as work:
+            work.patience_s = patience_s
             verdicts = work.run()
     summary = summarise(verdicts, {"tasks": tasks_ref, "candidates": candidates_ref}, directory)
     with explain_write_errors(out, "free some disk, then rerun the same command"):

@@ -33,7 +33,7 @@ class VerificationConfig(Record):
     """judge a task's equal code once: the other candidates that hold it get the same verdict and
     timing. For models that repeat themselves, such as small ones"""
     ray_address: str | None = None
-    """a Ray cluster; default: start one here"""
+    """a Ray cluster; default: this machine alone"""
 
     @property
     def protocol(self) -> EvalConfig:

@@ -106,6 +106,8 @@ class Verification:
 
     activity, verb = STAGE, "verify"
     """What it is called where people see its progress."""
+    patience_s: float | None = None
+    """Seconds to wait for devices that others use; default: until they are free."""
 
     def __init__(
         self,
@@ -289,7 +291,9 @@ class Verification:
             left = self._to_judge(self._without_verdict())
         if self._pool is None:
             wait_for_head(self.config.ray_address)  # it may have died since the run began
-            self._pool = self._resources.enter_context(self.pool())
+            pool = self.pool()
+            pool.waiting, pool.patience_s = self._waits, self.patience_s
+            self._pool = self._resources.enter_context(pool)
             self._joined = membership()
         # Without a journal, a kill loses the part that is being filled.
         rows_per_part = PART_ROWS if self.snapshot.is_local else self.config.chunk_size
@@ -302,6 +306,9 @@ class Verification:
                 for row in self._rows(verdict):
                     add(row)
                 yield verdict
+
+    def _waits(self, what: str) -> None:
+        report(self.activity, self.total - self.planned + self.reached, self.total, what)
 
     def _end_stream(self) -> None:
         if self._stream:

@@ -300,7 +300,8 @@ def test_a_lost_node_of_its_own_is_a_clear_error(joined_ray, monkeypatch):
     seconds, not never."""
     import ray
 
-    monkeypatch.setattr(pool_module, "WATCH_S", 0.5)
+    monkeypatch.setattr(pool_module, "SAY_S", 0.5)
+    monkeypatch.setattr(cluster, "WATCH_S", 0.5)
     here = ray.get_runtime_context().get_node_id()
     monkeypatch.setattr(
         ray,
@@ -339,8 +340,10 @@ def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch, given, variable
     assert asked == ([f"is there one at {used}?"] if used != "local" else []) + [used]
 
 
-def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
+def test_a_ray_that_does_not_start_is_tried_again_then_a_clear_error(monkeypatch):
     import ray
+
+    ended = []
 
     def refuse(**_):
         raise Exception(
@@ -350,11 +353,13 @@ def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append("what had started"))
     with pytest.raises(
         ClusterError, match="did not start here: The current node timed out"
     ) as fault:
         cluster.start_ray()
     assert fault.value.hint
+    assert len(ended) == cluster.ATTEMPTS - 1
 
 
 @pytest.mark.parametrize("times", [DEATHS - 1, DEATHS])

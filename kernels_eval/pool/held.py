@@ -1,0 +1,103 @@
+"""Who judges on this machine: pools without Ray one after the other, as each would disturb the
+times of another; pools of Ray side by side, as Ray shares the devices out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from pathlib import Path
+
+import psutil
+
+from kernels_eval.errors import BusyError
+from kernels_eval.records import Json
+
+LOOK_EVERY_S = 0.5
+_called = ""
+_own: dict[str, int] = {}
+"""How many pools of this process hold each kind of device."""
+
+
+def call_it(name: str) -> None:
+    """Name what this process does, for those who wait for it, such as `flow run ruby-fox`."""
+    global _called
+    _called = name
+
+
+def called() -> str:
+    """What this process does: as it was named, else the command."""
+    command = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:2] if word[:1].isalpha())]
+    return _called or " ".join(command)
+
+
+def holders(kind: str) -> list[str]:
+    """The others that judge on this machine's devices of a kind, each with its beginning."""
+    found = []
+    with suppress(OSError):
+        for line in _file(kind).read_text(encoding="utf-8").splitlines():
+            said: Json = json.loads(line)
+            if said["pid"] != os.getpid() and _lives(said):
+                clock = time.strftime("%H:%M", time.localtime(said["since"]))
+                found.append(f"{said['name']} (process {said['pid']}, since {clock})")
+    return found
+
+
+@contextmanager
+def held(
+    kind: str, *, shared: bool, patience_s: float | None, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Hold a kind of device (cpu, gpu); meanwhile `say` whom it waits for. Raises BusyError after
+    `patience_s` seconds."""
+    if _own.get(kind):
+        yield  # pools of one process do not wait for one another
+        return
+    with _file(kind).open("a+", encoding="utf-8") as file:
+        began = time.monotonic()
+        while True:
+            try:
+                flock(file, (LOCK_SH if shared else LOCK_EX) | LOCK_NB)
+                break
+            except BlockingIOError:
+                others = " and ".join(holders(kind)) or "another run"
+                say(f"waits for the {kind}, which {others} uses")
+                require_patience(began, patience_s, others)
+            time.sleep(LOOK_EVERY_S)
+        if not shared:
+            file.truncate(0)  # those before have ended
+        me = {"pid": os.getpid(), "name": called(), "since": time.time()}
+        file.write(json.dumps(me) + "\n")
+        file.flush()
+        _own[kind] = 1
+        try:
+            yield
+        finally:
+            del _own[kind]
+
+
+def require_patience(began: float, patience_s: float | None, others: str) -> None:
+    """Raise BusyError where what began at `began` (time.monotonic) has waited long enough."""
+    if patience_s is not None and time.monotonic() - began >= patience_s:
+        raise BusyError(
+            f"the devices are not free after {patience_s:g} s: {others} uses them",
+            "wait for it, give a longer --timeout, or stop it",
+        )
+
+
+def _lives(said: Json) -> bool:
+    """Whether its process runs, and has not taken over the number of one that has ended."""
+    with suppress(psutil.Error):
+        process = psutil.Process(said["pid"])
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return not ended and bool(process.create_time() <= said["since"])
+    return False
+
+
+def _file(kind: str) -> Path:
+    folder = os.environ.get("CONCUR_LOCKS") or tempfile.gettempdir()
+    return Path(folder) / f"concur_judging-{os.getuid()}-{kind}"

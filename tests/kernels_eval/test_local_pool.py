@@ -1,0 +1,210 @@
+"""The pool without Ray: processes of this machine, which wait for one another."""
+
+import os
+import sys
+from contextlib import ExitStack
+
+import psutil
+import pytest
+
+from kernels_eval.errors import BusyError, GpuLostError, SandboxError
+from kernels_eval.pool.held import held, holders
+from kernels_eval.pool.local import Machine
+from kernels_eval.pool.pool import Pool
+from kernels_eval.records import Language
+from kernels_eval.sandbox.deaths import DEATHS
+from tests.support import kernels
+from tests.support.kernels import AFFINE, load_inline, module
+from tests.support.pools import Quick, many, outcomes
+from tests.support.processes import started
+from tests.support.waiting import until
+
+
+class Fated(Quick):
+    """Dies, or fails, on the candidates that are named for it, as often as a file says."""
+
+    def __init__(self, log, *_):
+        self.log = log
+
+    def run(self, task, candidate, *_):
+        fate = os.environ.get("FATE", "")
+        if candidate.candidate_id == "many-2" and fate:
+            done = len(self.log.read_text()) if self.log.exists() else 0
+            if done < int(fate.split()[1]):
+                self.log.write_text("x" * (done + 1))
+                if fate.startswith("dies"):
+                    os._exit(3)
+                raise SandboxError("the fork server is gone", "mend it")
+        return super().run(task, candidate)
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("CONCUR_LOCKS", str(tmp_path))
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+
+
+@pytest.fixture
+def fated(monkeypatch, tmp_path):
+    def pool(fate=""):
+        monkeypatch.setenv("FATE", fate)
+        runner = (tmp_path / "log",)
+        made = Pool(Language.CPP, workers=2, builders=1, builder=Quick, runner=Fated)
+        made._new_runner = lambda: made._host.start(Fated, runner)
+        return made
+
+    return pool
+
+
+def test_real_candidates_are_judged_without_ray():
+    asked = [
+        (AFFINE, kernels.candidate(AFFINE, code))
+        for code in (
+            module("return ext.affine(x)"),
+            module("return ext.aborts(x)"),
+            "class ModelNew(\n",
+            module(
+                "return ext.broken(x)",
+                extension=load_inline("torch::Tensor broken(torch::Tensor x) { return no(x); }"),
+            ),
+        )
+    ]
+    with Pool(Language.CPP, kernels.UNTIMED, workers=1, builders=1) as pool:
+        assert isinstance(pool._host, Machine)
+        assert outcomes(asked, list(pool.verify(asked))) == [
+            "ok",
+            "crashed",
+            "syntax_error",
+            "build_failed",
+        ]
+        workers = [slot.actor.process.pid for slot in pool._slots]
+    assert not any(map(psutil.pid_exists, workers))
+    assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+
+
+@pytest.mark.parametrize("fate", ["", f"dies {DEATHS - 1}", f"fails {DEATHS - 1}"])
+def test_workers_that_die_or_fail_are_replaced(fated, fate):
+    asked = many(30)
+    with fated(fate) as pool:
+        assert set(outcomes(asked, list(pool.verify(asked)))) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    "fate, error, said",
+    [
+        (f"dies {DEATHS}", GpuLostError, "on candidate many-2: its process ended with status 3"),
+        (f"fails {DEATHS}", SandboxError, "the fork server is gone"),
+    ],
+)
+def test_a_candidate_that_takes_its_worker_down_is_named(fated, fate, error, said):
+    with fated(fate) as pool, pytest.raises(error, match=said):
+        list(pool.verify(many(30)))
+
+
+def test_an_answer_that_was_given_up_is_not_taken_for_the_next(fated):
+    with fated() as pool:
+        stream = pool.verify(many(50))
+        next(stream)
+        stream.close()
+        asked = many(20, "others")
+        assert outcomes(asked, list(pool.verify(asked))) == ["ok"] * 20
+
+
+def test_a_worker_that_cannot_start_says_why():
+    class Unreachable(Quick):
+        """Another process cannot import it."""
+
+    Unreachable.__qualname__ = "Unreachable"
+    with (
+        pytest.raises(Exception, match="Unreachable"),
+        Pool(Language.CPP, workers=1, builders=1, builder=Quick, runner=Unreachable) as pool,
+    ):
+        list(pool.verify(many(1)))
+
+
+def test_workers_end_with_a_pool_that_is_killed():
+    script = """
+        import time
+        from kernels_eval.pool.pool import Pool
+        from kernels_eval.records import Language
+        from tests.support.pools import Quick, many
+        with Pool(Language.CPP, workers=1, builders=1, builder=Quick, runner=Quick) as pool:
+            list(pool.verify(many(3)))
+            print("up", flush=True)
+            time.sleep(600)
+    """
+    with started(script) as process:
+        assert process.stdout.readline() == "up\n"
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) >= 2
+        process.kill()
+        assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+# -- who waits for whom ----------------------------------------------------------------------------
+
+HOLDS = """
+    import sys
+    from kernels_eval.pool.held import call_it, held
+    call_it("flow run ruby-fox")
+    with held("cpu", shared=sys.argv[1] == "shared", patience_s=None, say=print):
+        print("held", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other():
+    """Another process that holds the device, until its standard input ends."""
+    with ExitStack() as stack:
+
+        def start(how):
+            process = stack.enter_context(started(HOLDS, how))
+            assert process.stdout.readline() == "held\n"
+            return process
+
+        yield start
+
+
+@pytest.mark.parametrize("theirs", ["shared", "alone"])
+def test_a_pool_says_whom_it_waits_for_and_goes_on(other, theirs):
+    holder, said = other(theirs), []
+
+    def say(text):
+        said.append(text)
+        holder.kill()
+
+    with held("cpu", shared=False, patience_s=None, say=say):
+        assert f"flow run ruby-fox (process {holder.pid}, since " in said[0]
+        assert holders("cpu") == []
+
+
+def test_patience_ends(other):
+    other("alone")
+    with (
+        pytest.raises(BusyError, match="not free after 0 s: flow run ruby-fox.*--timeout"),
+        Pool(Language.CPP, workers=1, builder=Quick, runner=Quick, patience_s=0),
+    ):
+        pass
+
+
+def test_pools_of_ray_share_what_they_hold(other):
+    other("shared")
+    with held("cpu", shared=True, patience_s=0, say=print):
+        other("shared")
+        assert len(holders("cpu")) == 2
+
+
+def test_pools_of_one_process_do_not_wait_for_one_another():
+    with held("cpu", shared=False, patience_s=0, say=print):
+        with held("cpu", shared=False, patience_s=0, say=print):
+            assert holders("cpu") == []
+
+
+def test_one_that_was_killed_holds_nothing(other):
+    other("alone").kill()
+    until(lambda: holders("cpu") == [])
+    with held("cpu", shared=False, patience_s=10, say=print):
+        pass

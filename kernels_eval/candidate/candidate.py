@@ -114,6 +114,7 @@ class CandidateRole:
     def load(self, request: LoadCandidate) -> LoadReport | ErrorReport:
         self.runner.spec = request.spec.model_copy(update={"entry_point": "ModelNew"})
         self.runner.gradients = self.runner.spec.gradients
+        self.runner.effects = self.runner.spec.effects
         self.runner.prepare_device(self.runner.spec.device, self.runner.spec.threads)
         (self._arguments,) = self.runner.unpacked(request.arguments)
         self.outputs = self.runner.memory(request.outputs)
@@ -222,7 +223,12 @@ class CandidateRole:
         """The output tensors of one call, once the device is done."""
         found, _ = flatten_outputs(self.runner.forward(inputs))
         self.runner.synchronise()
-        return [leaf.detach() for leaf in found]
+        return [leaf.detach() for leaf in self._returned(found)]
+
+    def _returned(self, leaves: list[Any]) -> list[Any]:
+        """Without what else a call changes."""
+        effects = self.runner.effects
+        return leaves[: len(leaves) - len(effects.names)] if effects else leaves
 
     @handles(Rebuild)
     def rebuild(self, request: Rebuild) -> Done:
@@ -254,14 +260,15 @@ class CandidateRole:
         drawn, self.sets = self.sets[0], []
         if request.in_place:
             self._reuse_storage(drawn)
-        before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, drawn)
+        given = self.runner.unchanged(drawn)
+        before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
         counted = self.count_calls()
         how = request.output_bytes, request.evaluate
         output, outstanding = self._poisoned(drawn, *how)
         leaves, structure = flatten_outputs(output)
         seen = {
             "custom_calls": self.count_calls() - counted,
-            "mutated": not all(map(same, before, drawn)),
+            "mutated": not all(map(same, before, given)),
             "previous_changed": not same_all(*self.previous),
             "outstanding_share": outstanding,
         }
@@ -269,11 +276,12 @@ class CandidateRole:
         if not report.plain or report.devices != request.devices:
             return report
         self.previous = [], []  # memory first: outputs can be gigabytes, and stay on their device
-        del before, output
+        once = report.mutated or len(given) < len(drawn)  # then the inputs are other ones
+        del before, given, output
         saved = _copies(leaves)
         self.previous, self.last_inputs = (leaves, saved), drawn
         large = sum(x.nbytes for x in saved) > LARGE_OUTPUT_BYTES
-        reruns = 0 if report.mutated else min(request.reruns, 1) if large else request.reruns
+        reruns = 0 if once else min(request.reruns, 1) if large else request.reruns
         started, differs = now_ns(), False
         for number in range(reruns):
             if number and now_ns() - started > RERUN_S * 1e9:
@@ -461,7 +469,7 @@ class CandidateRole:
                 with disturbed:
                     leaves, _ = flatten_outputs(self._poisoned(inputs, output_bytes, False)[0])
                     self.runner.synchronise()
-                    return same_all(expected, leaves)
+                    return same_all(expected, self._returned(leaves))
             except Exception:
                 return None  # what the kernels made was used
 

@@ -167,7 +167,7 @@ def _check_calls(process: CandidateProcess) -> None:
         process.draft.flags.append("expanded_output")
     if any(call.previous_changed for call in calls):
         raise Stop(Reason.OUTPUT_ALIASED, "a later call overwrites the output of an earlier one")
-    if any(call.mutated for call in calls) and not process.reference.loaded.mutates:
+    if any(call.mutated for call in calls):
         raise Stop(
             Reason.INPUT_MUTATED,
             "the inputs are changed in place; the reference leaves them alone",

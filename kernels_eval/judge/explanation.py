@@ -11,6 +11,9 @@ from kernels_eval.judge.trials import Trial
 from kernels_eval.protocol import DECLARED, LATER, Comparison
 from kernels_eval.records import Reason
 
+NUMBERS = (Reason.WRONG_OUTPUT, Reason.PRECISION_DOWNCAST)
+"""What numbers beyond their gates are called until something explains them."""
+
 
 def explained(trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess) -> Stop:
     """The reason and one line for a wrong output, given how it was obtained."""
@@ -31,6 +34,13 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
     elif wrong and (name := _wrong_gradient(found, process)):
         outcome, why = Reason.WRONG_GRADIENT, f"the gradient of {name} is wrong; "
+    elif outcome in NUMBERS and (name := _wrong_effect(found, process)):
+        outcome = Reason.WRONG_OUTPUT
+        why = (
+            f"{name} does not hold after the call what the reference's does: what a call changes is"
+            " an output (keep buffers under the reference's names, and update them in every call"
+            " in which it does; write arguments that it changes in place); "
+        )
     elif outcome is Reason.NON_FINITE:
         why = (
             "NaN or infinity in other places than in the reference (an exp that overflows? with"
@@ -49,10 +59,21 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
 
 
 def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:
-    reference = process.reference
-    names = reference.loaded.gradients.names if reference.loaded.gradients else []
-    place = found.worst - len(reference.trials[0].outputs)
-    return names[place] if names and place >= -len(names) and place < 0 else ""
+    loaded = process.reference.loaded
+    effects = len(loaded.effects.names) if loaded.effects else 0
+    names = loaded.gradients.names if loaded.gradients else []
+    return _nth_last(names, effects, found, process)
+
+
+def _wrong_effect(found: Comparison, process: CandidateProcess) -> str:
+    effects = process.reference.loaded.effects
+    return _nth_last(effects.names if effects else [], 0, found, process)
+
+
+def _nth_last(names: list[str], after: int, found: Comparison, process: CandidateProcess) -> str:
+    """The name of the worst output, where these belong to the last ones but for `after`."""
+    place = found.worst - len(process.reference.trials[0].outputs) + after
+    return names[place] if -len(names) <= place < 0 else ""
 
 
 def errors_of(trial: Trial, found: Comparison) -> str:

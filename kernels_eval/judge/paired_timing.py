@@ -258,7 +258,7 @@ class PairedClock:
         drawn = reference.memory.draw(seeds, names)
         with ExitStack() as stopped:
             own, _ = self._clocked(reference.child, reference.request_unread, drawn, "own", stopped)
-        if reference.loaded.mutates:
+        if reference.loaded.effects and reference.loaded.effects.arguments:
             drawn = reference.memory.draw(seeds, names)
         with ExitStack() as stopped:
             passed, answer = self._clocked(
@@ -282,7 +282,7 @@ class PairedClock:
         if outcome is not Reason.OK:
             self.process.draft.outputs_match = False
             raise explained(trial, outcome, found, self.process)
-        if found.mutates_inputs and not reference.loaded.mutates:
+        if found.mutates_inputs:
             raise Stop(Reason.INPUT_MUTATED, "changes its inputs in place once it is timed")
 
     def _clocked(

@@ -34,6 +34,7 @@ from kernels_eval.protocol import (
     ModelSpec,
     PackedValues,
     Request,
+    SideEffects,
     TryOtherWeights,
     parsed,
 )
@@ -98,6 +99,7 @@ class ReferenceProcess:
         self._used_bytes: float | None = None
         self._precision = ""
         self._gradients: Gradients | None = None
+        self._effects: SideEffects | None = None
         self._start_child()
 
     def _start_child(self) -> None:
@@ -162,6 +164,7 @@ class ReferenceProcess:
             answer = _answered(self.child, lambda: self.child.finish(limit))
         self.loaded = self.memory.loaded = _parsed(self._load_request, answer)
         self._precision, self._gradients = self.loaded.precision, self.loaded.gradients
+        self._effects = self.loaded.effects
         self.gates = TaskGates(PRECISION_OF.get(self.loaded.dtype, "fp32"))
 
     def _declare(self) -> None:
@@ -187,6 +190,7 @@ class ReferenceProcess:
             seed=self.seed,
             precision=self._precision,
             gradients=self._gradients,
+            effects=self._effects,
         )
 
     # -- requests ----------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from kernels_eval.model.inputs import (
     transpose_weights,
 )
 from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
+from kernels_eval.model.side_effects import kept_state, with_side_effects
 from kernels_eval.protocol import (
     CallReport,
     Done,
@@ -44,6 +45,7 @@ from kernels_eval.protocol import (
     Sample,
     SampleReport,
     SharedMemory,
+    SideEffects,
     UnseenReport,
     handles,
 )
@@ -100,6 +102,7 @@ class ModelRunner:
         self.flush: Tensor | None = None
         self._hoard_bytes = 0
         self.gradients: Gradients | None = None
+        self.effects: SideEffects | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -168,12 +171,24 @@ class ModelRunner:
         with torch.no_grad():
             return self.called()(*inputs)
 
-    def called(self) -> Any:
-        """What one call calls: the model, with its backward pass where gradients are asked for."""
-        asked, model = self.gradients, self.model
-        if asked is None:
-            return model
-        return lambda *inputs: with_gradients(model, inputs, asked, self.hooks.around_pass)
+    def called(self, *, effects: bool = True) -> Any:
+        """What one call calls: the model, with its backward pass where gradients are asked for,
+        and what else the reference changes, unless it is timed alone.
+        """
+        asked, model, changed = self.gradients, self.model, self.effects
+
+        def passes(*inputs: Any) -> Any:
+            return with_gradients(model, inputs, asked, self.hooks.around_pass) if asked else None
+
+        call = passes if asked else model
+        if changed is None or not effects:
+            return call
+        return lambda *inputs: with_side_effects(call, model, inputs, changed)
+
+    def unchanged(self, inputs: list[Any]) -> list[Any]:
+        """Those that a call must leave as they are."""
+        changed = self.effects.arguments if self.effects else ()
+        return [x for index, x in enumerate(inputs) if index not in changed]
 
     def stamp(self, event: Any = None) -> Any:
         if not self.on_gpu:
@@ -243,7 +258,7 @@ class ModelRunner:
 
     def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
         """Nanoseconds of these calls, on a GPU by its own clock; `cold`: with an empty cache."""
-        model = self.called()
+        model = self.called(effects=False)
         # made before: the making takes time
         begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
         if cold and self.on_gpu:
@@ -251,7 +266,7 @@ class ModelRunner:
                 size = 3 * torch.cuda.get_device_properties(0).L2_cache_size
                 self.flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)
             self.flush.zero_()
-        with torch.no_grad():
+        with kept_state(self.model, self.effects), torch.no_grad():
             self.synchronise()
             started = self.stamp(begin)
             for inputs in batch:

@@ -74,11 +74,27 @@ class Gradients(Payload):
         return own + [f"parameter {name}" for name in self.parameters]
 
 
+class BufferForm(Payload):
+    name: str
+    shape: list[int]
+    dtype: str
+
+
+class SideEffects(Payload):
+    """What a task's reference changes in a call: `arguments` by position, and `buffers`. `names`
+    says what each tensor is that therefore follows the outputs.
+    """
+
+    arguments: list[int]
+    buffers: list[BufferForm]
+    names: list[str]
+
+
 class ModelSpec(Payload):
     """How a process makes a task's model; one seed gives the same weights.
 
     Weights are made on `construct_on`, then moved to `device`. The task's module asks for
-    `precision` (empty: as made) and `gradients`.
+    `precision` (empty: as made) and `gradients`; running it has shown its `effects`.
     """
 
     entry_point: str
@@ -89,6 +105,7 @@ class ModelSpec(Payload):
     seed: int = 0
     precision: str = ""
     gradients: Gradients | None = None
+    effects: SideEffects | None = None
 
     def under(self, seed: int | None) -> ModelSpec:
         """The same with other weights, where they have a seed."""

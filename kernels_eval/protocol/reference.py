@@ -16,6 +16,7 @@ from kernels_eval.protocol.model import (
     ModelSpec,
     OutputForm,
     Shared,
+    SideEffects,
 )
 
 LATER, EARLIER = "a later call", "an earlier call"
@@ -27,14 +28,13 @@ class LoadedTask(Payload):
 
     `parameters` and (running) `statistics` are shapes without dimensions of size 1; `input_bytes`
     are those of one set of inputs; `packed_bytes` and `argument_bytes` what a set and the
-    constructor's arguments take in shared memory; `mutates`: the reference changes its inputs.
-    `precision` and `gradients` as in `ModelSpec`. `peak_bytes_per_s`: of the device's memory, 0 for
+    constructor's arguments take in shared memory. `precision`, `gradients` and `effects` as in
+    `ModelSpec`. `peak_bytes_per_s`: of the device's memory, 0 for
     a task that its cache holds. `memory_share`: of a GPU's memory, what loading and one run took.
     """
 
     plan: InputPlan
     structure: str
-    mutates: bool
     operators: tuple[str, ...]
     parameters: list[list[int]]
     parameter_names: list[str]
@@ -46,6 +46,7 @@ class LoadedTask(Payload):
     argument_bytes: int
     precision: str
     gradients: Gradients | None
+    effects: SideEffects | None
     peak_bytes_per_s: float
     cache_bytes: int
     memory_share: float = 0.0

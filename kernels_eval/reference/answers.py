@@ -172,7 +172,8 @@ class ReferenceRole:
         found = []
         for index in chosen:
             inputs = self.task.inputs(seeds[index], distributions[index])
-            mutates = not all(map(same, sets[index], inputs))
+            kept = self.runner.unchanged(sets[index])
+            mutates = not all(map(same, kept, self.runner.unchanged(inputs)))
             trial = Expect(name=DECLARED, seed=seeds[index], distribution=distributions[index])
             error = self._unseen_error(index, inputs, trial, len(seeds))
             found.append(error.model_copy(update={"mutates_inputs": mutates}))

@@ -46,11 +46,11 @@ from kernels_eval.model.measurement import (
     all_close,
     computable,
     measure,
-    same,
     same_all,
 )
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.seeding import seed_generators
+from kernels_eval.model.side_effects import buffers_of, side_effects
 from kernels_eval.protocol import (
     DECLARED,
     Comparison,
@@ -127,13 +127,16 @@ class ExpectedValues:
         gradients = self.runner.gradients
         self.task.plan = plan_inputs(inputs[: gradients.arguments if gradients else None])
 
-        before = copy.deepcopy(inputs)
+        before, buffers = copy.deepcopy(inputs), buffers_of(self.runner.model)
         leaves, structure = flatten_outputs(self.runner.forward(inputs))
-        mutates = not all(map(same, before, inputs))
         require_tensors(leaves)
+        effects = side_effects(before, inputs, buffers, buffers_of(self.runner.model))
         operators = self._operators_called(seed)
 
         self.runner.model = self.runner.build()
+        if effects.names:
+            self.runner.effects = effects
+            leaves, structure = flatten_outputs(self.runner.forward(self.task.inputs(seed)))
         parameters = parameters_of(self.runner.model)
         self.runner.synchronise()
         dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
@@ -145,7 +148,6 @@ class ExpectedValues:
         return LoadedTask(
             plan=self.task.plan,
             structure=structure,
-            mutates=mutates,
             operators=tuple(operators[:MOST_TASK_OPERATORS]),
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
@@ -154,6 +156,7 @@ class ExpectedValues:
             device_name=gpu.name if gpu else "cpu",
             precision=self.runner.spec.precision,
             gradients=self.runner.gradients,
+            effects=self.runner.effects,
             input_bytes=input_bytes,
             packed_bytes=self.task.packed_bytes(inputs),
             argument_bytes=self.task.packed_bytes(self.task.arguments(self.runner.spec)),
@@ -211,7 +214,8 @@ class ExpectedValues:
         equals = [
             name
             for name, other in self.known.items()
-            if same_all(known.few, other.few) and same_all(reference, self.expected_outputs(name))
+            if same_all(self._returned(known.few), self._returned(other.few))
+            and same_all(self._returned(reference), self._returned(self.expected_outputs(name)))
         ]
         held = exact or name == DECLARED or self._fits(reference)
         self.known[name] = known if held else known._replace(expected=[], oracle=[])
@@ -251,6 +255,11 @@ class ExpectedValues:
     def outputs(self, inputs: list[Any]) -> list[Tensor]:
         return flatten_outputs(self.runner.forward(inputs))[0]
 
+    def _returned(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Without what else a call changes."""
+        effects = self.runner.effects
+        return outputs[: len(outputs) - len(effects.names)] if effects else outputs
+
     def _fits(self, outputs: list[Tensor]) -> bool:
         alone = [one.expected for one in self.known.values() if one.oracle is one.expected]
         return sum(x.nbytes for each in [*alone, outputs] for x in each) <= self.held_max_bytes
@@ -274,9 +283,10 @@ class ExpectedValues:
         return Done()
 
     def _constants(self, known: Known) -> list[Comparison]:
-        oracle, first = (list(map(_start, x)) for x in (known.oracle, known.expected))
-        answers, own = [list(map(torch.zeros_like, first))], self.like
-        if [x.shape for x in own] == [x.shape for x in known.expected]:
+        returned = map(self._returned, (known.oracle, known.expected))
+        oracle, first = (list(map(_start, x)) for x in returned)
+        answers, own = [list(map(torch.zeros_like, first))], self._returned(self.like)
+        if [x.shape for x in self.like] == [x.shape for x in known.expected]:
             answers += [list(map(_start, x)) for x in (own, map(_mean, own))]
         return [merge([known.error, *map(measure, answer, oracle, first)]) for answer in answers]
 

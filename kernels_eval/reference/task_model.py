@@ -82,7 +82,7 @@ class TaskModel:
         runner.prepare_device(spec.device, spec.threads)
         runner.module = load_module(path, "task")
         runner.spec = spec.model_copy(update={"precision": precision_of(runner.module)})
-        runner.model = runner.build()
+        runner.model, runner.effects = runner.build(), spec.effects
         if getattr(runner.module, "GRADIENTS", False):
             runner.gradients = asked_gradients(runner.model, self.inputs(spec.seed))
         runner.synchronise()

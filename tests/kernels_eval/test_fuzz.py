@@ -278,7 +278,7 @@ def reference():
             parameter_names=["weight"],
             statistics=[],
             structure="tensor",
-            mutates=False,
+            effects=None,
             gradients=None,
         ),
         arguments=lambda seed=None: (PACKED, memory),

@@ -176,6 +176,7 @@ class EvalConfig(Sparing):
             "min_side_s": min(timing.min_side_s, SCREEN_SIDE_S),
             "min_pairs": min(timing.min_pairs, SCREEN_PAIRS),
             "interval_width": max(timing.interval_width, SCREEN_WIDTH),
+            "sample_us": min(timing.sample_us, SCREEN_SAMPLE_US),
             "baselines": ("eager",),
         }
         reruns = min(self.correctness.reruns, SCREEN_RERUNS)
@@ -232,8 +233,9 @@ is kept by nobody. Where the first does, other shapes are: it is compiled for ea
 tuning took up to 28 s a shape."""
 SCREEN_RERUNS = 1
 """How often the first call is repeated. A choice of time."""
-SCREEN_TIMING_S, SCREEN_SIDE_S, SCREEN_PAIRS = 0.5, 0.02, 10
-"""Budget of a screened measurement in seconds, samples of a side in seconds, and half-pairs."""
+SCREEN_TIMING_S, SCREEN_SIDE_S, SCREEN_PAIRS, SCREEN_SAMPLE_US = 0.5, 0.02, 10, 1000
+"""Budget of a screened measurement in seconds, samples of a side in seconds, half-pairs, and
+microseconds of a sample."""
 
 # -- expected values -------------------------------------------------------------------------------
 
@@ -567,6 +569,9 @@ ROOM_COPIES = 5
 """How many times what loading a task took its verification takes, both processes together: eighteen
 times the inputs of a task whose outputs are as large, of which loading holds five, and expected
 values."""
+ROOM_SHARE = 0.5
+"""Share of a GPU's memory that must be free to begin the next task, or that it takes at most, while
+the last one's processes give theirs back."""
 
 # -- memory that processes share -------------------------------------------------------------------
 

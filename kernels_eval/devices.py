@@ -120,16 +120,28 @@ def device_for(language: Language) -> str:
 
 def throttled() -> bool | None:
     """Whether the first visible GPU lowers its clocks now, not for idling; None where unknown."""
-    try:
+    with suppress(Exception):  # no library, no driver or no permission
         import pynvml
 
-        pynvml.nvmlInit()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-        handle = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(visible))
-            if visible.isdigit()
-            else pynvml.nvmlDeviceGetHandleByUUID(visible)
-        )
-        return bool(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & SLOWING)
-    except Exception:  # no library, no driver or no permission
-        return None
+        return bool(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(_nvml_handle()) & SLOWING)
+    return None
+
+
+def free_share() -> float | None:
+    """Share of the first visible GPU's memory that is free; None where unknown."""
+    with suppress(Exception):  # as above
+        import pynvml
+
+        memory = pynvml.nvmlDeviceGetMemoryInfo(_nvml_handle())
+        return float(memory.free / memory.total)
+    return None
+
+
+def _nvml_handle() -> object:
+    import pynvml
+
+    pynvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    if visible.isdigit():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(visible))
+    return pynvml.nvmlDeviceGetHandleByUUID(visible)

@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config, items):
 
     if not visible_gpus():
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):  # a folder may have that name
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 

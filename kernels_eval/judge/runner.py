@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernels_eval.config import MOST_DRIFT, REFERENCE_DRIFT, ROOM_COPIES, EvalConfig
+from kernels_eval.config import (
+    MOST_DRIFT,
+    REFERENCE_DRIFT,
+    ROOM_COPIES,
+    ROOM_SHARE,
+    EvalConfig,
+)
+from kernels_eval.devices import free_share
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.compiled_baseline import CompiledReference
 from kernels_eval.judge.messages import Prepared, VerdictDraft
@@ -17,9 +24,8 @@ from kernels_eval.judge.reference_handle import Crowded, ReferenceProcess, alone
 from kernels_eval.judge.timing import unsettled
 from kernels_eval.judge.turns import Turns
 from kernels_eval.records import Candidate, KernelTask, Timing
-from kernels_eval.sandbox.child import Child
 from kernels_eval.sandbox.server_handle import ForkServer
-from kernels_eval.sandbox.warm_pool import WarmPool
+from kernels_eval.sandbox.warm_pool import CANDIDATE, REFERENCE, WarmPool
 
 COMPILES = re.compile(
     r"torch\.(?:compile|_dynamo)\b|^[ \t]*from torch import [^\n]*\bcompile\b|\.compile\(\)",
@@ -76,11 +82,10 @@ class Runner(Workplace):
         draft: VerdictDraft,
     ) -> Iterator[CandidateProcess]:
         """The process of one candidate; the next one's is started meanwhile."""
-        # a child of the warm pool may not start compilers
         if starts_compilers(candidate):
-            child = Child(self.server, "candidate", self.config.limits, processes=True)
+            child = self.warm_pool.start_compiling(self.server, candidate.language)
         else:
-            child = self.warm_pool.start_child(self.server, "candidate")
+            child = self.warm_pool.start_child(self.server, CANDIDATE)
         self.warm_pool.replenish(self.server)
         reference.beside = child
         try:
@@ -93,6 +98,8 @@ class Runner(Workplace):
         """The task's reference process, loaded. Raises Stop with a task_error."""
         held = self.begin_reference(task, construct_on)
         held.load()
+        if held.loaded.memory_share * ROOM_COPIES > ROOM_SHARE:
+            self.warm_pool.wait_closed()
         return held
 
     def begin_reference(
@@ -111,7 +118,7 @@ class Runner(Workplace):
         ):
             self.drop_reference()
             held = self._reference = ReferenceProcess(
-                lambda: self.warm_pool.start_child(server, "reference"),
+                lambda: self.warm_pool.start_child(server, REFERENCE),
                 task,
                 self.config,
                 self.device,
@@ -119,7 +126,8 @@ class Runner(Workplace):
                 self.turns,
             )
             self.warm_pool.replenish(server)  # while this one computes
-            self.warm_pool.wait_closed()
+            if not self.device.startswith("cuda") or (free_share() or 0.0) < ROOM_SHARE:
+                self.warm_pool.wait_closed()
             held.begin_load()
         held.crowded = bool(self.neighbours)
         return held

@@ -8,8 +8,9 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, MOST_FORMS
+from kernels_eval.languages import Language
 from kernels_eval.model.gradients import Passes, with_gradients
 from kernels_eval.model.inputs import (
     Arguments,
     constructed,
     flatten_outputs,
+    load_module,
     moved,
     plain_containers,
     randomise_weights,
@@ -129,7 +132,21 @@ class ModelRunner:
         if self.on_gpu:
             self.warm_up()
             self.synchronise()
+        if request.language:
+            with suppress(Exception):  # what fails here fails in a candidate too, and is told there
+                self.warm_up_compiler(request.language)
         return Done()
+
+    def warm_up_compiler(self, language: Language) -> None:
+        """Run this language's example: the first kernel of a process takes seconds more than the
+        next.
+        """
+        path = Path("warm_up.py").absolute()
+        path.write_text(language.example, encoding="utf-8")
+        module = load_module(str(path), path.stem)
+        x = torch.zeros(2, 64, device=self.device)
+        module.ModelNew(64).to(self.device)(x, x)
+        self.synchronise()
 
     def warm_up(self) -> None:
         """Run once what CUDA loads on first use."""

@@ -70,6 +70,7 @@ class KernelWorker:
         self._evaluator = Evaluator(device, config, cuda_arch=cuda_arch, turns_file=file)
         self._runner = runner = self._evaluator.runner
         runner.start()  # it takes seconds, in which the first candidates are built
+        runner.warm_pool.replenish(runner.server)
         self._health: DeviceHealth | None = None
         if check or device.startswith("cuda"):
             self._health = DeviceHealth(

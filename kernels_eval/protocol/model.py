@@ -9,6 +9,7 @@ from typing import Annotated, Generic, TypeVar
 from pydantic import FailFast, Field
 
 from kernels_eval.config import MOST_ITEMS
+from kernels_eval.languages import Language
 from kernels_eval.protocol.message import (
     Count,
     Done,
@@ -156,10 +157,11 @@ class HandedOver(Shared):
 
 
 class Prepare(Request[Done]):
-    """Make the device ready before the work is known."""
+    """Make the device ready before the work is known, and what a `language` compiles with."""
 
     device: str
     threads: int
+    language: Language | None = None
 
 
 class RedrawWeights(Request[Done]):

@@ -69,6 +69,8 @@ class Server:
                     answer = self.reap(int(message["wait"]), REAP_S)
                 elif "kill" in message:
                     answer = self.kill(int(message["kill"]))
+                elif "end" in message:
+                    answer = self.end(int(message["end"]))
                 else:
                     answer = {"pid": self.spawn(message, fds)}
                 self.channel.send(answer)
@@ -110,10 +112,21 @@ class Server:
         return {"status": None}
 
     def kill(self, pid: int) -> Message:
+        """Begin to end a child, where that can be waited for elsewhere (`ending`): a device takes
+        0.1 s and more to let a process go.
+        """
+        first = process_tree.children(pid) if pid in self.children else []
+        if "namespace:pid" not in self.layers:
+            return {"ending": False}
+        for each in first:  # takes all others with it
+            process_tree.kill(each)
+        return {"ending": bool(first)}
+
+    def end(self, pid: int) -> Message:
+        """End a child and whatever it leaves; they are gone on return."""
         if pid in self.children:
-            if "namespace:pid" in self.layers:  # its first process takes all others with it
-                for first in process_tree.children(pid):
-                    process_tree.kill(first)
+            if "namespace:pid" in self.layers:
+                self.kill(pid)
                 process_tree.kill(pid)
             else:
                 _end_family(pid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +25,8 @@ from kernels_eval.sandbox.channel import (
 from kernels_eval.sandbox.server_process import ServerProcess
 from kernels_eval.toolchain import default_cache, places_of
 
-START_S, ANSWER_S = 180.0, 30.0
-"""Seconds for the fork server to start, and to answer."""
+START_S, ANSWER_S, ENDS_S = 180.0, 30.0, 5.0
+"""Seconds for the fork server to start, and to answer; and for a killed child to end by itself."""
 RESTARTED = "it is started again with the next candidate"
 
 
@@ -117,7 +118,10 @@ class ForkServer:
     def kill(self, pid: int) -> None:
         """Kill a child with all of its descendants; they are gone on return."""
         if self.alive:
-            self._end_of("kill", pid)
+            with suppress(ChannelClosed, ChannelTimeout, ProcessLookupError):
+                if self._request({"kill": pid})["ending"]:
+                    process_tree.ends_within(pid, ENDS_S)  # the server serves others meanwhile
+            self._end_of("end", pid)
         else:
             process_tree.kill_descendants(pid)
 

@@ -12,14 +12,18 @@ from functools import cached_property
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import SandboxError
+from kernels_eval.languages import Language
 from kernels_eval.protocol import Prepare
 from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.sandbox.server_handle import ForkServer
 
 PREPARE_S = 60.0
-WANTED = {"candidate": 2, "reference": 2}
-"""Warm children per role: two, as a verdict may take less time than a child to get ready."""
-THREADS = 3
+CANDIDATE, REFERENCE, COMPILING = "candidate", "reference", "compiling"
+"""Kinds of children: `COMPILING` is a candidate that may start compilers."""
+WANTED = {CANDIDATE: 2, REFERENCE: 2, COMPILING: 2}
+"""Warm children of a kind: two, as a verdict may take less time than a child to get ready. Of
+`COMPILING` none is wanted before the first."""
+THREADS = 4
 """That start and close children: one that starts waits for no end of another."""
 
 
@@ -29,24 +33,32 @@ class WarmPool:
     def __init__(self, config: EvalConfig, device: str, *, ahead: bool) -> None:
         self.config, self.device, self.ahead = config, device, ahead
         self.starting: dict[str, deque[tuple[ForkServer, Future[Child]]]] = {
-            role: deque() for role in WANTED
+            kind: deque() for kind in WANTED
         }
+        self.language: Language | None = None
+        """The one last compiled in a candidate's process."""
         self._closing: list[Future[None]] = []
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(THREADS, "warm pool")
 
-    def start_child(self, server: ForkServer, role: str) -> Child:
-        """A child of this server for that role. Raises SandboxError where the fork server fails."""
-        return self.warm_child(server, role) or Child(server, role, self.config.limits)
+    def start_child(self, server: ForkServer, kind: str) -> Child:
+        """A child of this server. Raises SandboxError where the fork server fails."""
+        return self.warm_child(server, kind) or self._child(server, kind)
+
+    def start_compiling(self, server: ForkServer, language: Language) -> Child:
+        """A candidate's child that may start compilers. Raises as `start_child`."""
+        self.language = language if language.jit else self.language
+        return self.start_child(server, COMPILING)
 
     def replenish(self, server: ForkServer) -> None:
         if self.ahead:
-            for role, count in WANTED.items():
-                while len(self.starting[role]) < count:
-                    future = self._thread.submit(self._start, server, role)
-                    self.starting[role].append((server, future))
+            for kind, count in WANTED.items():
+                wanted = count if kind != COMPILING or self.language else 0
+                while len(self.starting[kind]) < wanted:
+                    future = self._thread.submit(self._start, server, kind)
+                    self.starting[kind].append((server, future))
 
     def close_async(self, close: Callable[[], None]) -> None:
         self._closing.append(self._thread.submit(close))
@@ -70,9 +82,9 @@ class WarmPool:
     def settle(self) -> None:
         """Wait until all children are ready, and all that end have ended."""
         self.wait_closed()
-        for role, starting in self.starting.items():
+        for kind, starting in self.starting.items():
             for server, _ in list(starting):
-                if child := self.warm_child(server, role):
+                if child := self.warm_child(server, kind):
                     ready: Future[Child] = Future()
                     ready.set_result(child)
                     starting.append((server, ready))
@@ -84,11 +96,11 @@ class WarmPool:
                 with suppress(SandboxError):
                     starting.popleft()[1].result().close()
 
-    def warm_child(self, server: ForkServer, role: str) -> Child | None:
-        """The oldest ready child of that role that this server can use, or None."""
-        if not self.starting[role]:
+    def warm_child(self, server: ForkServer, kind: str) -> Child | None:
+        """The oldest ready child of that kind that this server can use, or None."""
+        if not self.starting[kind]:
             return None
-        origin, starting = self.starting[role].popleft()
+        origin, starting = self.starting[kind].popleft()
         try:
             child = starting.result()
         except SandboxError:
@@ -103,14 +115,20 @@ class WarmPool:
         child.close()
         return None
 
-    def _start(self, server: ForkServer, role: str) -> Child:
-        child = Child(server, role, self.config.limits)
-        prepare = Prepare(device=self.device, threads=self.config.threads)
+    def _child(self, server: ForkServer, kind: str) -> Child:
+        if kind == COMPILING:
+            return Child(server, CANDIDATE, self.config.limits, processes=True)
+        return Child(server, kind, self.config.limits)
+
+    def _start(self, server: ForkServer, kind: str) -> Child:
+        child = self._child(server, kind)
+        language = self.language if kind == COMPILING else None
+        prepare = Prepare(device=self.device, threads=self.config.threads, language=language)
         try:
             child.begin(prepare.message())
         except (SandboxError, ChildFailure) as failure:
             child.close()
             raise SandboxError(
-                f"a warm {role} process did not start: {failure}", "one is started on demand"
+                f"a warm {kind} process did not start: {failure}", "one is started on demand"
             ) from failure
         return child

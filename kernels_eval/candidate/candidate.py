@@ -159,7 +159,9 @@ class CandidateRole:
         folder = Path(os.environ[self.language.jit_cache])
         file = os.fdopen(self.channel.descriptors.pop(0), "rb")
         with file, suppress(BadZipFile, OSError, ValueError, RuntimeError), ZipFile(file) as kept:
-            kept.extractall(folder)
+            for name in kept.namelist():
+                if not (folder / name).exists():  # else this process may have loaded it
+                    kept.extract(name, folder)
             self.language.relocate(folder, kept.comment.decode())
 
     def arguments(self, spec: ModelSpec) -> Arguments:

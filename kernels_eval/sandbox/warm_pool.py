@@ -20,8 +20,8 @@ from kernels_eval.sandbox.server_handle import ForkServer
 PREPARE_S = 60.0
 CANDIDATE, REFERENCE, COMPILING = "candidate", "reference", "compiling"
 """Kinds of children: `COMPILING` is a candidate that may start compilers."""
-WANTED = {CANDIDATE: 2, REFERENCE: 2, COMPILING: 2}
-"""Warm children of a kind: two, as a verdict may take less time than a child to get ready. Of
+WANTED = {CANDIDATE: 4, REFERENCE: 2, COMPILING: 2}
+"""Warm children of a kind: several, as a verdict may take less time than a child to get ready. Of
 `COMPILING` none is wanted before the first."""
 THREADS = 4
 """That start and close children: one that starts waits for no end of another."""

@@ -8,11 +8,13 @@ import time
 import pytest
 
 from kernels_eval.errors import SandboxError
+from kernels_eval.records import Candidate, Language
 from kernels_eval.sandbox.process_tree import has_ended
 from kernels_eval.sandbox.server_handle import ForkServer
 from kernels_eval.sandbox.warm_pool import COMPILING, WANTED, WarmPool
+from tasks.synthesis.prompts import EXAMPLE_TASK
 from tests.support import kernels
-from tests.support.kernels import AFFINE, WEIGHTED, module
+from tests.support.kernels import AFFINE, WEIGHTED, kernel_task, module
 from tests.support.waiting import until
 
 CONFIG = kernels.QUICK
@@ -108,3 +110,15 @@ def test_what_timing_alone_needs_is_given_back(verify):
     reference = verify.runner._reference
     held = set(reference.memory._descriptors)
     assert "candidate" in held and not {"own", "unseen"} & held
+
+
+@pytest.mark.gpu
+def test_a_kept_kernel_is_unpacked_beside_what_a_warm_process_has_compiled(tmp_path):
+    task, triton = kernel_task(EXAMPLE_TASK, "bias"), Language("triton")
+    with Verifier(CONFIG, "cuda:0", own_server=True, cache=tmp_path, ahead=True).evaluator as judge:
+        for _ in range(3):
+            made = Candidate(candidate_id="c", task_id=task.task_id, language=triton, generator="t")
+            verdict = judge(task, made.model_copy(update={"code": triton.example}))
+            assert verdict.reason == "ok", verdict.detail
+            judge.runner.warm_pool.settle()
+            assert judge.runner.warm_pool.starting[COMPILING], "the next one's compiler is ready"

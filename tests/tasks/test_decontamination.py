@@ -14,6 +14,7 @@ from kernels_eval.records import KernelTask
 from tasks.decontamination.config import LEVELS, DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.decontamination import decontaminate
 from tasks.decontamination.deduplication import deduplicate_samples, deduplicate_tasks
+from tasks.decontamination.kernels import program_key
 from tasks.decontamination.matching import Index, fingerprints
 from tasks.workload.measure import Measurer
 from tests.support.cases import cases
@@ -327,3 +328,90 @@ def test_equal_kernels_of_one_task_are_one_sample():
         samples.sample(fraction=1, shuffle=True, seed=3), DeduplicationConfig()
     )
     assert shuffled.kept == result.kept and shuffled.removed.equals(result.removed)
+
+
+NATIVE = '''
+import torch
+from torch.utils.cpp_extension import load_inline
+
+source = r"""
+#include <torch/extension.h>
+#define TWICE(x) \\
+    (2 * (x))
+#ifdef FAST
+// quick
+#endif
+namespace { __device__ inline float grow(float v) { return TWICE(v) + 1e-3f; } }
+__global__ void __launch_bounds__(256) scale(float* x, int n) {
+    int i = threadIdx.x; /* the element */
+    if (i < n && x[i] > 0.5f) x[i] = grow(x[i]);
+}
+torch::Tensor run(torch::Tensor x) { scale<<<1, 256>>>(x.data_ptr<float>(), 8); return x; }
+"""
+extension = load_inline(name="scale_v1", cpp_sources="torch::Tensor run(torch::Tensor x);",
+                        cuda_sources=source, functions=["run"])
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(extension.run(x))
+'''
+SAME = {
+    "the name of the extension": [("scale_v1", "scale_v2")],
+    "the name given by place": [('name="scale_v1"', '"b"')],
+    "a comment in the source": [("/* the element */", "// another remark\n")],
+    "a comment at its head": [("#include", "// version 2: the same\n#include")],
+    "a blank line in it": [("{\n    int i", "{\n\n\n    int  i")],
+    "blanks between tokens": [("i < n && x[i] > 0.5f", "i<n&&x[i]>0.5f")],
+    "a line end of Windows": [("\n    int", "\r\n    int")],
+    "a spliced line": [("TWICE(x) \\\n    (2", "TWICE(x) (2")],
+    "a kernel's name": [("scale(", "stretch("), ("scale<<<", "stretch<<<")],
+    "a device function's name": [("grow(", "f(")],
+    "the bound function's name": [("run", "forward_cuda")],
+    "a comment of Python": [("class ModelNew", "# best so far\nclass ModelNew")],
+    "a docstring": [("    def forward", '    """Fast."""\n\n    def forward')],
+}
+OTHER = {
+    "a number": [("1e-3f", "2e-3f")],
+    "a condition": [("> 0.5f", ">= 0.5f")],
+    "an operator": [("i < n && x", "i < n & x")],
+    "a function of the library": [("grow(x[i])", "expf(x[i])")],
+    "a launch": [("<<<1, 256>>>", "<<<1, 128>>>")],
+    "what is called of torch": [("torch.relu", "torch.sigmoid")],
+    "a directive": [("#ifdef FAST", "#ifndef FAST")],
+    "a flag": [("functions=[", 'extra_cuda_cflags=["-O1"], functions=[')],
+    "the end of a directive": [("#endif\nnamespace", "#endif namespace")],
+}
+
+
+def replaced(code, pairs):
+    for old, new in pairs:
+        assert old in code, old
+        code = code.replace(old, new)
+    return code
+
+
+@pytest.mark.parametrize("case", [*SAME, *OTHER])
+def test_what_makes_another_kernel(case):
+    """Comments, blanks and names do not, in native sources either; everything else does."""
+    other = replaced(NATIVE, SAME.get(case) or OTHER[case])
+    assert (program_key(NATIVE) == program_key(other)) is (case in SAME)
+
+
+def test_the_name_of_an_extension_may_be_a_variable():
+    kernel = replaced(
+        NATIVE, [('name="scale_v1"', "name=NAME"), ("source =", 'NAME = "a"\nsource =')]
+    )
+    assert program_key(kernel) == program_key(replaced(kernel, [('"a"', '"b"')]))
+
+
+def test_a_function_of_torch_is_no_native_function_of_that_name():
+    kernel = replaced(NATIVE, [("run", "relu")])
+    assert program_key(kernel) == program_key(NATIVE)
+    assert program_key(replaced(kernel, [("torch.relu", "torch.gelu")])) != program_key(kernel)
+
+
+@pytest.mark.parametrize("text", ["(" * 50_000, "a(){" * 20_000, "}" * 50_000, "a() b " * 20_000])
+def test_a_hostile_source_is_read_in_linear_time(text):
+    code = f"source = {text + ';'!r}\nclass ModelNew:\n    pass\n    x = 1\n"
+    assert program_key(code) == program_key(code + "# the same\n")

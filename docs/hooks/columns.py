@@ -241,7 +241,8 @@ TRACE_FLAGS: Mapping[str, str] = {
     ),
     "candidate_id": _CANDIDATE,
     "trace_flags": (
-        "those raised: `repetitive`, `ends_in_loop`, `self_doubting`, `mixed_language`, `truncated`"
+        "those raised: `repetitive`, `ends_in_loop`, `self_doubting`, `mixed_language`,"
+        " `truncated`, `too_short`"
     ),
     "characters": "of the reasoning",
     "words": "of its prose; code fences are left out",
@@ -270,6 +271,7 @@ CURATED: Mapping[str, str] = {
     "reasoning_tokens": "tokens of the reasoning",
     "speedup": "median reference time / median candidate time; null where not timed",
     "speedup_lower": "lower end of its 95 % interval",
+    "custom_kernel_time_share": "of its verdict",
     "operator_kind": "`single_operator` or `fusion`",
     "criterion": "the rule that selected it",
     "finish_reason": (

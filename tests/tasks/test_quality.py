@@ -57,6 +57,7 @@ def test_an_ordinary_trace_has_no_flag_and_its_numbers_are_of_the_prose():
         "mixed_language": (
             GOOD + "\u6211\u4eec\u9700\u8981\u4f18\u5316\u8fd9\u4e2a\u6a21\u578b\u3002"
         ),
+        "too_short": "Done. " * 30 + "\n```python\n" + "x = 1\n" * 99 + "```",
         "truncated": GOOD + "And then the kernel is launched with",
     }.items(),
 )

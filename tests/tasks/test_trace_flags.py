@@ -16,8 +16,12 @@ from tasks.tables import TRACE_FLAGS
 from tests.support.samples import frame, line_of, sample
 
 LOOP = "You must keep the shape of the output and the type of the output. " * 30
-CUT = "And then the kernel is launched with"
-FINE = "A tile of each operand is loaded, and the partial sums stay in registers."
+FINE = (
+    "A tile of each operand is loaded, and the partial sums stay in registers. The inner loop reads"
+    " shared memory, which a barrier guards on both sides. What is left over at the borders is"
+    " padded with zeros, so no thread leaves early."
+)
+CUT = f"{FINE} And then the kernel is launched with"
 TRACES = {"a-0": LOOP, "a-1": FINE, "b-0": CUT, "b-1": LOOP, "c-0": None, "c-1": FINE}
 
 

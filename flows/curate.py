@@ -137,7 +137,9 @@ def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageErro
 def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:
     from tasks.curation.pool import known_ratio
     from tasks.operators import is_single_operator
+    from tasks.shares import left_out
 
+    timed = taken.with_columns(speedup=known_ratio(taken, "speedup"))
     single = is_single_operator(pl.col("reference_operators"))
     singles = int(taken.select(single.sum()).item())
     return {
@@ -148,7 +150,8 @@ def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:
         "criterion_counts": {},
         "composition": {"single_operator": singles, "fusion": taken.height - singles},
         "median_reasoning_tokens": taken["reasoning_tokens"].median(),
-        "median_speedup": taken.select(known_ratio(taken, "speedup")).to_series().median(),
+        "median_speedup": timed["speedup"].median(),
+        "min_kernel_share": [each.model_dump() for each in left_out(timed)],
         "config": config.model_dump(mode="json"),
         "seconds": 0.0,
     }

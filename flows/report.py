@@ -53,7 +53,7 @@ def report_context(
 ) -> ReportContext:
     training, scores = trained.open(), benchmarked.scores.open()
     curated = refreshed.curated.open()
-    answers = answers_frame(list(benchmarked.answers))
+    answers = answers_frame(list(benchmarked.answers), config.benchmark.min_kernel_share)
     snapshots = _snapshots(refreshed)
     snapshots |= {"training": trained.model_dump(), "benchmark": benchmarked.scores.model_dump()}
     return ReportContext(

@@ -12,6 +12,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
 from tasks.benchmark.score_table import tabulate
 from tasks.curation.source import Source
+from tasks.scores import without_fig_leaves
 from tasks.sources.files import columns_of, shown
 from tasks.sources.tables import load
 from tasks.synthesis.inputs import parts_of
@@ -19,7 +20,7 @@ from tasks.tables import completed
 
 OF_VERDICTS = (
     *("candidate_id", "task_id", "status", "level", "reason", "outputs_match", "timing"),
-    *("correctness", "custom_kernels", "device"),
+    *("correctness", "custom_kernels", "custom_kernel_time_share", "device"),
 )
 OF_CANDIDATES = ("candidate_id", "task_id", "generator", "model", "sample_index")
 NEEDED = ("task_id", "status")
@@ -44,6 +45,7 @@ def score_table(
     ks: str = "1,5,10",
     ps: str = "0,0.5,0.8,1,1.2,1.5,2",
     resamples: int = 2000,
+    min_kernel_share: float | None = None,
 ) -> Json:
     """Return `tasks.benchmark.score_table.tabulate` of verdicts on disk.
 
@@ -62,9 +64,11 @@ def score_table(
     source = Source(verdicts, candidates, root)
     name = verdicts or source.verdicts.path
     frame = _of_device(_read(source, label), device, name)
+    frame = without_fig_leaves(frame, min_kernel_share)
     levels = _levels(set(frame["task_id"]), source, tasks)
     found = tabulate(frame, levels, ks=known_ks, ps=known_ps, resamples=resamples)
-    return {"verdicts": name, "label": label, **found}
+    asked = {} if min_kernel_share is None else {"min_kernel_share": min_kernel_share}
+    return {"verdicts": name, "label": label, **asked, **found}
 
 
 def _names_models(verdicts: str) -> bool:

@@ -21,7 +21,7 @@ from tasks.scores import affordable_resamples, scores
 from tasks.sources.tables import load
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, VERDICTS, completed
+from tasks.tables import CANDIDATES, CORRECT, VERDICTS, completed
 from tasks.versions import (
     CANDIDATE_TABLE_VERSION,
     PARSER_VERSION,
@@ -36,6 +36,7 @@ NAMES = pl.List(pl.String)
 READ = {
     **dict.fromkeys(("reason", "device", "generator", "model"), pl.String()),
     **{"outputs_match": pl.Boolean(), "flags": NAMES, "reasoning_tokens": pl.Int64()},
+    "custom_kernel_time_share": pl.Float64(),
     "timing": pl.Struct(dict.fromkeys(("speedup", "speedup_lower", "speedup_upper"), pl.Float64)),
 }
 """Columns that a table may lack."""
@@ -164,6 +165,7 @@ def _part(name: str, source: Source, tasks: str | None) -> Part:
         speedup=timing.field("speedup"),
         lower=timing.field("speedup_lower"),
         upper=timing.field("speedup_upper"),
+        share=pl.when(CORRECT).then("custom_kernel_time_share"),
         tokens="reasoning_tokens",
     )
     told = _told(name, source, {key: code for key, (_, code) in named.items()})

@@ -180,8 +180,10 @@ def render(verdict: Verdict) -> str:
             f"  relative RMS error {found.rms_error:.2e} (reference's own"
             f" {found.reference_rms_error:.2e}) over {found.trials} trials"
         )
+    share = verdict.custom_kernel_time_share
+    taken = "" if share is None else f" ({share:.1%} of its time)"
     for title, names in (
-        ("custom kernels", verdict.custom_kernels),
+        (f"custom kernels{taken}", verdict.custom_kernels),
         ("library calls", verdict.library_calls),
     ):
         if names:

@@ -42,6 +42,11 @@ class RewardRecipe(Record, allow_inf_nan=False):
 
     gamma: ClassVar[float] = 1.0
     """share of the next turn's reward that a turn is given (`discounted`)"""
+    min_kernel_share: float | None = Field(
+        default=None, ge=0, le=1, exclude_if=lambda least: least is None
+    )
+    """a correct kernel whose own kernels take less of its time, or an unknown share, earns what one
+    without a custom kernel does; no published recipe has this"""
 
     def __hash__(self) -> int:  # a field may be a dict, which has none
         return hash(type(self))
@@ -306,6 +311,7 @@ def reward_parts(
         return None
     if least_ms and not 0 < least_ms < math.inf:
         raise ValueError(f"least_ms is {least_ms}, but a time is a positive number")
+    verdict = _without_fig_leaf(verdict, recipe.min_kernel_share)
     timing = verdict.timing
     if timing and not all(map(math.isfinite, (timing.speedup, timing.speedup_lower))):
         return None  # no clock measured that
@@ -314,6 +320,15 @@ def reward_parts(
         verdict = verdict.model_copy(update={"timing": timing})
     reached = least_ms / timing.candidate_ms if least_ms and timing else 0.0
     return recipe.parts(verdict, min(reached, 1.0))
+
+
+def _without_fig_leaf(verdict: Verdict, least: float | None) -> Verdict:
+    """The verdict; a correct one whose own kernels do less than this says `no_custom_kernel`."""
+    if not verdict.correct_custom or (verdict.custom_kernel_time_share or 0.0) >= (least or 0.0):
+        return verdict
+    reason = Reason.NO_CUSTOM_KERNEL
+    refused = {"status": reason.status, "reason": reason, "outputs_match": True, "timing": None}
+    return verdict.model_copy(update=refused)
 
 
 def _at_most_equal(timing: Timing) -> Timing:

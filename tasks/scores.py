@@ -19,7 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Status
+from kernels_eval.records import Reason, Status
 from tasks.tables import CORRECT, RIGHT_BY_TORCH, TASK_ERROR, unconfirmed
 
 Track = Literal["any", "custom_kernel"]
@@ -28,7 +28,8 @@ TRACKS: tuple[Track, ...] = get_args(Track)
 Baseline = Literal["eager", "compile"]
 """What a speedup is against: the reference as it is written, or under torch.compile."""
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
-EXEC, GEOMETRIC_MEAN = "exec", "geometric_mean_speedup"
+EXEC, GEOMETRIC_MEAN, KERNEL_SHARE = "exec", "geometric_mean_speedup", "kernel_share"
+SHARE_COLUMN = "custom_kernel_time_share"
 COLUMNS = ("task_id", "status", "reason", "outputs_match", "timing")
 RESAMPLES = 2000
 TAIL = 0.025
@@ -56,7 +57,9 @@ def scores(
 
     `frame` has one row per verdict, with `by` and COLUMNS; `candidate_id` and `device` are checked
     if present. Metrics are "exec" and "fast_P" for each of `ps` (shares of tasks in [0, 1]) and
-    "geometric_mean_speedup" (a ratio, k null) over correct, timed samples. `lower` and `upper` are
+    "geometric_mean_speedup" (a ratio, k null) over correct, timed samples. Where the frame has
+    SHARE_COLUMN, "kernel_share" is the mean of it over those samples whose share is known: what of
+    that speedup is of their own kernels. `lower` and `upper` are
     95 % bounds: `_share_interval` for shares, a bootstrap over tasks with `resamples` draws (0:
     none) for the mean. A value that cannot be estimated is null with a `why_not`. `missing` counts
     tasks that only other models of the group answered.
@@ -68,12 +71,13 @@ def scores(
     keys = list(by)
     samples = scorable(frame, keys, baseline)
     rates = task_rates(samples, by=keys, ks=ks, ps=ps, track=track, baseline=baseline)
+    means = [GEOMETRIC_MEAN, *([KERNEL_SHARE] if SHARE_COLUMN in frame.columns else [])]
     found = pl.concat(
-        [_shares(rates, keys), _geometric_means(samples, keys, track, baseline, resamples)],
+        [_shares(rates, keys), *(_means(samples, keys, name, track, resamples) for name in means)],
         how="diagonal",
     )
     names = _metrics(ps, track, baseline)
-    metrics = [*product(names, ks), (GEOMETRIC_MEAN, None)]
+    metrics = [*product(names, ks), *((name, None) for name in means)]
     schema = {"metric": pl.String, "k": pl.Int64}
     rows = frame.select(keys).unique(maintain_order=True)
     rows = rows.join(pl.DataFrame(metrics, schema, orient="row"), how="cross")
@@ -168,6 +172,28 @@ def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager
     )
     return samples.with_columns(speedup=pl.when(valid).then(ratio).otherwise(0.0)).sort(
         "task_id", maintain_order=True
+    )
+
+
+def without_fig_leaves(frame: pl.DataFrame, least: float | None) -> pl.DataFrame:
+    """The verdicts; with `least`, correct ones whose own kernels take less of their time, or an
+    unknown share, are `no_custom_kernel`, which the track "any" counts.
+
+    Raises UsageError where a share is asked for and the verdicts have none.
+    """
+    if least is None:
+        return frame
+    if SHARE_COLUMN not in frame.columns:
+        raise UsageError(
+            f"min_kernel_share asks for the column {SHARE_COLUMN}, and the verdicts have none",
+            "leave it out, or verify with concur",
+        )
+    fig_leaf = CORRECT & (pl.col(SHARE_COLUMN).fill_null(0.0) < least)
+    reason = Reason.NO_CUSTOM_KERNEL
+    refused = {"status": reason.status.value, "reason": reason.value, "outputs_match": True}
+    return frame.with_columns(
+        pl.when(fig_leaf.fill_null(False)).then(pl.lit(value)).otherwise(name).alias(name)
+        for name, value in refused.items()
     )
 
 
@@ -302,13 +328,14 @@ def _shares(rates: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     ).drop("count", "total", "squares")
 
 
-def _geometric_means(
-    samples: pl.DataFrame, by: list[str], track: Track, baseline: Baseline, resamples: int
+def _means(
+    samples: pl.DataFrame, by: list[str], metric: str, track: Track, resamples: int
 ) -> pl.DataFrame:
-    counted = _right(track) & (pl.col("speedup") > 0)
-    log = pl.col("speedup").filter(counted).log()
+    geometric = metric == GEOMETRIC_MEAN
+    each = pl.col("speedup").log() if geometric else pl.col(SHARE_COLUMN).cast(pl.Float64)
+    counted = _right(track) & (pl.col("speedup") > 0) & each.is_finite().fill_null(False)
     per_task = samples.group_by(*by, "task_id", maintain_order=True).agg(
-        total=log.sum(), timed=counted.sum().cast(pl.Int64)
+        total=each.filter(counted).sum(), timed=counted.sum().cast(pl.Int64)
     )
     rows = []
     for group, tasks in per_task.group_by(by, maintain_order=True):
@@ -317,9 +344,11 @@ def _geometric_means(
         # one task with a correct sample cannot say how much tasks differ
         if resamples and np.count_nonzero(timed) > 1:
             means = resampled_means(totals, timed, resamples=resamples)
-            bounds = percentile_interval(np.exp(means), len(totals))
-        value = math.exp(totals.sum() / timed.sum()) if timed.any() else None
-        rows.append((*group, GEOMETRIC_MEAN, value, *(bounds or (None, None))))
+            bounds = percentile_interval(np.exp(means) if geometric else means, len(totals))
+        value = totals.sum() / timed.sum() if timed.any() else None
+        if geometric and value is not None:
+            value = math.exp(value)
+        rows.append((*group, metric, value, *(bounds or (None, None))))
     schema = {name: samples.schema[name] for name in by}
     numbers = dict.fromkeys(("value", "lower", "upper"), pl.Float64)
     found = pl.DataFrame(rows, {**schema, "metric": pl.String, **numbers}, orient="row")
@@ -336,6 +365,8 @@ def _why_not() -> pl.Expr:
         .then(pl.lit(""))
         .when(pl.col("metric") == GEOMETRIC_MEAN)
         .then(pl.lit("no correct, timed sample"))
+        .when(pl.col("metric") == KERNEL_SHARE)
+        .then(pl.lit("no correct, timed sample whose kernels' share of the time is known"))
         .when(pl.col("short") > 0)
         .then(short)
         .otherwise(pl.lit("no task to score"))

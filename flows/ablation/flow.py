@@ -102,6 +102,7 @@ def _run(
         base_model=pipeline.training.base_model,
         references=references,
         baseline=plans[0].strategy,
+        min_kernel_share=pipeline.benchmark.min_kernel_share,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         cautions=cautions_of(branches.in_order),
         mlflow_url=tracker.url(),

@@ -250,6 +250,14 @@ def benchmark(
         "0,0.5,0.8,1,1.2,1.5,2", "--p", metavar="P,P,...", help="Values of p in fast_p."
     ),
     resamples: int = Option(2000, min=100, help="Bootstrap resamples over tasks."),
+    min_kernel_share: float | None = Option(
+        None,
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="Count a custom kernel only from this share of its candidate's time, such as 0.1.",
+        show_default="any share",
+    ),
 ) -> Json:
     """Score existing verdicts: Exec and fast_p at pass@k, with intervals and by level."""
     from flows.score import score_table
@@ -264,6 +272,7 @@ def benchmark(
         ks=ks,
         ps=ps,
         resamples=resamples,
+        min_kernel_share=min_kernel_share,
     )
 
 

@@ -28,6 +28,13 @@ class BenchmarkConfig(Record):
     """sampling parameters of base and tuned; those not set are training.base_model's own, if
     known"""
 
+    min_kernel_share: float | None = Field(
+        default=None, ge=0, le=1, exclude_if=lambda least: least is None
+    )
+    """the track "custom kernel" counts only kernels that take at least this share of their
+    candidate's time (0.1); an unknown share does not count. Left out: any share, as KernelBench and
+    the paper have it"""
+
     @property
     def ks(self) -> tuple[int, ...]:
         """k of pass@k: those of KS that the samples per task allow."""

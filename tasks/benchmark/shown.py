@@ -9,15 +9,19 @@ from itertools import tee
 from kernels_eval.records import Row
 from tasks.reporting.parts import Cell, Part, Section, Table, table_of
 from tasks.reporting.text import interval, p_value
-from tasks.scores import EXEC, GEOMETRIC_MEAN, Track, metric_name
+from tasks.scores import EXEC, GEOMETRIC_MEAN, KERNEL_SHARE, Track, metric_name
 
 OWN_TRACK: Track = "custom_kernel"
 """What headlines, orders and figures are of."""
 TRACK_NAMES = {"any": "any correct", "custom_kernel": "custom kernel"}
 BASELINE_NAMES = {"eager": "eager PyTorch", "compile": "torch.compile"}
 FAST = metric_name(1.0)
-HEADLINE_METRICS = (EXEC, FAST, GEOMETRIC_MEAN)
-LABELS = {EXEC: "Exec", GEOMETRIC_MEAN: "speedup of correct"}
+HEADLINE_METRICS = (EXEC, FAST, GEOMETRIC_MEAN, KERNEL_SHARE)
+LABELS = {
+    EXEC: "Exec",
+    GEOMETRIC_MEAN: "speedup of correct",
+    KERNEL_SHARE: "time in own kernels",
+}
 FEW_TASKS = 30
 """Below it, an interval of a share is wider than most differences between models."""
 SIGNIFICANT = 0.05
@@ -64,7 +68,7 @@ def scored(row: Row | None) -> str:
 
 def shown_metric(row: Row, name: str, form: str = ".1%") -> str:
     """A score of a `metrics_of` table, with interval."""
-    return interval(row[name], row[f"{name}_lower"], row[f"{name}_upper"], form)
+    return interval(row.get(name), row.get(f"{name}_lower"), row.get(f"{name}_upper"), form)
 
 
 def difference_points(row: Row) -> str:

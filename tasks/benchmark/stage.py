@@ -7,7 +7,7 @@ import polars as pl
 from kernels_eval.records import Record
 from tasks.benchmark.config import PS, BenchmarkConfig
 from tasks.benchmark.remarks import remarks
-from tasks.scores import TRACKS, Baseline, baselines_of, excluded_tasks, scores
+from tasks.scores import TRACKS, Baseline, baselines_of, excluded_tasks, scores, without_fig_leaves
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import SCORES
 from tasks.versions import SCORING_VERSION
@@ -25,7 +25,7 @@ class Answers(Record):
     verdicts: SnapshotRef
 
 
-def answers_frame(answers: list[Answers]) -> pl.DataFrame:
+def answers_frame(answers: list[Answers], min_kernel_share: float | None = None) -> pl.DataFrame:
     """One row per verdict with its model, for scoring and the report."""
     frames = [
         each.verdicts.open()
@@ -33,7 +33,7 @@ def answers_frame(answers: list[Answers]) -> pl.DataFrame:
         .with_columns(model=pl.lit(each.model))
         for each in answers
     ]
-    return pl.concat(frames, how="diagonal_relaxed")
+    return without_fig_leaves(pl.concat(frames, how="diagonal_relaxed"), min_kernel_share)
 
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
@@ -46,7 +46,7 @@ def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
     """A finished snapshot of `all_scores`; its manifest has `remarks` and `excluded_tasks`."""
     snapshot = planned(answers, config)
     if not snapshot.finished:
-        frame = answers_frame(answers)
+        frame = answers_frame(answers, config.min_kernel_share)
         rows = all_scores(frame, config)
         snapshot.append([] if snapshot.parts() else rows.to_dicts(), SCORES)
         extra = {"remarks": remarks(frame), "excluded_tasks": excluded_tasks(frame)}

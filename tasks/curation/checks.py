@@ -8,6 +8,7 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from kernels_eval.records import VERDICT_SCHEMA_VERSION
 from tasks.curation.config import CurationConfig
+from tasks.scores import SHARE_COLUMN
 from tasks.tables import CANDIDATES, CORRECT, VERDICTS, columns_of, completed
 
 COLUMNS = (
@@ -15,7 +16,7 @@ COLUMNS = (
     *("generator", "sample_index", "reasoning_tokens"),
 )
 OPTIONAL = (
-    *("schema_version", "turn", "custom_kernels", "reason"),
+    *("schema_version", "turn", "custom_kernels", "reason", SHARE_COLUMN),
     *("finish_reason", "finish_guessed", "completion_tokens"),
 )
 MEASURED = {
@@ -49,6 +50,7 @@ def usable(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
             "run the refresh with --set profile.enabled=true, or leave it out",
         )
     needed = [*COLUMNS, *(["custom_kernels"] if config.require_custom_kernel else [])]
+    needed += [] if config.min_kernel_share is None else [SHARE_COLUMN]
     rows = completed(frame, DECIDING, needed, what="curation", fix=FIX).select(list(DECIDING))
     for name in ("candidate_id", "task_id"):
         if nulls := rows[name].null_count():

@@ -29,7 +29,9 @@ STRATEGY_NAMES: tuple[Strategy, ...] = get_args(Strategy)
 STRATEGY_GROUP = "concur.strategies"
 """Entry points by which an installed package adds a `tasks.curation.strategies.Strategy`."""
 
-Flag = Literal["repetitive", "ends_in_loop", "self_doubting", "mixed_language", "truncated"]
+Flag = Literal[
+    "repetitive", "ends_in_loop", "self_doubting", "mixed_language", "truncated", "too_short"
+]
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
@@ -66,6 +68,11 @@ class CurationConfig(Record):
     require_correct_on_every_gpu: bool = Field(default=False, exclude_if=lambda asked: not asked)
     """strict: take only samples that are correct on every GPU that judged them, where verdicts of
     several are merged. Times are those of the first"""
+    min_kernel_share: float | None = Field(
+        default=None, ge=0, le=1, exclude_if=lambda least: least is None
+    )
+    """samples whose own kernels take less of their candidate's time (0.1), or an unknown share, are
+    not in the pool, for every strategy. Left out: any share, as the paper has it"""
     max_per_task: PositiveInt | None = 1
     """maximum samples per task of the baselines and the balanced strategies; null: no limit. The
     paper's rule has its own limits"""

@@ -10,7 +10,7 @@ from tasks.curation.checks import RATIOS, require_lengths, usable
 from tasks.curation.config import CurationConfig
 from tasks.curation.reasons import WhyNot
 from tasks.operators import is_single_operator
-from tasks.scores import nested
+from tasks.scores import SHARE_COLUMN, nested
 from tasks.tables import CORRECT
 
 _, *BOUNDS = RATIOS
@@ -25,7 +25,8 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     `_single`, whether the task is a single operator; `_why_not`, why it is not in the pool, or
     null.
 
-    Samples with one of `exclude_flags` or cut off by the token limit count as never drawn: another
+    Samples with one of `exclude_flags`, with less than `min_kernel_share`, or cut off by the token
+    limit count as never drawn: another
     may then be the shortest or fastest. A repeated candidate_id counts once. Raises UsageError as
     `usable` and `require_lengths` do.
     """
@@ -35,6 +36,7 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
         _refused(~CORRECT.fill_null(False), WhyNot.NOT_CORRECT),
         _refused(_is_later_turn(config), WhyNot.LATER_TURN),
         _refused(_is_cut_off(config), WhyNot.CUT_OFF),
+        _refused(_is_fig_leaf(config), WhyNot.KERNEL_SHARE),
         _refused(_has_excluded_flag(config), WhyNot.TRACE_FLAG),
     )
     single = is_single_operator(pl.col("reference_operators"))
@@ -122,6 +124,10 @@ def _is_later_turn(config: CurationConfig) -> pl.Expr:
 
 def _is_cut_off(config: CurationConfig) -> pl.Expr:
     return pl.lit(False) if config.cut_off_answers else pl.col("_ended").is_in(CUT_OFF)
+
+
+def _is_fig_leaf(config: CurationConfig) -> pl.Expr:
+    return pl.col(SHARE_COLUMN).fill_null(0.0) < (config.min_kernel_share or 0.0)
 
 
 def _has_excluded_flag(config: CurationConfig) -> pl.Expr:

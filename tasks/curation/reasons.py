@@ -11,6 +11,7 @@ class WhyNot(StrEnum):
     NOT_CORRECT = "not_correct"
     LATER_TURN = "later_turn"
     CUT_OFF = "cut_off"
+    KERNEL_SHARE = "kernel_share"
     TRACE_FLAG = "trace_flag"
     NO_REASONING = "no_reasoning"
     SPEEDUP_BOUND = "speedup_bound"
@@ -30,6 +31,7 @@ MEANING = {
     WhyNot.NOT_CORRECT: "its verdict is not correct",
     WhyNot.LATER_TURN: "it answers a follow-up, and later_turns is off",
     WhyNot.CUT_OFF: "the token limit cut its answer off, and cut_off_answers is off",
+    WhyNot.KERNEL_SHARE: "its own kernels take less of its time than min_kernel_share, or unknown",
     WhyNot.TRACE_FLAG: "its reasoning has a flag of exclude_flags",
     WhyNot.NO_REASONING: "it has no reasoning to train on",
     WhyNot.SPEEDUP_BOUND: "its lower speedup bound is not above require_speedup_lower_above",

@@ -30,6 +30,9 @@ DECISIONS_TABLE = "decisions"
 """The table beside the curated rows: tasks.tables.DECISIONS of all candidates."""
 FIXES = {
     WhyNot.TRACE_FLAG: "every correct one has a trace flag of exclude_flags: exclude fewer",
+    WhyNot.KERNEL_SHARE: (
+        "the own kernels of every correct one take less than curation.min_kernel_share: lower it"
+    ),
     WhyNot.CUT_OFF: "the token limit cut all correct ones off: raise max_tokens",
     WhyNot.LATER_TURN: (
         "all correct ones answer follow-ups: curation.later_turns=true takes those too"

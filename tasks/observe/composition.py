@@ -10,9 +10,10 @@ import polars as pl
 from kernels_eval.records import Record
 from tasks.operators import is_single_operator
 from tasks.reporting.page import markdown
-from tasks.reporting.parts import Cell, table_of
+from tasks.reporting.parts import Cell, Part, table_of
 from tasks.reporting.text import by_count, number
 from tasks.scores import nested
+from tasks.shares import LEFT_OUT_COLUMNS, LeftOut, left_out
 
 UNKNOWN = "unknown"
 LEADING = (
@@ -43,6 +44,8 @@ class SetComposition(Record):
     timed: int
     median_tokens: float | None
     median_speedup: float | None
+    left_out: tuple[LeftOut, ...] = ()
+    """what `min_kernel_share` would leave out"""
 
 
 def leading_family(families: Sequence[str]) -> str:
@@ -70,12 +73,20 @@ def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetCom
         timed=len(speedups),
         median_tokens=_median(rows["reasoning_tokens"]),
         median_speedup=_median(speedups),
+        left_out=tuple(
+            left_out(
+                rows.with_columns(speedup=pl.when(ratio.is_finite() & (ratio > 0)).then(ratio))
+            )
+        ),
     )
 
 
 def markdown_table(sets: Sequence[SetComposition]) -> str:
-    """The table as Markdown, a row a set."""
-    return markdown(table_of(sets, COLUMNS))
+    """A row a set, and for each a table of what `min_kernel_share` would leave out, as Markdown."""
+    parts: list[Part] = [table_of(sets, COLUMNS)]
+    for each in sets:
+        parts += [f"{each.name}:", table_of(each.left_out, LEFT_OUT_COLUMNS)]
+    return markdown(*parts)
 
 
 def _families(each: SetComposition) -> str:

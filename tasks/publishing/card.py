@@ -13,14 +13,18 @@ from kernels_eval.records import Json
 from tasks.publishing.columns import COLUMNS
 from tasks.publishing.config import DATA, UNKNOWN, PublishOptions
 from tasks.publishing.lineage import VERIFICATION, settings
+from tasks.reporting.page import markdown
+from tasks.reporting.parts import table_of
 from tasks.reporting.templates import environment
 from tasks.reporting.text import by_count, cell, fenced
+from tasks.scores import SHARE_COLUMN
+from tasks.shares import LEFT_OUT_COLUMNS, left_out
 
 COUNTED = (
     *("criterion", "operator_kind", "language", "generator"),
     *("device", "task_source", "task_license"),
 )
-MEASURED = ("reasoning_tokens", "speedup")
+MEASURED = ("reasoning_tokens", "speedup", SHARE_COLUMN)
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 MOST_CHARACTERS = 400  # of a setting
 
@@ -54,6 +58,7 @@ def card(context: Card) -> str:
         counts=counts,
         quantiles={name: _quantiles(rows[name]) for name in MEASURED},
         shares=QUANTILES,
+        left_out=markdown(table_of(left_out(rows), LEFT_OUT_COLUMNS)),
         repaired=int(rows["repaired"].sum()),
         shared_programs=_shared_programs(context.splits),
         columns=[(name, COLUMNS.get(name, "as curation wrote it")) for name in rows.columns],

@@ -27,7 +27,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason, Status, Verdict
-from kernels_eval.rewards import RECIPES, RewardRecipe, reward, reward_parts
+from kernels_eval.rewards import RewardRecipe, reward, reward_parts
 from tasks.models import (
     attention_of_any_length,
     chat_text,
@@ -92,7 +92,7 @@ def reinforce(
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_counted)
         trainer = GRPOTrainer(
             model=PeftModel.from_pretrained(base, str(adapter_dir), is_trainable=True),
-            reward_funcs=_reward_function(judge, RECIPES[recipe.reward], tokenizer),
+            reward_funcs=_reward_function(judge, recipe.rewarded, tokenizer),
             args=args,
             train_dataset=Dataset.from_list(chats),
             processing_class=tokenizer,

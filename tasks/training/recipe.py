@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from kernels_eval.records import Record
-from kernels_eval.rewards import RECIPES
+from kernels_eval.rewards import RECIPES, RewardRecipe
 from tasks.keys import UNKEYED
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -139,6 +139,11 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     reward: str = "concur"
     """what a verdict is worth: the name of a recipe, with its published numbers
     (kernels_eval.rewards)"""
+    min_kernel_share: float | None = Field(
+        default=None, ge=0, le=1, exclude_if=lambda least: least is None
+    )
+    """a correct kernel whose own kernels take less of its time earns what one without a custom
+    kernel does"""
     steps: PositiveInt = 100
     """optimiser steps"""
     tasks_per_step: PositiveInt = 8
@@ -177,6 +182,12 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
                 " of a step (tasks_per_step * samples_per_task)"
             )
         return self
+
+    @property
+    def rewarded(self) -> RewardRecipe:
+        """The recipe of the reward."""
+        least = {"min_kernel_share": self.min_kernel_share}
+        return RECIPES[self.reward].model_copy(update=least)
 
     @property
     def answers_per_step(self) -> int:

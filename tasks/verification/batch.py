@@ -41,7 +41,7 @@ VERDICTS_FILE, SUMMARY_FILE, SNAPSHOTS = "verdicts.parquet", "summary.json", "sn
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 WRITTEN_ROWS = 1000
 SUMMARISED = (
-    *("candidate_id", "task_id", "status", "reason", "timing"),
+    *("candidate_id", "task_id", "status", "reason", "timing", "custom_kernel_time_share"),
     *("build_tier", "build_cached", "build_s", "run_s", "phases"),
 )
 
@@ -195,12 +195,21 @@ def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:
 
 
 def _speedups(frame: pl.DataFrame) -> Json:
-    timed = frame["timing"].drop_nulls().struct.field("speedup")
-    quantiles = {
-        f"{share:g}": round(timed.quantile(share, "linear") or 0.0, 4)
-        for share in (QUANTILES if len(timed) else ())
+    frame = frame.filter(pl.col("timing").is_not_null())
+    timed, share = frame["timing"].struct.field("speedup"), frame["custom_kernel_time_share"]
+    return {
+        "timed": len(timed),
+        "above_1": int((timed > 1).sum()),
+        "quantiles": _quantiles(timed),
+        "share_of_own_kernels": _quantiles(share.drop_nulls()),
     }
-    return {"timed": len(timed), "above_1": int((timed > 1).sum()), "quantiles": quantiles}
+
+
+def _quantiles(values: pl.Series) -> dict[str, float]:
+    return {
+        f"{share:g}": round(values.quantile(share, "linear") or 0.0, 4)
+        for share in (QUANTILES if len(values) else ())
+    }
 
 
 def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:

@@ -29,8 +29,8 @@ from tasks.tables import VIEWED, columns_of
 STATIC = Path(__file__).with_name("static")
 COLUMNS = columns_of(VIEWED)
 """Columns of the index. `flags` and `strategies` hold names with tabs between them; `lower` and
-`upper` bound `speedup`; `tokens` is the reasoning length; `bottleneck` and `sol_score` are a
-profile's."""
+`upper` bound `speedup`; `share` is own kernels' of the time; `tokens` is the reasoning length;
+`bottleneck` and `sol_score` are a profile's."""
 CHUNK_BYTES = 1_000_000
 """Bytes of JSON before compression that a page loads to show one candidate."""
 PAGE, INDEX = "index.html", "data/index.js"

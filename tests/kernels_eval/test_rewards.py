@@ -98,6 +98,19 @@ def test_a_faster_kernel_never_earns_less(name, one, other, share, least_ms):
     assert reward(slow, recipe, least_ms=least_ms) <= reward(fast, recipe, least_ms=least_ms)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_fig_leaf_earns_what_no_kernel_earns(name):
+    """With the least share that a recipe of one's own asks for; no published one does."""
+    strict = recipe_of({"name": name, "min_kernel_share": 0.1})
+    for share in (None, 0.0, 0.09):
+        leaf = correct(8.0, share=share)
+        assert reward(leaf, strict) == reward(failed("no_custom_kernel"), strict)
+        assert reward(leaf, RECIPES[name]) > reward(leaf, strict)
+    own = correct(8.0, share=0.1)
+    assert reward(own, strict) == reward(own, RECIPES[name])
+    assert "min_kernel_share" not in RECIPES[name].model_dump()
+
+
 @given(st.sampled_from(sorted(RECIPES)), speedups, st.sampled_from(ABOUT_THE_CANDIDATE))
 def test_a_parts_sum_is_the_reward(name, speedup, reason):
     verdict = correct(speedup, share=0.5) if reason is Reason.OK else failed(reason)

@@ -7,6 +7,7 @@ from tasks.benchmark.signs import Sign
 from tests.support.payloads import HOSTILE
 
 COUNTED = ("status", "reason", "criterion")
+LIMITED = ("speedup", "kernel_share", "sol_score")
 NAMED = ("fingerprints", "tool_versions", "hardware")
 SCORE = {
     **{"track": "custom_kernel", "baseline": "eager", "metric": "exec", "k": 1, "tasks": 1},
@@ -40,7 +41,7 @@ def hostile_report(text=HOSTILE):
         groups=tuple(row | {"by": "level", "group": text} for row in scores),
         signs=(Sign(sign=text, model=text, sentence=text),),
         errors=(ErrorGroup(**error, count=1, tasks=1, models={text: 1}, names=(text,)),),
-        limits=({"limit": text, "candidates": 1, "speedup": 2.0, "sol_score": 0.5},),
+        limits=({"limit": text, "candidates": 1} | dict.fromkeys(LIMITED, 0.5),),
         config={text: [text]},
         **counts,
         **named,

@@ -1,5 +1,6 @@
 """What training sets hold: parts add up."""
 
+import polars as pl
 import pytest
 
 from flows.set_tables import task_families
@@ -36,6 +37,28 @@ def test_what_a_set_holds():
     # NaN is not timed
     assert (found.timed, found.median_speedup) == (4, 2.0)
     assert composition("untimed", CORRECT.tail(1), FAMILIES).median_speedup is None
+
+
+def test_what_a_least_share_would_leave_out():
+    """Samples of an unknown share go with every threshold."""
+    shares = {"a-1": 0.005, "a-2": 0.05, "a-3": 0.9, "b-3": None, "c-0": 0.2}
+    share = pl.col("candidate_id").replace_strict(shares, return_dtype=pl.Float64)
+    rows = CORRECT.with_columns(custom_kernel_time_share=share)
+    found = composition("mine", rows, FAMILIES).left_out
+    assert [(each.min_kernel_share, each.samples, each.unknown) for each in found] == [
+        (0.01, 2, 1),
+        (0.1, 3, 1),
+        (0.5, 4, 1),
+    ]
+    # speedups are 2, 2, 2, 0.5, and one that was not timed
+    assert [each.speedup_share for each in found] == pytest.approx(
+        [2.5 / 6.5, 4.5 / 6.5, 4.5 / 6.5]
+    )
+    assert [each.rest for each in found] == pytest.approx([2.0, 2.0, 2.0])
+    text = markdown_table([composition("mine", rows, FAMILIES)])
+    assert "| 0.1 | 3 (60.0%) | 1 | 69.2% | 2.00 |" in text
+    unknown = CORRECT.drop("custom_kernel_time_share", strict=False)
+    assert {each.samples for each in composition("mine", unknown, FAMILIES).left_out} == {5}
 
 
 def test_the_table_has_a_row_a_set():

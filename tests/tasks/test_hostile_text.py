@@ -99,6 +99,7 @@ def composition():
         "fusion": 0,
         "timed": 0,
         "families": {HOSTILE: 1},
+        "left_out": (),
     }
     return markdown_table([SetComposition.model_construct(**fields)])
 

@@ -214,14 +214,15 @@ def test_a_set_takes_only_samples_that_rewrote_the_bottleneck_and_says_what_limi
 
 
 def test_the_report_shows_the_score_beside_the_speedup():
+    columns = ("limit", "reference_ms", "candidate_ms", "kernel_share", "sol_score")
     rows = [
-        {"limit": "memory", "reference_ms": 2.0, "candidate_ms": 1.0, "sol_score": 0.75},
-        {"limit": "memory", "reference_ms": 4.0, "candidate_ms": 1.0, "sol_score": 0.65},
-        {"limit": "launch_overhead", "reference_ms": 1.0, "candidate_ms": 2.0, "sol_score": None},
-        {"limit": None, "reference_ms": 1.0, "candidate_ms": 2.0, "sol_score": None},
+        ("memory", 2.0, 1.0, 0.9, 0.75),
+        ("memory", 4.0, 1.0, 0.7, 0.65),
+        ("launch_overhead", 1.0, 2.0, None, None),
+        (None, 1.0, 2.0, None, None),
     ]
-    limits = limits_of(pl.DataFrame(rows))
+    limits = limits_of(pl.DataFrame(rows, columns, orient="row"))
     context = ReportContext(run_name="r", language="cuda", tasks=1, candidates=4, limits=limits)
     text = to_markdown(context)
-    assert "| memory | 2 | 3 | 0.7 |" in text
-    assert "| launch_overhead | 1 | 0.5 |  |" in text
+    assert "| memory | 2 | 3 | 0.8 | 0.7 |" in text
+    assert "| launch_overhead | 1 | 0.5 |  |  |" in text

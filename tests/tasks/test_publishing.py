@@ -168,7 +168,7 @@ def test_hostile_text_stays_text(tmp_path, out):
     assert len(headings) == 7 and "T" not in headings
     # a pipe in the data makes no column
     cells = kinds.count("th_open") + kinds.count("td_open")
-    assert cells == 5 * 4 + 2 * 3 + 3 * 6 + (len(COLUMNS) + 1) * 2
+    assert cells == 5 * 4 + 2 * 3 + 4 * 6 + 4 * 5 + (len(COLUMNS) + 1) * 2
     assert load(out)[0]["reasoning"] == HOSTILE
 
 

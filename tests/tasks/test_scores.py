@@ -23,6 +23,7 @@ from tasks.scores import (
     resampled_means,
     scores,
     uncompiled_tasks,
+    without_fig_leaves,
 )
 from tests.support.verdict_rows import BROKEN, CHEAT, WRONG, frame, outcomes, row, scored_row
 
@@ -54,6 +55,35 @@ def test_scores_by_hand():
     mean = scored_row(found, *WHOLE)
     assert (mean["lower"], mean["upper"]) == pytest.approx(((3.0 * 0.4) ** (1 / 2), 1.2))
     assert found.select("tasks", "samples").unique().rows() == [(2, 8)]
+
+
+def test_own_kernels_share_stands_beside_the_speedup():
+    rows = [
+        row("m", "a", 8.0, custom_kernel_time_share=0.02),
+        row("m", "a", 2.0, custom_kernel_time_share=0.9),
+        row("m", "b", 2.0, custom_kernel_time_share=None),
+        row("m", "b", WRONG, custom_kernel_time_share=0.9),
+    ]
+    found = scored_row(scored(*rows), "kernel_share", None)
+    assert found["value"] == pytest.approx(0.46) and found["lower"] is None
+    nothing = scored_row(scored(*rows[2:]), "kernel_share", None)
+    assert nothing["value"] is None and "share" in nothing["why_not"]
+    assert "kernel_share" not in set(scored(*outcomes("m", a=(2.0,)))["metric"])
+
+
+def test_a_fig_leaf_is_no_custom_kernel_where_a_share_is_asked_for():
+    rows = [
+        row("m", task, 8.0, custom_kernel_time_share=share)
+        for task, share in zip("abcd", (0.0, 0.0999, 0.1, None), strict=True)
+    ]
+    made = frame(*rows)
+    assert without_fig_leaves(made, None) is made
+    left = without_fig_leaves(made, 0.1)
+    for track, right in (("custom_kernel", 0.25), ("any", 1.0)):
+        assert scored_row(scores(left, track=track), "exec")["value"] == right
+        assert scored_row(scores(made, track=track), "exec")["value"] == 1.0
+    with pytest.raises(UsageError, match="custom_kernel_time_share"):
+        without_fig_leaves(frame(*outcomes("m", a=(2.0,))), 0.1)
 
 
 def test_groups_are_scored_like_whole_benchmarks():

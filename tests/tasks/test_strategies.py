@@ -126,6 +126,19 @@ def test_a_custom_kernel_can_be_demanded_and_crowns_no_other():
     assert ids(rows, require_custom_kernel=True) == []
 
 
+def test_a_fig_leaf_counts_as_never_drawn_where_a_share_is_asked_for():
+    rows = samples("a-0 100 9.0; a-1 200 2.0; b-0 100 3.0; c-0 100 7.0")
+    for row, share in zip(rows, (0.02, 0.1, None, 0.6), strict=True):
+        row["custom_kernel_time_share"] = share
+    assert ids(rows) == ["a-0", "b-0", "c-0"]
+    assert ids(rows, min_kernel_share=0.1) == ["a-1", "c-0"], "the next one wins"
+    assert ids(rows, min_kernel_share=0.0) == ["a-0", "b-0", "c-0"]
+    decisions = decide(frame(*rows), CurationConfig(min_kernel_share=0.1)).decisions
+    why = dict(decisions.select("candidate_id", "why_not").iter_rows())
+    assert why == {"a-0": "kernel_share", "a-1": None, "b-0": "kernel_share", "c-0": None}
+    assert "min_kernel_share" not in CurationConfig().model_dump()
+
+
 def test_answers_to_follow_ups_wait_to_be_asked_for():
     rows = samples("a-0 100 2.0; a-1 50 3.0; b-0 10 1.5")
     rows[1] |= {"turn": 2, "parent": "a-0"}
@@ -514,6 +527,10 @@ def test_a_demand_needs_its_column():
     assert curate(rows, CurationConfig()).height == 1
     with pytest.raises(UsageError, match="custom_kernels"):
         curate(rows, CurationConfig(require_custom_kernel=True))
+    rows = rows.drop("custom_kernel_time_share")
+    assert curate(rows, CurationConfig()).height == 1
+    with pytest.raises(UsageError, match="custom_kernel_time_share"):
+        curate(rows, CurationConfig(min_kernel_share=0.1))
 
 
 def test_verdicts_of_several_schema_versions_are_refused():

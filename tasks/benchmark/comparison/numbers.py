@@ -22,9 +22,12 @@ from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.remarks import remarks
 from tasks.benchmark.shown import FAST, HEADLINE_METRICS, OWN_TRACK, metrics_of
 from tasks.benchmark.stage import Answers
-from tasks.scores import EXEC, RESAMPLES, TRACKS, excluded_tasks, scores
+from tasks.scores import EXEC, RESAMPLES, TRACKS, excluded_tasks, scores, without_fig_leaves
 
-READ = ("candidate_id", "task_id", "status", "reason", "outputs_match", "timing", "device")
+READ = (
+    *("candidate_id", "task_id", "status", "reason", "outputs_match", "timing", "device"),
+    "custom_kernel_time_share",
+)
 TRAINED = ("rows", "loss_last", "held_out_loss_last")
 """What a branch says of its training."""
 
@@ -80,7 +83,7 @@ def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
     against = _baseline(ablation, arms)
     taken = {arm.name for arm in arms}
     references = {_distinct(answers.model, taken): answers for answers in ablation.references}
-    frame = _frame(arms, references)
+    frame = without_fig_leaves(_frame(arms, references), ablation.min_kernel_share)
     rows = pl.concat(scores(frame, track=track, resamples=resamples) for track in TRACKS)
     pairs = [(_opponent(arm, against).name, arm.name) for arm in arms if arm not in against]
     base = next((name for name, answers in references.items() if answers.model == "base"), None)

@@ -39,7 +39,7 @@ from tasks.reporting.parts import (
     table_of,
 )
 from tasks.reporting.text import clean, cut, number, plural
-from tasks.scores import EXEC, GEOMETRIC_MEAN, TRACKS
+from tasks.scores import EXEC, GEOMETRIC_MEAN, KERNEL_SHARE, TRACKS
 
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
 ERROR_CHARS = 600
@@ -200,6 +200,7 @@ STRATEGY_COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
     "Exec@1": lambda row: shown_metric(row, "exec_at_1"),
     "fast_1@1": lambda row: shown_metric(row, "fast_1_at_1"),
     "speedup of correct": lambda row: shown_metric(row, GEOMETRIC_MEAN, ".2x"),
+    "time in own kernels": lambda row: shown_metric(row, KERNEL_SHARE),
     "Exec@1 by seed": lambda row: row["exec_by_seed_percent"],
     "seeds": lambda row: str(row["seeds"] or ""),
     "rows": lambda row: number(row["rows"], ",.0f"),

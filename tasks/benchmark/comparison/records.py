@@ -71,6 +71,8 @@ class Ablation(Record):
     base_model: str = ""
     references: tuple[Answers, ...] = ()
     baseline: str | None = None
+    min_kernel_share: float | None = None
+    """of the track "custom kernel" (`BenchmarkConfig`)"""
     created_at: str = ""
     """when the ablation ended, ISO 8601"""
     cautions: tuple[Masked, ...] = ()

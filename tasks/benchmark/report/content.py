@@ -235,7 +235,8 @@ def _scores(context: ReportContext) -> Iterator[Part]:
         " for the answers that ship with concur, 'base' for the model before training and 'tuned'"
         " for the model after it. pass@k is the chance that one of k answers succeeds (unbiased"
         " estimate over a task's samples), speedup the reference time divided by the candidate"
-        " time. Track 'custom kernel' requires that a custom kernel did the work; 'any correct'"
+        " time; beside it is the mean share of that time in own kernels. Track"
+        " 'custom kernel' requires that a custom kernel did the work; 'any correct'"
         " also counts correct answers without one, which are not timed, so its fast_p for p > 0 is"
         " a lower bound. Against torch.compile, tasks whose reference could not be compiled are"
         " left out. n/a: too few samples for that k, or nothing to average."
@@ -338,7 +339,9 @@ def _limits(context: ReportContext) -> Iterator[Part]:
             " task's bytes and operations need at least on this device (SOL-ExecBench, arXiv"
             " 2603.19173)."
         )
-    yield fields_table(context.limits, "limit", "candidates", "speedup", "sol_score")
+    yield fields_table(
+        context.limits, "limit", "candidates", "speedup", "kernel_share", "sol_score"
+    )
 
 
 def _origin(context: ReportContext) -> Iterator[Part]:

@@ -106,11 +106,13 @@ def speedups_of(frame: pl.DataFrame) -> dict[str, int]:
 
 
 def limits_of(profiles: pl.DataFrame) -> tuple[Json, ...]:
-    """limit, candidates, median speedup and median SOL score, from tasks.tables.KERNEL_PROFILES."""
+    """limit, candidates, and medians of speedup, of own kernels' share of the time, and of SOL
+    score, from tasks.tables.KERNEL_PROFILES."""
     rows = profiles.drop_nulls(["limit", "reference_ms", "candidate_ms"])
     found = rows.group_by("limit").agg(
         candidates=pl.len(),
         speedup=(pl.col("reference_ms") / pl.col("candidate_ms")).median(),
+        kernel_share=pl.col("kernel_share").median(),
         sol_score=pl.col("sol_score").median(),
     )
     return tuple(found.sort("limit").to_dicts())

@@ -37,6 +37,7 @@ const link = (href, text) => el("a", { href }, text);
 const folded = (title, open, ...children) => el("details", { open }, el("summary", {}, title), ...children);
 const form = (value, digits = 2) => value == null ? "" : value.toLocaleString("en", { maximumFractionDigits: digits });
 const ratio = (value) => value == null ? "" : value.toPrecision(3);
+const percent = (value) => value == null ? "" : `${(100 * value).toPrecision(value < 0.1 ? 2 : 3).replace(/\.0+$/, "")} %`;
 const interval = (row) => row.lower == null ? "" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
 const words = (text) => (text ?? "").replaceAll("_", " ");
 const short = (id) => id.length > 12 ? id.slice(0, 8) + "…" : id;
@@ -78,6 +79,7 @@ const numeric = { sorter: "number", sorterParams: { alignEmptyValues: "bottom" }
 const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, variableHeight: true, ...more });
 const speeds = [
   wide("Speedup", "speedup", (cell) => document.createTextNode(ratio(cell.getValue())), 1, { ...numeric, minWidth: 80 }),
+  wide("Own kernels", "share", (cell) => document.createTextNode(percent(cell.getValue())), 2, { ...numeric, minWidth: 90 }),
   wide("95 % interval", "lower", (cell) => document.createTextNode(interval(cell.getData())), 6, { ...numeric, minWidth: 125 }),
 ];
 const drawn = (id, data, columns, more) => {
@@ -147,8 +149,9 @@ function sentence(row, told) {
   const said = `${words(row.status)}: ${reason}`;
   return said.charAt(0).toUpperCase() + said.slice(1) + "." + (told.detail ? ` ${told.detail}` : "");
 }
-function timing(name, ms, found) {
-  return `${name}: speedup ${ratio(found.speedup)} (95 % interval ${ratio(found.speedup_lower)} to ${ratio(found.speedup_upper)}); reference ${form(found.reference_ms, 4)} ms, candidate ${form(ms, 4)} ms per call.`;
+function timing(name, told, found) {
+  const ms = told.timing.candidate_ms, share = percent(told.custom_kernel_time_share) || "an unknown share";
+  return `${name}: speedup ${ratio(found.speedup)} (own kernels take ${share} of the time; 95 % interval ${ratio(found.speedup_lower)} to ${ratio(found.speedup_upper)}); reference ${form(found.reference_ms, 4)} ms, candidate ${form(ms, 4)} ms per call.`;
 }
 const facts = (value) => value && typeof value === "object"
   ? el("dl", {}, ...Object.entries(value).filter(([, inner]) => inner != null && inner !== "" && inner.length !== 0).flatMap(([name, inner]) => [el("dt", {}, words(name)), el("dd", {}, facts(inner))]))
@@ -166,8 +169,8 @@ async function showCandidate(id) {
     el("p", { className: "note" }, `${row.model} · ${row.id}`, row.tokens == null ? null : ` · ${form(row.tokens)} reasoning tokens`,
       row.strategies ? ` · in ${row.strategies.replaceAll("\t", ", ")}` : null, row.flags ? ` · flags: ${words(row.flags.replaceAll("\t", ", "))}` : null),
     el("p", { className: `verdict ${row.status === "correct" ? "correct" : "wrong"}` }, sentence(row, told)),
-    ...(told.timing ? [el("p", {}, timing("Against PyTorch eager", told.timing.candidate_ms, told.timing))] : []),
-    ...(told.timing?.compiled?.speedup ? [el("p", {}, timing("Against torch.compile", told.timing.candidate_ms, told.timing.compiled))] : []),
+    ...(told.timing ? [el("p", {}, timing("Against PyTorch eager", told, told.timing))] : []),
+    ...(told.timing?.compiled?.speedup ? [el("p", {}, timing("Against torch.compile", told, told.timing.compiled))] : []),
     el("p", {}, el("label", {}, "Compare with ", select)),
     el("div", { className: "sides" },
       el("div", {}, el("h2", {}, "Reference"), reference ? block(reference) : el("p", {}, "The task's program is not in this table: name the tasks with --tasks.")),
@@ -182,7 +185,7 @@ async function showDiff(...ids) {
   const lines = Diff.diffLines(...codes).flatMap((part) => part.value.replace(/\n$/, "").split("\n").map((line) =>
     el("span", { className: part.added ? "added" : part.removed ? "removed" : "" }, `${part.added ? "+" : part.removed ? "-" : " "} ${line}\n`)));
   $("diff").replaceChildren(el("h1", {}, "Difference of two kernels"),
-    ...rows.map((row, i) => el("p", {}, "-+"[i] + " ", link(page(row), short(row.id)), ` ${row.task}, ${row.model}: ${words(row.status)}`, row.speedup == null ? null : `, speedup ${ratio(row.speedup)} (${interval(row)})`)),
+    ...rows.map((row, i) => el("p", {}, "-+"[i] + " ", link(page(row), short(row.id)), ` ${row.task}, ${row.model}: ${words(row.status)}`, row.speedup == null ? null : `, speedup ${ratio(row.speedup)} (${interval(row)}; own kernels ${percent(row.share) || "unknown"})`)),
     el("pre", { className: "diff" }, ...lines));
 }
 
@@ -196,7 +199,7 @@ async function showTasks() {
     entry.samples += 1;
     if (row.status !== "correct") continue;
     entry.correct += 1;
-    if (row.speedup > (entry.speedup ?? 0)) Object.assign(entry, { speedup: row.speedup, lower: row.lower, upper: row.upper, id: row.id, model: row.model });
+    if (row.speedup > (entry.speedup ?? 0)) Object.assign(entry, { speedup: row.speedup, lower: row.lower, upper: row.upper, share: row.share, id: row.id, model: row.model });
   }
   taskTable = await drawn("tasks-table", [...best.values()].map((entry, i) => ({ i, ...entry })), [
     wide("Task", "task", (cell) => link(listed({ task: cell.getValue() }), cell.getValue()), 0, { widthGrow: 3, minWidth: 120 }),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 
@@ -83,6 +84,8 @@ FINDS_OPERATORS = (
     *("c10::Dispatcher::findOp", "c10::Dispatcher::getAllOpNames"),
 )
 """What finds an operator by name: it may then be called unrecorded."""
+RUNS_PYTHON = re.compile(r"PyRun_\w+|Py_CompileString\w*|PyEval_Eval\w*|PyMarshal_Read\w+")
+"""What runs Python inside a library, under whatever name its source has for it."""
 OPERATOR_NAME = re.compile(rb"\baten::([a-zA-Z]\w{0,80})")
 
 
@@ -111,6 +114,13 @@ def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
         hiding = (*UNTRACED, *RESOLVES_NAMES, *FINDS_OPERATORS)
         flags.update(f"links:{name}" for name in hiding if name in symbols)
     return work, flags
+
+
+def python_runner(path: str) -> str:
+    """The first function that runs Python and that this library links; "" where there is none."""
+    with suppress(OSError, Unreadable):
+        return min(filter(RUNS_PYTHON.fullmatch, _undefined(Path(path).read_bytes())), default="")
+    return ""
 
 
 def _named(symbol: str, untraced: bool) -> Iterator[str]:

@@ -72,6 +72,9 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
             process,
             "no operator at all",
         )
+    built = process.candidate.language.jit or process.libraries  # which its process cannot forge
+    if not (built and draft.custom_kernels):
+        raise _no_custom_kernel("no kernel of its own is known; the work was done by", process, "?")
     inputs, descriptor = process.unseen_inputs()
     share = process.request(MeasureShare(inputs=inputs), (descriptor,)).share
     least = 1.0 if draft.custom_kernel_time_share is None else draft.custom_kernel_time_share

@@ -134,7 +134,7 @@ class CompiledReference:
         try:
             for _ in range(1 + REMEASURED):
                 timing = measure(
-                    lambda calls: reference.request(Sample(calls=calls)).ns,
+                    lambda calls: reference.request(self._asked(calls)).ns,
                     self._sample,
                     self.config.timing,
                     bound=None,  # no foreign code runs there
@@ -147,8 +147,13 @@ class CompiledReference:
             if not reference.child.dead:
                 reference.request(DrawTimingInputs(seeds=[]))  # gives back their memory
 
+    def _asked(self, calls: int) -> Sample:
+        """As the candidate's are (`PairedClock`)."""
+        on_cpu = not self.reference.device.startswith("cuda")
+        return Sample(calls=calls, by_processor=on_cpu and self.reference.child.alone)
+
     def _sample(self, calls: int) -> int:
-        answer = self._request(Sample(calls=calls))
+        answer = self._request(self._asked(calls))
         if answer.graphs != self.graphs:
             self._lose("torch.compile compiled it again while it was timed")
         return answer.ns

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -111,8 +110,6 @@ class PairedClock:
         self.varied = [
             trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_TRIALS
         ]
-        self.reference_used: dict[int, list[float]] = {}
-        """The reference's processor nanoseconds per call, by calls per sample."""
 
     def measure(self) -> Timing:
         """The timing. Raises Stop for understated time, work in the reference's turn, or wrong
@@ -172,21 +169,21 @@ class PairedClock:
     def _candidate_sample(self, calls: int) -> int:
         if not self.given:
             self._give_inputs()
-        sample = self.process.request(Sample(calls=calls))
+        sample = self.process.request(self._sample(calls))
         self.idle_samples += sample.custom_calls < calls
         return sample.ns
 
     def _reference_sample(self, calls: int) -> int:
-        candidate, reference = self.process.child, self.reference.child
+        candidate = self.process.child
         started, used = time.perf_counter_ns(), self._processor_ns(candidate)
-        own = self._processor_ns(reference)
-        sample = self.reference.request(Sample(calls=calls)).ns
-        if self.by_processor:
-            spent = self._processor_ns(reference) - own
-            self.reference_used.setdefault(calls, []).append(spent / calls)
+        sample = self.reference.request(self._sample(calls)).ns
         self.burnt_ns += self._processor_ns(candidate) - used
         self.waited_ns += time.perf_counter_ns() - started
         return sample
+
+    def _sample(self, calls: int) -> Sample:
+        """By the clock of the rounds: else a busy machine would forgive what it adds to samples."""
+        return Sample(calls=calls, by_processor=self.by_processor)
 
     def _processor_ns(self, child: Child) -> int:
         return child.processor_ns() if self.by_processor else 0
@@ -199,8 +196,6 @@ class PairedClock:
 
         A round's cost is the reference's excess over its samples.
         """
-        if used := self.reference_used:  # by the same clock as the rounds, where others compute
-            reference_ns = min(reference_ns, statistics.median(used[max(used)]))
         # Samples are taken, and large inputs need the room.
         self.reference.request(DrawTimingInputs(seeds=[]))
         self.process.request_unread(Forget())

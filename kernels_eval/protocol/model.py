@@ -184,9 +184,11 @@ class SampleReport(Report):
 
 
 class Sample(Request[SampleReport]):
-    """Time this many calls, each on the next of the prepared inputs."""
+    """Time this many calls, each on the next of the prepared inputs. `by_processor`: by the
+    process's processor time where that is less, as the judge's own clock counts it."""
 
     calls: int
+    by_processor: bool = False
 
 
 class ReportedOutput(Report):

@@ -255,8 +255,14 @@ WITH_HEADER = {
 }
 # Named at all: Python inside a native source, which nothing reads, and tables of the loader.
 UNNEEDED = re.compile(
-    r"\b(?:PyRun_\w+|PyImport_\w+|Py_CompileString\w*|PyEval_Eval\w*|getauxval"
+    r"\b(?:PyRun_\w+|PyImport_\w+|Py_CompileString\w*|PyEval_(?:Eval\w*|GetBuiltins)"
+    r"|PyMarshal_\w+|getauxval|dlv?sym\b|dlm?open\b|dl_iterate_phdr"
     r"|(?:py|pybind11)\s*::\s*(?:exec|eval|eval_file)\b|_r_debug)"
+)
+# The same by way of pybind11 or of a dictionary: modules by their names, which are literals.
+UNNEEDED_MODULES = re.compile(
+    r"\bmodule_?\s*::\s*import\s*\(\s*\"(?:builtins|sys|os|ctypes|gc|inspect|importlib|subprocess"
+    r"|marshal|kernels_eval)\b|\"(?:builtins|__builtins__|__import__)\""
 )
 UNNEEDED_HEADERS = frozenset(("link.h", "sys/auxv.h"))
 FLAGGED_FUNCTIONS = frozenset(
@@ -293,8 +299,8 @@ def screen_native(text: str) -> Screening:
     if len(text) > MOST_SOURCE_LETTERS:
         detail = f"native sources of {len(text):,} characters; the limit is {MOST_SOURCE_LETTERS:,}"
         return Screening(Reason.BUILD_FAILED, detail)
-    headers = set(INCLUDE.findall(blank(text, literals=False)))
-    code = blank(text)
+    with_literals = blank(text, literals=False)
+    headers, code = set(INCLUDE.findall(with_literals)), blank(text)
     forbidden = set(FORBIDDEN_FUNCTIONS)
     for header, names in WITH_HEADER.items():
         forbidden.update(names if header in headers else ())
@@ -314,7 +320,7 @@ def screen_native(text: str) -> Screening:
             line = text.count("\n", 0, match.start()) + 1
             detail = f"native source, line {line}: calls {name}"
             return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)
-    if named := UNNEEDED.search(code):
+    if named := UNNEEDED.search(code) or UNNEEDED_MODULES.search(with_literals):
         line = text.count("\n", 0, named.start()) + 1
         detail = f"native source, line {line}: names {named[0]}"
         return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)

@@ -120,7 +120,7 @@ def test_the_clock_goes_on_until_the_child_is_stopped(monkeypatch, by_processor)
 )
 def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch, rounds, least, best):
     made, rounds = clock(0), iter(rounds)
-    made.unseen, made.fewest, made.reference_used = 8, 2, {}
+    made.unseen, made.fewest, made.by_processor = 8, 2, False
     made.reference.request = made.reference.memory.share_outputs = lambda *_, **__: None
     made.process = SimpleNamespace(request_unread=lambda *_: None)
     made.reference.output_bytes = 1
@@ -131,7 +131,7 @@ def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch, rounds, leas
 def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     """A candidate lets go of them for the rounds, for large ones fill the memory."""
     made, told = clock(0), []
-    made.unseen, made.fewest, made.reference_used = 8, 2, {}
+    made.unseen, made.fewest, made.by_processor = 8, 2, False
     made.seeds, made.given, made.idle_samples = [1, 2], True, 0
     made.reference.request = made.reference.memory.share_outputs = lambda *_, **__: None
     made.reference.output_bytes, made.reference.memory.draw = 1, lambda seeds: (PACKED, 0)

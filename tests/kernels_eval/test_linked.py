@@ -10,6 +10,7 @@ from kernels_eval.compile.linked import (
     _demangled,
     _undefined,
     library_work,
+    python_runner,
 )
 from kernels_eval.config import MOST_SYMBOL_LETTERS
 from tests.support.cases import cases
@@ -74,6 +75,13 @@ def test_lookups_by_name_and_unrecorded_calls_are_flagged(tmp_path):
     flags = library_work([built(tmp_path, 'c10::Dispatcher::findSchemaOrThrow("");')])[1]
     assert flags == {"links:c10::Dispatcher::findSchemaOrThrow"}
     assert library_work([built(tmp_path, "own_sgemm();")])[1] == set()
+
+
+def test_what_runs_python_is_found_under_any_name(tmp_path):
+    hidden = 'void quiet() __asm__("PyRun_SimpleStringFlags"); quiet();'
+    assert python_runner(built(tmp_path, hidden)) == "PyRun_SimpleStringFlags"
+    assert python_runner(built(tmp_path, "own_sgemm();")) == ""
+    assert python_runner(str(tmp_path / "absent.so")) == ""
 
 
 @pytest.mark.parametrize("name", ["dlvsym", "dlinfo", "dl_iterate_phdr", "_r_debug"])

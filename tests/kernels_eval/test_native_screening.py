@@ -42,6 +42,10 @@ def test_what_no_kernel_needs_is_rejected_with_its_line(name, source):
         ("long f() { return getauxval(3); }", "line 1: names getauxval"),
         ("extern struct r_debug _r_debug;", "line 1: names _r_debug"),
         ("#include <link.h>", "includes link.h"),
+        ("void* f(const char* n) { return (&dlsym)(nullptr, n); }", "line 1: names dlsym"),
+        ('auto b = py::module_::import("builtins");', 'names module_::import("builtins'),
+        ('auto b = PyDict_GetItemString(all, "builtins");', 'names "builtins"'),
+        ("auto b = PyEval_GetBuiltins();", "line 1: names PyEval_GetBuiltins"),
     ],
 )
 def test_python_in_a_native_source_and_tables_of_the_loader_are_needed_by_no_kernel(source, detail):

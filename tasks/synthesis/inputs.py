@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,19 +13,21 @@ from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import Json, Row, stable_hash
 from kernels_eval.tables import table_beside
 from tasks.files import file_sha256
-from tasks.progress import caution
 from tasks.sources.files import columns_of, read_text, rows_of, shown
 from tasks.sources.hub import load_rows
 from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out
+from tasks.synthesis.folders import SUFFIXES, has_modules, rows_of_modules
 
 ALIASES: dict[str, list[str]] = table_beside(__file__)
 """Columns, and their names in other tables; the first existing one is used."""
 MOST_SPLIT = "train"
-_NAME = re.compile(
-    r"(?:level_(?P<level>\d+)_problem_(?P<problem_id>\d+)|(?P<task_id>.+?))"
-    r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
+FORMS = (
+    ("task_id", "code"),
+    ("task_id", "response"),
+    ("level", "problem_id", "code"),
+    ("level", "problem_id", "response"),
 )
-
+"""Columns that make a table of candidates; level and problem_id are KernelBench's."""
 
 READ = (
     *("task_id", "level", "problem_id", "candidate_id", "language", "generator", "sampling"),
@@ -52,9 +53,9 @@ class Part(NamedTuple):
 
 
 def parts_of(location: str | Path) -> list[Part]:
-    """Parts of a table, a folder or a glob of them, a .py file, a folder of .py files or solutions
-    (FlashInfer-Bench, SOL-ExecBench), or a hub id (`OWNER/NAME`, `OWNER/NAME:SPLIT`). Raises
-    UsageError."""
+    """Parts of a table, a folder or a glob of them, a .py file, a folder of kernels
+    (tasks.synthesis.folders) or solutions (FlashInfer-Bench, SOL-ExecBench), or a hub id
+    (`OWNER/NAME`, `OWNER/NAME:SPLIT`). Raises UsageError."""
     path = Path(location).expanduser()
     hub_id, _, split = str(location).partition(":")
     if on_hub(hub_id):
@@ -67,9 +68,18 @@ def parts_of(location: str | Path) -> list[Part]:
             fix = "give a folder with definitions, workloads and solutions"
             raise UsageError(f"{shown(path)} holds no solution that can be verified", fix)
         return [_in_memory(shown(location), rows)]
-    if path.suffix == ".py" or (path.is_dir() and not holds_tables(path)):
-        return [_in_memory(shown(location), list(_modules(path)))]
-    return [_of_file(file) for file in part_files(location)]
+    if path.suffix in SUFFIXES or (path.is_dir() and not holds_tables(path)):
+        return [_in_memory(shown(location), list(rows_of_modules(path)))]
+    parts = [_of_file(file) for file in part_files(location)]
+    if path.is_dir() and not any(map(holds_candidates, parts)) and has_modules(path):
+        # scores beside kernels, such as KernelBench's or a results.jsonl
+        return [_in_memory(shown(location), list(rows_of_modules(path)))]
+    return parts
+
+
+def holds_candidates(part: Part) -> bool:
+    """Whether a part has the columns of candidates."""
+    return any(set(form) <= set(part.columns) for form in FORMS)
 
 
 def model_of(location: str | Path) -> str:
@@ -107,22 +117,3 @@ def _own_names(given: Sequence[str]) -> dict[str, str]:
     if "task_id" not in given and {"level", "problem_id"} <= found.keys():
         found.pop("task_id", None)  # a name beside the numbers
     return found
-
-
-def _modules(path: Path) -> Iterator[Json]:
-    patterns = ("[!_]*.py", "level*/[!_]*.py")
-    files = [path] if path.suffix == ".py" else sorted(chain(*map(path.glob, patterns)))
-    if not files:
-        raise UsageError(
-            f"{shown(path)} holds no candidate: no .py file, Parquet, JSON lines or CSV",
-            "give the folder that holds them, such as KernelBench's runs/NAME",
-        )
-    named = [(file, found.groupdict()) for file in files if (found := _NAME.fullmatch(file.stem))]
-    samples = [(file, place) for file, place in named if place["level"]]
-    if left_out := samples and len(files) - len(samples):
-        caution(f"{left_out} .py files are left out: they are not named as KernelBench's samples")
-    for file, place in samples or named:
-        name = file.stem if file == path else file.relative_to(path).with_suffix("").as_posix()
-        if file.parent not in (path, path.parent):  # KernelBench's own layout: level1/3_NAME.py
-            place |= {"level": file.parent.name, "problem_id": file.stem, "task_id": None}
-        yield {"candidate_id": name, **place, "code": read_text(file)}

@@ -27,20 +27,12 @@ from tasks.progress import caution, report
 from tasks.sources.files import first_line, number_of, shown
 from tasks.sources.tables import unusable
 from tasks.store import Snapshot, SnapshotRef
-from tasks.synthesis.inputs import model_of, parts_of
+from tasks.synthesis.inputs import FORMS, holds_candidates, model_of, parts_of
 from tasks.synthesis.parsing import THINK_CLOSE, guessed_finish, parse_response
 from tasks.tables import CANDIDATES
 from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
 
 STAGE = "candidates"
-FORMS = (
-    ("task_id", "code"),
-    ("task_id", "response"),
-    ("level", "problem_id", "code"),
-    ("level", "problem_id", "response"),
-)
-"""Columns that make a table of candidates; level and problem_id are KernelBench's."""
-
 SCHEMA = CANDIDATES.append(pa.field("given_id", pa.string())).append(pa.field("row", pa.int64()))
 """`given_id`: the table's candidate_id, or null. `row`: row of the table, from 0, over all its
 files."""
@@ -62,7 +54,7 @@ class CandidateTable:
         self.location, self._parts = shown(location), parts_of(location)
         self._model = model or model_of(location)
         for part in self._parts:
-            if not any(set(form) <= set(part.columns) for form in FORMS):
+            if not holds_candidates(part):
                 raise unusable(part.name, part.given, "candidates", FORMS)
 
     def language(self, asked: Language | None) -> Language:
@@ -99,16 +91,17 @@ class CandidateTable:
     def write(
         self, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
     ) -> SnapshotRef:
-        """Write a finished snapshot of `SCHEMA` beside `upstream`, the tasks' snapshot. Raises
-        UsageError for an unknown task, a row without candidate, and one id of two different
-        candidates."""
+        """Write a finished snapshot of `SCHEMA` beside `upstream`, the tasks' snapshot, without the
+        candidates of other tasks. Raises UsageError for a row without candidate, and one id of two
+        different candidates."""
         digests = [part.digest() for part in self._parts]
         versions = (CANDIDATE_TABLE_VERSION, PARSER_VERSION)
         identity = [digests, language.value, self._model]
         snapshot = Snapshot.planned(STAGE, identity, [upstream], versions)
         if snapshot.finished:
             return snapshot.ref
-        total = self.asked_tasks(language).total()
+        asked = self.asked_tasks(language)
+        total = sum(count for task_id, count in asked.items() if task_id in tasks)
 
         def rows() -> Iterator[Json]:
             for done, row in enumerate(self._candidates(tasks, language), start=1):
@@ -123,7 +116,9 @@ class CandidateTable:
         repeats: Counter[str] = Counter()
         samples: Counter[str] = Counter()
         for number, where, row in self._rows_in(language):
-            task, content = tasks[_task_id(row, where)], _content(row)
+            if (task := tasks.get(_task_id(row, where))) is None:
+                continue
+            content = _content(row)
             given_id = row.get("candidate_id")
             given_id = None if given_id is None else str(given_id)
             index = row.get("sample_index")

@@ -40,6 +40,7 @@ from tasks.verification.config import VerificationConfig
 VERDICTS_FILE, SUMMARY_FILE, SNAPSHOTS = "verdicts.parquet", "summary.json", "snapshots"
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 WRITTEN_ROWS = 1000
+SHOWN_TASKS = 5
 SUMMARISED = (
     *("candidate_id", "task_id", "status", "reason", "timing", "custom_kernel_time_share"),
     *("build_tier", "build_cached", "build_s", "run_s", "phases"),
@@ -81,7 +82,8 @@ def verify_batch(
     require_cluster(config.ray_address)
     language = table.language(language)
     require_device(language)
-    found = _tasks_of(tasks, table.asked_tasks(language), table.location)
+    asked = table.asked_tasks(language)
+    found = _tasks_of(tasks, asked, table.location)
     with explain_write_errors(
         f"to {shown(out)}", "choose another --out, or correct its permissions"
     ):
@@ -105,28 +107,38 @@ def verify_batch(
         "by_workers": work.planned,
         "without_worker": summary["candidates"] - work.planned,
     }
-    return {**summary, "this_run": this_run}
+    unknown = {name: count for name, count in asked.items() if name not in found}
+    left_out = {"left_out": _unknown(unknown, tasks)} if unknown else {}
+    return {**summary, "this_run": this_run, **left_out}
 
 
 # -- what comes in ---------------------------------------------------------------------------------
 
 
 def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, KernelTask]:
-    """Tasks by task_id or unambiguous name, in the order asked. Raises UsageError where some are
+    """Tasks by task_id or unambiguous name, in the order asked. Raises UsageError where all are
     missing."""
     loaded = load(location, asked)
     names = Counter(task.name for task in loaded)
     there = {task.name: task for task in loaded if names[task.name] == 1}
     there |= {task.task_id: task for task in loaded}
-    missing = [task_id for task_id in asked if task_id not in there]
-    if missing:
-        count = sum(asked[task_id] for task_id in missing)
+    found = {task_id: there[task_id] for task_id in asked if task_id in there}
+    if asked and not found:
         raise UsageError(
-            f"{count} of {asked.total()} candidates of {candidates} answer tasks that are not in"
-            f" {shown(location)}: {len(missing)} tasks, the first is {shown(missing[0])!r}",
+            f"{candidates} holds {_unknown(asked, location)}",
             "give the tasks that the candidates answer: their task_id or name must be the same",
         )
-    return {task_id: there[task_id] for task_id in asked}
+    return found
+
+
+def _unknown(missing: Mapping[str, int], location: str) -> str:
+    """Candidates of tasks that are not there, counted, with the first tasks."""
+    names = [repr(shown(name, 60)) for name in missing][:SHOWN_TASKS]
+    more = f" and {len(missing) - len(names)} more" if len(missing) > len(names) else ""
+    return (
+        f"{sum(missing.values())} candidates of tasks that are not in {shown(location)}:"
+        f" {', '.join(names)}{more}"
+    )
 
 
 @contextmanager

@@ -197,21 +197,22 @@ def call(candidates, tasks, language=None, config=DEFAULTS):
     return verify_batch(CandidateTable(candidates), str(tasks), out, config, language)
 
 
-def test_candidates_without_their_task_are_counted_and_the_first_is_named(tmp_path):
+def test_candidates_without_their_task_are_left_out_and_said_at_the_end(tmp_path):
     rows = [
-        {"task_id": name, "code": CODE}
+        {"task_id": name, "response": "no"}
         for name in ("here", "gone\x1b[1m", "gone\x1b[1m", "far", "here")
     ]
     pl.DataFrame(rows).write_parquet(tmp_path / "c.parquet")
     program = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
     pl.DataFrame([{"task_id": "here", "code": program}]).write_parquet(tmp_path / "t.parquet")
-    said = (
-        r"3 of 5 candidates of .*c\.parquet answer tasks that are not in .*: 2 tasks, the first is"
-    )
-    with pytest.raises(UsageError, match=said) as caught:
+    data = call(tmp_path / "c.parquet", tmp_path / "t.parquet")
+    assert data["candidates"] == 2
+    said = data["left_out"]
+    assert said.startswith("3 candidates of tasks that are not in ") and said.endswith("'far'")
+    assert "gone?[1m" in said and "\x1b" not in render(data)
+    pl.DataFrame(rows[1:4]).write_parquet(tmp_path / "c.parquet")
+    with pytest.raises(UsageError, match="holds 3 candidates of tasks that are not in .*the same"):
         call(tmp_path / "c.parquet", tmp_path / "t.parquet")
-    assert "gone?[1m" in str(caught.value) and "\x1b" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_language_without_its_device_and_an_out_that_is_a_file(inputs, monkeypatch):

@@ -177,7 +177,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(UsageError, match="gone.parquet does not exist"):
         CandidateTable(tmp_path / "gone.parquet")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="holds no candidate: no .py file, Parquet, JSON lines"):
+    with pytest.raises(UsageError, match="holds no candidate .read are FILE.py"):
         CandidateTable(tmp_path / "empty")
     with pytest.raises(UsageError, match="has no rows"):
         pl.DataFrame(schema={"task_id": pl.String, "code": pl.String}).write_parquet(
@@ -240,6 +240,56 @@ def test_folders_of_python_files(tmp_path):
         ("softmax", 0, model, CODE),
     ]
     assert read(tmp_path / "softmax.py") == [("softmax", 0, "softmax", CODE)]
+
+
+HAVE = {
+    "a folder a task": [("softmax/candidate.py", "softmax", 0), ("gelu/sample_2.py", "gelu", 2)],
+    "a folder a task, by numbers": [("level1/3_Softmax/kernel.py", "kernelbench/L1/3", 0)],
+    "a wrapped folder": [("kernels/softmax.py", "softmax", 0), ("kernels/gelu.py", "gelu", 0)],
+    "a wrapped level": [("run/level2/5_Conv.py", "kernelbench/L2/5", 0)],
+    "problems of a level": [("level1/problem_10_kernel.py", "kernelbench/L1/10", 0)],
+    "a problem a folder": [("level1/problem_7/0.py", "kernelbench/L1/7", 0)],
+    "answers as text": [("softmax_sample_1.txt", "softmax", 1), ("gelu.txt", "gelu", 0)],
+}
+BESIDE = {
+    "softmax_prompt.txt": "write one",
+    "results.jsonl": '{"task": "softmax", "correct": true}\n',
+    "eval_results.json": "{}",
+    "__pycache__/x.py": "x",
+}
+
+
+@pytest.mark.parametrize("name", HAVE)
+@pytest.mark.parametrize("beside", [{}, BESIDE])
+def test_run_folders_as_people_have_them(tmp_path, name, beside):
+    files = HAVE[name]
+    as_text = files[0][0].endswith(".txt")
+    for place, text in {**beside, **{file: CODE for file, *_ in files}}.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(f"```python\n{text}```" if place.endswith(".txt") else text)
+    if as_text and beside:
+        (tmp_path / "results.jsonl").unlink()  # a table without candidates is no folder of text
+    assert [row[:2] for row in read(tmp_path)] == sorted((task, n) for _, task, n in files)
+    assert {row[3].strip() for row in read(tmp_path)} == {CODE.strip()}
+
+
+def test_a_level_alone_and_a_level_that_a_note_tells(tmp_path):
+    level, run = tmp_path / "level3", tmp_path / "run"
+    for folder in (level, run):
+        folder.mkdir()
+    (level / "5_Conv.py").write_text(CODE)
+    assert [row[0] for row in read(level)] == ["kernelbench/L3/5"]
+    (run / "problem_10_kernel.py").write_text(CODE)
+    with pytest.raises(UsageError, match="says its problem, but not its level.*`level: 1` into"):
+        read(run)
+    (run / "generation_config.yaml").write_text("level: 2\n")
+    assert [row[0] for row in read(run)] == ["kernelbench/L2/10"]
+
+
+def test_scores_without_kernels_say_what_can_be_read(tmp_path):
+    (tmp_path / "eval_results.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds scores .* but no kernels.*TASK/FILE.py"):
+        CandidateTable(tmp_path)
 
 
 ROWS = [

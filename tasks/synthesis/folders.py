@@ -1,0 +1,119 @@
+"""Folders of kernels as people have them: KernelBench's runs, a file or a folder for each task,
+levels, and answers as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kernels_eval.errors import UsageError
+from kernels_eval.exchange import kernelbench
+from kernels_eval.records import Json
+from tasks.progress import caution
+from tasks.sources.files import read_text, shown
+
+DEPTHS = (("*", "level*/*"), ("*/*",), ("*/*/*",))
+"""Where files are looked for: the first of these that has any is read."""
+SUFFIXES = (".py", ".txt")
+READ = (
+    "read are FILE.py named as its task, TASK/FILE.py, level1/3_NAME.py,"
+    " level_1_problem_3_sample_0_kernel.py, the same with .txt for whole answers, and tables"
+)
+_SAMPLE = r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
+_NUMBERED = re.compile(r"(?:level_?(?P<level>\d+)_)?problem_?(?P<problem_id>\d+)" + _SAMPLE)
+_NAMED = re.compile(r"(?P<task_id>.+?)" + _SAMPLE)
+_ANONYMOUS = re.compile(
+    r"(?:(?:model_?new|candidate|kernel|solution|answer|response|completion|output|generated)"
+    r"|(?:(?:candidate|kernel|solution|answer|response|completion|output|generated|sample|attempt)"
+    r"[_-]?)?(?P<sample_index>\d+))(?:_kernel)?",
+    re.IGNORECASE,
+)
+"""Files that do not name their task, which their folder names."""
+_NO_ANSWER = re.compile(r"prompt|readme|requirements|license|log", re.IGNORECASE)
+_LEVEL = re.compile(r"level[_-]?(\d+)", re.IGNORECASE)
+_LEVEL_LINE = re.compile(r"^level:\s*(\d+)", re.MULTILINE)
+
+
+def has_modules(folder: Path) -> bool:
+    """Whether `rows_of_modules` finds a .py file."""
+    return bool(_files(folder, ".py"))
+
+
+def rows_of_modules(path: Path) -> Iterator[Json]:
+    """A row for each candidate of a .py file or a folder. Raises UsageError where there is none, or
+    one does not say its task."""
+    alone = path.suffix in SUFFIXES
+    files = [path] if alone else _files(path, ".py") or _files(path, ".txt")
+    if not files:
+        raise _nothing_in(path)
+    named = [(file, _place(file, path)) for file in files]
+    samples = [(file, place) for file, place in named if _NUMBERED.fullmatch(file.stem)]
+    if left_out := samples and len(files) - len(samples):
+        caution(f"{left_out} .py files are left out: they are not named as KernelBench's samples")
+    for file, place in samples or named:
+        name = file.stem if file == path else file.relative_to(path).with_suffix("").as_posix()
+        kind = "code" if file.suffix == ".py" else "response"
+        yield {"candidate_id": name, **place, kind: read_text(file)}
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    for patterns in DEPTHS:
+        found = [
+            file
+            for pattern in patterns
+            for file in folder.glob(pattern + suffix)
+            if not any(part[0] in "._" for part in file.relative_to(folder).parts)
+            and not (suffix == ".txt" and _NO_ANSWER.search(file.stem))
+        ]
+        if found:
+            return sorted(found)
+    return []
+
+
+def _place(file: Path, root: Path) -> Json:
+    """Which task a file answers, and which sample of it it is."""
+    folders = () if file == root else file.relative_to(root).parts[:-1]
+    own = root.resolve().name if file != root else ""
+    sample: Json = {}
+    name = file.stem
+    if folders and not _LEVEL.fullmatch(folders[-1]) and (bare := _ANONYMOUS.fullmatch(name)):
+        sample = {"sample_index": bare["sample_index"]}
+        name, folders = folders[-1], folders[:-1]
+    if found := _NUMBERED.fullmatch(name):
+        level = found["level"] or _level_of((own, *folders)) or _noted_level(root)
+        if level is None:
+            raise UsageError(
+                f"{shown(file)} says its problem, but not its level",
+                f"keep the files in a folder level1, or write `level: 1` into"
+                f" {shown(root / kernelbench.CONFIG)}",
+            )
+        return found.groupdict() | {"level": level} | sample
+    above = (own, *folders)[-1]
+    if (level := _level_of((above,))) and name[:1].isdigit():  # KernelBench's own: level1/3_NAME.py
+        named = _NAMED.fullmatch(name)
+        index = named["sample_index"] if named else None
+        return {"level": level, "problem_id": name, "sample_index": index} | sample
+    named = _NAMED.fullmatch(name)
+    return (named.groupdict() if named else {"task_id": name}) | sample
+
+
+def _level_of(folders: tuple[str, ...]) -> str | None:
+    found = [match[1] for name in folders if (match := _LEVEL.search(name))]
+    return found[-1] if found else None
+
+
+def _noted_level(root: Path) -> str | None:
+    note = root / kernelbench.CONFIG
+    found = _LEVEL_LINE.search(read_text(note)) if note.is_file() else None
+    return found[1] if found else None
+
+
+def _nothing_in(path: Path) -> UsageError:
+    scores = [*path.glob("*results*.json*"), *path.glob("*scores*")]
+    if scores:
+        return UsageError(
+            f"{shown(path)} holds scores ({shown(scores[0].name)}) but no kernels to verify",
+            f"give the folder with the kernels; {READ}. `concur export --as table` reads scores",
+        )
+    return UsageError(f"{shown(path)} holds no candidate", READ)

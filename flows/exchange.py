@@ -48,6 +48,7 @@ _MERGED = (
     "given_id",
     *(n for n in CANDIDATES.names if n not in ("response", "separated_reasoning")),
 )
+SHOWN_KERNELS = 5
 _LEVEL = re.compile(r"level_(\d+)_problem_\d+|^level:\s*(\d+)", re.MULTILINE)
 
 
@@ -206,11 +207,21 @@ def _interface(measurer: Measurer, task: KernelTask) -> Interface:
 
 def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row) -> Json:
     asked = options["candidate"]
-    if not asked:
-        raise UsageError("a package is of one kernel", "name it with --candidate")
-    one = next((each for each in found if asked in (each.name, each.candidate.candidate_id)), None)
-    if one is None:
-        raise UsageError(f"there is no candidate {shown(asked)}", "see the ids of the verdicts")
+    judged = list(found)
+    correct = [each for each in judged if each.verdict.correct_custom]
+    if asked:
+        named = [each for each in judged if asked in (each.name, each.candidate.candidate_id)]
+    else:
+        named = correct if len(correct) == 1 else []
+    if not named:
+        what = f"there is no candidate {shown(asked)}" if asked else "a package is of one kernel"
+        fast = sorted(correct, key=_speedup, reverse=True)[:SHOWN_KERNELS]
+        ids = ", ".join(shown(each.name, 60) for each in fast) or "none"
+        raise UsageError(
+            f"{what}; {len(correct)} of {len(judged)} are correct, the fastest are {ids}",
+            "name one with --candidate",
+        )
+    one = named[0]
     if not one.verdict.correct_custom:
         said = f"{one.verdict.status.value} ({one.verdict.reason.value})"
         raise UsageError(f"{shown(asked)} is {said}", "only a correct kernel is exported")
@@ -219,6 +230,10 @@ def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row
     except ValueError as error:
         raise UsageError(str(error)) from error
     return _packed(one.task, one.candidate, forms, target, options)
+
+
+def _speedup(each: Judged) -> float:
+    return each.verdict.timing.speedup if each.verdict.timing else 0.0
 
 
 def _package_of_file(source: str, target: Path, options: Row) -> Json:

@@ -191,9 +191,9 @@ def _sections(
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
     """A class's docstring: what it says, and the sentences of its `Attributes:` by name."""
-    about, _, attributes = text.partition("Attributes:")
-    found = re.findall(r"^\s*(\w+): (.+(?:\n\s{4,}(?!\w+: ).+)*)", attributes, re.MULTILINE)
-    return " ".join(about.split()), {name: " ".join(words.split()) for name, words in found}
+    from flows.cli.find import of_attributes
+
+    return " ".join(text.partition("Attributes:")[0].split()), of_attributes(text)
 
 
 def _group_of(field: Any, known: Any) -> tuple[str, Any] | None:

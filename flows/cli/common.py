@@ -220,5 +220,6 @@ def exit_statuses() -> Iterator[None]:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError | DeviceError) else 1)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would change the exit status
         typer.echo(INTERRUPTED, err=True)
         sys.exit(130)

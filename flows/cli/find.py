@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import webbrowser
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -23,6 +25,8 @@ from flows.cli.common import (
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from flows.morning.history import Refresh
     from tasks.store import Snapshot
 
@@ -165,24 +169,39 @@ def profiles() -> Json:
 
 @command(Group.FIND)
 def config(
-    what: Literal["show", "schema"] = Argument(
-        ..., metavar="WHAT", help="The values, or the JSON Schema."
+    what: Literal["show", "keys", "schema"] = Argument(
+        ..., metavar="WHAT", help="The values, what each key means, or the JSON Schema."
+    ),
+    key: str = Argument(
+        "", metavar="KEY", help="keys: only those with this in their name.", show_default="all"
     ),
     *,
     profile: Profile = "local",
     overrides: list[str] = setting("the profile", "language=cuda"),
 ) -> Json | str:
-    """Show the configuration that a run with a profile would have, or the JSON Schema of profiles.
+    """Show the configuration that a run with a profile would have, what its keys mean, or the JSON
+    Schema of profiles.
 
     `show` says of every key whether its value comes from --set, the profile or the defaults.
-    `schema` is for editors: name the file in the first line of a profile, as
-    `# yaml-language-server: $schema=FILE`.
+    `keys` explains them: `concur config keys timing`. Those of verification.eval are the protocol,
+    which `verify --set` takes without that prefix. `schema` is for editors: name the file in the
+    first line of a profile, as `# yaml-language-server: $schema=FILE`.
     """
     from flows.config import PipelineConfig, load_profile, read_profile
     from tasks.reporting.text import masked
 
     if what == "schema":
         return json.dumps(PipelineConfig.model_json_schema())
+    if what == "keys":
+        defaults = dict(dotted(PipelineConfig().model_dump(mode="json")))
+        known = {
+            name: {"default": defaults.get(name), "meaning": meaning}
+            for name, meaning in explained(PipelineConfig)
+            if key in name
+        }
+        if not known:
+            raise UsageError(f"no key has {key!r} in its name", "see `concur config keys`")
+        return {"keys": known}
     values = masked(load_profile(profile, overrides).model_dump(mode="json"))
     in_profile = [key for key, _ in dotted(read_profile(profile))]
     in_overrides = [override.partition("=")[0] for override in overrides]
@@ -194,6 +213,24 @@ def config(
 
     keys = {key: {"value": value, "from": source(key)} for key, value in dotted(values)}
     return {"profile": profile, "keys": keys}
+
+
+def explained(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every key with its dotted path and its meaning."""
+    said = of_attributes(inspect.getdoc(model) or "")
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and hasattr(kind, "model_fields"):
+            yield from explained(kind, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", " ".join((field.description or said.get(name, "")).split())
+
+
+def of_attributes(docstring: str) -> dict[str, str]:
+    """Return what a class's docstring, without its indentation, says of its fields."""
+    _, _, attributes = docstring.partition("Attributes:")
+    found = re.findall(r"^\s*(\w+): (.+(?:\n\s{4,}(?!\w+: ).+)*)", attributes, re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in found}
 
 
 def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

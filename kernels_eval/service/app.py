@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import Field, model_validator
@@ -34,6 +34,7 @@ from kernels_eval.languages import languages_of
 from kernels_eval.records import Candidate, KernelTask, Language, Reason, Record, stable_hash
 from kernels_eval.service.engine import Engine
 from kernels_eval.service.guard import StrictRoute, protect
+from kernels_eval.service.page import page_of
 from kernels_eval.service.queue import ConflictError, Evaluations, QueueFullError, Submission
 from kernels_eval.service.schema import (
     MOST_REQUESTS,
@@ -142,7 +143,8 @@ class Service:
             raise HTTPException(503, "the service is stopping: ask its next start", RETRY_S)
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._writer, self._keep, asked.requests)
+            kept = await loop.run_in_executor(self._writer, self._keep, asked.requests)
+            return [self._noted(each) for each in kept]
         except QueueFullError as error:
             raise HTTPException(429, str(error), RETRY_S) from error
         except ConflictError as error:
@@ -172,10 +174,16 @@ class Service:
     async def _found(self, identity: str) -> Evaluation:
         """In a thread: while another one writes, requests are answered."""
         try:
-            return await asyncio.to_thread(self.evaluations.get, identity)
+            return self._noted(await asyncio.to_thread(self.evaluations.get, identity))
         except KeyError as error:
             self._wake(identity, None)
             raise HTTPException(404, f"there is no evaluation {identity}") from error
+
+    def _noted(self, found: Evaluation) -> Evaluation:
+        """A queued one with what it waits for, while no worker judges."""
+        if found.state.final or not self.engine.waits_for:
+            return found
+        return found.model_copy(update={"note": self.engine.waits_for})
 
     def health(self) -> dict[str, Any]:
         engine = self.engine
@@ -186,6 +194,7 @@ class Service:
             "device": self.intake.device,
             "tasks": len(self.intake.tasks),
             "workers": engine.workers,
+            "waits_for": engine.waits_for,
             "queued": self.evaluations.queued,
             "running": self.evaluations.running,
             "machine_faults": engine.faults,
@@ -254,18 +263,43 @@ async def cancel(identity: Identifier, service: Shared) -> Evaluation:
 
 @router.get("/health")
 def health(service: Shared) -> JSONResponse:
-    return JSONResponse(service.health(), 503 if service.draining else 200)
+    """How the service is; 503 before workers judge, and while it stops."""
+    found = service.health()
+    if found["status"] in ("starting", "stopping"):
+        return JSONResponse(found, 503, RETRY_S)
+    return JSONResponse(found)
+
+
+@router.get("/", include_in_schema=False)
+async def home() -> RedirectResponse:
+    return RedirectResponse("docs")
+
+
+@router.get("/docs", include_in_schema=False)
+def docs(request: Request, service: Shared) -> HTMLResponse:
+    health = service.health()
+    state = f"The service is {health['status']}: {health['workers']} workers and builders"
+    if health["waits_for"]:
+        state += f"; it {health['waits_for']}"
+    return HTMLResponse(page_of(request.app.openapi(), state))
 
 
 @router.get("/metrics")
 def metrics(service: Shared) -> Response:
+    """Counters for Prometheus."""
     return Response(generate_latest(service.metrics), media_type="text/plain; version=0.0.4")
 
 
 def create_app(service: Service, token: str | None = None) -> FastAPI:
     """The application; with a token it asks for it, without one it answers to the names of this
     machine alone."""
-    app = FastAPI(title="concur serve", lifespan=service.running, routes=router.routes)
+    app = FastAPI(
+        title="concur serve",
+        lifespan=service.running,
+        routes=router.routes,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere
+        redoc_url=None,
+    )
     app.state.service = service
     app.add_exception_handler(sqlite3.Error, _no_journal)
     protect(app, token)

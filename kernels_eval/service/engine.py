@@ -22,6 +22,7 @@ from kernels_eval.service.queue import Evaluations, Pair
 PAUSE_S = 30.0
 ENDS_S = 5.0
 """Seconds for that process to stop its Ray."""
+STARTS = "starts the workers"
 AHEAD = 2
 """Candidates in the pool per worker and builder, one of them waiting."""
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def work(pipe: Connection, options: Json) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        with Pool(**options) as pool:
+        with Pool(**options, waiting=lambda text: pipe.send(("waits", text))) as pool:
             used = pool.telemetry
             pipe.send(("ready", used.builders + used.devices * used.lanes))
             for verdict in pool.verify(arriving(pairs)):
@@ -60,6 +61,8 @@ class Engine:
     options: Json
     workers: int = 0
     """Workers and builders of the pool; 0 while none runs."""
+    waits_for: str = STARTS
+    """What the pool does before workers judge; else empty."""
     faults: int = 0
     fault: str = ""
     """The last fault, until a verdict follows it."""
@@ -103,7 +106,7 @@ class Engine:
             theirs.close()
             self._serve(ours)
         finally:
-            self.workers = 0
+            self.workers, self.waits_for = 0, STARTS
             ours.close()
             self._process.join(ENDS_S)
             self._process.kill()
@@ -124,11 +127,14 @@ class Engine:
             if not pipe.poll(ASK_S):
                 continue
             match pipe.recv():
+                case ("waits", text):
+                    self.waits_for = text
                 case ("ready", workers):
-                    self.workers = workers
+                    self.workers, self.waits_for = workers, ""
                 case ("verdict", verdict, cautions):
                     self.evaluations.reached(verdict)
                     self.fault, self.cautions, self._pause_s = "", cautions, 1.0
+                    self.waits_for = ""
                 case (_, fault, blame):
                     self._note(fault)
                     return self.evaluations.returned(fault, blame)

@@ -101,6 +101,8 @@ class Evaluation(Finite):
     verdict: Verdict | None = None
     error: str | None = None
     """what failed of the machine"""
+    note: str = ""
+    """what it waits for, while no worker judges"""
     cached: bool = False
     """the verdict was there, or under way, before this request"""
     submitted_s: float

@@ -96,6 +96,13 @@ def test_no_arguments_and_wrong_arguments_say_how(command, said):
     assert done.exit_code == 2 and all(part in done.output for part in said)
 
 
+NEEDED = {
+    "publish": ["--out", "o"],
+    "verify": ["task.py", "candidate.py"],
+    "verify-batch": ["c", "--tasks", "t", "--out", "o"],
+}
+
+
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "x"])
 def test_every_number_of_an_option_is_finite(number):
     floats = [
@@ -106,8 +113,7 @@ def test_every_number_of_an_option_is_finite(number):
     ]
     assert ("serve", "--drain-s") in floats
     for command, name in floats:
-        required = ["--out", "o"] if command == "publish" else []
-        done = CliRunner().invoke(main, [command, *required, name, number])
+        done = CliRunner().invoke(main, [command, *NEEDED.get(command, ()), name, number])
         assert done.exit_code == 2 and f"Invalid value for '{name}'" in done.output
 
 

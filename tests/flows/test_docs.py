@@ -305,6 +305,18 @@ def test_links_of_pages_outside_of_the_site_lead_somewhere(page):
     assert found and [target for target in found if not (ROOT / target).exists()] == []
 
 
+def test_links_lead_to_files_of_a_clone_in_which_no_site_was_built():
+    """What is generated has a page that says how to read it there."""
+    tracked = support.run(["git", "ls-files"], support.environment()).stdout.split("\n")
+    dead = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            found = os.path.relpath((page.parent / target).resolve(), ROOT)
+            if not any(name == found or name.startswith(f"{found}/") for name in tracked):
+                dead.append((page.name, target))
+    assert dead == []
+
+
 def test_the_site_asks_nothing_of_another_machine(site):
     for page in [*site.rglob("*.html"), *site.rglob("*.css")]:
         text = page.read_text(encoding="utf-8")

@@ -113,3 +113,13 @@ def test_every_profile_fits_the_schema_and_a_wrong_key_does_not():
         keys = yaml.safe_load((shipped_dir("profiles") / f"{name}.yaml").read_text("utf-8"))
         assert not list(check.iter_errors(keys)), name
     assert list(check.iter_errors({"verification": {"worker": 1}}))
+
+
+def test_every_key_is_explained_without_a_site():
+    keys = data_of("config keys")["keys"]
+    assert data_of("config show")["keys"].keys() <= keys.keys()
+    assert [key for key, about in keys.items() if not about["meaning"]] == []
+    timing = data_of("config keys eval.timing")["keys"]
+    assert timing["verification.eval.timing.max_s"]["default"] == 2.0
+    assert len(timing) < len(keys) and "95 % interval" in typed("config keys eval.timing")
+    assert "no key has 'nope'" in refused("config keys nope")

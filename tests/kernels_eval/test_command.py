@@ -69,6 +69,28 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     assert any("custom kernels: affine" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    "words, status, said",
+    [
+        ("", 0, ""),
+        ("--check", 1, "not passed: the candidate is incorrect\n"),
+        ("--min-speedup 2", 1, "not passed: the candidate is incorrect\n"),
+    ],
+)
+def test_the_exit_status_is_the_verdict_s_where_that_is_asked(
+    task, candidate, capfd, judging_here, words, status, said
+):
+    assert main([str(task), str(candidate), *words.split()]) == status
+    assert capfd.readouterr().err == said
+
+
+def test_a_slow_kernel_does_not_pass_a_speedup(task, candidate, capfd, judging_here):
+    candidate.write_text(kernels.module("return ext.affine(x)"))
+    assert main([str(task), str(candidate), "--check"]) == 0
+    assert main([str(task), str(candidate), "--min-speedup", "1e6"]) == 1
+    assert "not passed: the speedup is " in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_script_of_the_documentation_prints_the_verdict(task, candidate):
     page = (ROOT / "docs/how-to/verify-in-python.md").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@ reach the verdicts."""
 
 import asyncio
 import json
+import re
 import sqlite3
 import threading
 
@@ -190,7 +191,7 @@ async def test_without_the_token_nothing_but_health_is_answered(refusing, given)
             answer = await client.post(path, content=body(), headers=JSON | given)
             assert answer.status_code == 401 and TOKEN not in answer.text
             assert_data(answer)
-        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/health")).json()["status"] == "starting"
     assert refusing.evaluations.queued == 0
 
 
@@ -365,10 +366,26 @@ async def test_metrics_count_what_ended_and_what_waits(made):
 async def test_the_page_of_the_api_names_every_endpoint(refusing):
     async with asking(refusing) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
-    assert {"/v1/evaluate", "/v1/evaluate/events", "/v1/results/{identity}", "/health"} <= set(
-        paths
-    )
+        home = await client.get("/", follow_redirects=True)
+    named = {"/v1/evaluate", "/v1/evaluate/events", "/v1/results/{identity}", "/health"}
+    assert named <= set(paths)
     assert "schemas/Asked" in json.dumps(paths["/v1/evaluate"])
+    assert home.status_code == 200 and home.url.path == "/docs"
+    assert all(f"{path}</h3>" in home.text for path in paths)
+    assert "starts the workers" in home.text and '<h3 id="Verdict">' in home.text
+    assert not re.search(r"<script|//(?!127)|@import", home.text), "it loads nothing"
+
+
+async def test_before_there_are_workers_what_is_queued_says_why(made):
+    async with asking(made) as client:
+        posted = await client.post("/v1/evaluate", content=body(id="one"), headers=JSON)
+        assert posted.json()["evaluations"][0]["note"] == "starts the workers"
+        health = await client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "starting")
+        assert "Retry-After" in health.headers
+        made.engine.workers, made.engine.waits_for = 2, ""
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/v1/results/one")).json()["note"] == ""
 
 
 # -- which candidate a request means ---------------------------------------------------------------

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kernels_eval.languages import Language, Tracer
+
+COMPILERS = 8
+"""Threads that compile the configurations of one kernel."""
 
 EXAMPLE = """\
 import torch
@@ -64,14 +70,40 @@ class Triton(Language):
         original = JITFunction.run
 
         def run(kernel: JITFunction, *args: object, **kwargs: object) -> object:
+            if kwargs.get("warmup"):  # is compiled, not launched
+                return original(kernel, *args, **kwargs)
             name = getattr(kernel, "__name__", None) or kernel.fn.__name__
             return tracer.watch(name, lambda *a, **k: original(kernel, *a, **k), args, kwargs)
 
         JITFunction.run = run
+        with suppress(ImportError):  # a part of Triton that it does not document
+            compile_together()
 
     def relocate(self, folder: Path, former: str) -> None:
         for path in folder.rglob("__grp__*.json"):  # lists the files of a kernel by their paths
             path.write_text(path.read_text().replace(former, str(folder)))
+
+
+def compile_together() -> None:
+    """Have the configurations among which a kernel is tuned compiled beside each other: Triton
+    compiles each before it times it, while its device waits.
+    """
+    from triton.runtime._async_compile import AsyncCompileMode
+    from triton.runtime.autotuner import Autotuner
+
+    prune = Autotuner.prune_configs  # asked once for each tuning
+
+    def prune_and_compile(tuner: Any, kwargs: dict[str, Any]) -> list[Any]:
+        configs: list[Any] = prune(tuner, kwargs)
+        given = {**tuner.nargs, **kwargs, "warmup": True}
+        threads = ThreadPoolExecutor(COMPILERS)
+        with threads, AsyncCompileMode(threads, ignore_errors=True):
+            for config in configs:
+                with suppress(Exception):  # it is met again where this one is timed
+                    tuner.fn.run(**given, **config.all_kwargs())
+        return configs
+
+    Autotuner.prune_configs = prune_and_compile
 
 
 LANGUAGE = Triton("triton")

@@ -67,6 +67,12 @@ class CorrectnessConfig(Record):
     formula: Literal["require", "flag", "off"] = "require"
     """an approximation that passes KernelBench's 1e-4 is incorrect (require), correct with the flag
     `approximation` (flag), or simply correct (off)"""
+    weights: Literal["seed", "copy"] = "seed"
+    """a candidate makes the reference's weights from the same seed (seed), or is given the
+    reference's values once it is constructed, as harnesses do that copy them (copy)"""
+    output_buffer: Literal["reject", "flag"] = "reject"
+    """an output that a later call overwrites is refused (reject), or read before that call and
+    flagged (flag)"""
     reruns: NonNegativeInt = 3
     """how often the first call is repeated on the same inputs, looking for other bits"""
 

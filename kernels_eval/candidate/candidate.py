@@ -33,6 +33,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.inputs import (
     Arguments,
+    copy_weights,
     flatten_outputs,
     load_candidate,
     made_elsewhere,
@@ -59,6 +60,7 @@ from kernels_eval.model.shared_memory import Memory, copied, write
 from kernels_eval.protocol import (
     Call,
     CallReport,
+    CopyWeights,
     Done,
     ErrorReport,
     Forget,
@@ -236,6 +238,13 @@ class CandidateRole:
     def rebuild(self, request: Rebuild) -> Done:
         (self._arguments,) = self.runner.unpacked(request.arguments)
         self.runner.model = self.runner.build(request.seed)
+        return Done()
+
+    @handles(CopyWeights)
+    def copy_weights(self, request: CopyWeights) -> Done:
+        (weights,) = self.runner.unpacked(request.weights)
+        copy_weights(self.runner.model, *weights)
+        self.runner.synchronise()
         return Done()
 
     # -- inputs ------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from kernels_eval.protocol import (
     Call,
     CallReport,
     Comparison,
+    CopyWeights,
     ErrorReport,
     LateBuildAnswer,
     LoadCandidate,
@@ -127,8 +128,19 @@ class CandidateProcess:
             answer = self._send(request, limits.load_s, Reason.LOAD, fds)
         self.loaded = parse_report(LoadReport, answer)
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
-        if self.loaded.made_elsewhere and drawn:
+        if self.copies_weights:
+            self.copy_weights()
+        elif self.loaded.made_elsewhere and drawn:
             raise MadeElsewhere
+
+    @property
+    def copies_weights(self) -> bool:
+        return self.config.correctness.weights == "copy"
+
+    def copy_weights(self, seed: int | None = None) -> None:
+        """Give the candidate the reference's weights, those under another `seed` if given."""
+        weights, descriptor = self.reference.weights(seed)
+        self.request_unread(CopyWeights(weights=weights), (descriptor,))
 
     @property
     def _kernels_key(self) -> str:
@@ -225,6 +237,8 @@ class CandidateProcess:
     def _rebuild(self, seed: int | None = None) -> None:
         arguments, descriptor = self.reference.arguments(seed)
         self.request_unread(Rebuild(arguments=arguments, seed=seed), (descriptor,))
+        if self.copies_weights:
+            self.copy_weights(seed)
 
     def compare(self, answer: Message, trial: Trial, *, keep: bool = True) -> Comparison:
         """Compare what was written before the last answer. Raises Stop where its form is wrong."""

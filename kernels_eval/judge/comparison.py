@@ -166,7 +166,10 @@ def _check_calls(process: CandidateProcess) -> None:
     if any(call.expanded for call in calls):
         process.draft.flags.append("expanded_output")
     if any(call.previous_changed for call in calls):
-        raise Stop(Reason.OUTPUT_ALIASED, "a later call overwrites the output of an earlier one")
+        if process.config.correctness.output_buffer == "reject":
+            what = "a later call overwrites the output of an earlier one"
+            raise Stop(Reason.OUTPUT_ALIASED, what)
+        process.draft.flags.append(Reason.OUTPUT_ALIASED.value)
     if any(call.mutated for call in calls):
         raise Stop(
             Reason.INPUT_MUTATED,

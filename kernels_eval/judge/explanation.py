@@ -25,13 +25,19 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif found.equals_trial:
         outcome = Reason.STALE_CACHE
         why = f"returns the answer of an earlier call ({found.equals_trial[0]}) for new inputs; "
-    elif any(call.previous_changed for call in calls):
+    elif any(call.previous_changed for call in calls) and _refuses_buffers(process):
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
     elif any(call.rerun_differs for call in calls) and _error_varies(trial, found, process):
         outcome = Reason.NON_DETERMINISTIC
         why = "repeating the call on the same inputs gives another answer; "
     elif wrong and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
+    elif wrong and _right_with_copied_weights(trial, process):
+        why = (
+            "right with the reference's weights: its constructor makes others from the same seed"
+            " (make the same parameters in the same order, as its layers do; or set"
+            " correctness.weights=copy, as harnesses that copy them do); "
+        )
     elif wrong and (name := _wrong_gradient(found, process)):
         outcome, why = Reason.WRONG_GRADIENT, f"the gradient of {name} is wrong; "
     elif outcome in NUMBERS and (name := _wrong_effect(found, process)):
@@ -56,6 +62,25 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     else:
         why = ""
     return Stop(outcome, why + errors_of(trial, found))
+
+
+def _refuses_buffers(process: CandidateProcess) -> bool:
+    return process.config.correctness.output_buffer == "reject"
+
+
+def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:
+    """Asked once a candidate has failed on its first inputs: the protocol ends with this."""
+    reference = process.reference
+    if trial.name != DECLARED or not process.loaded.parameters:
+        return False
+    if process.copies_weights or not reference.loaded.parameters:
+        return False
+    try:
+        process.copy_weights()
+        again = reference.judge(process.call(trial), trial)
+    except Stop:
+        return False
+    return again in (Reason.OK, Reason.APPROXIMATION)
 
 
 def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:

@@ -292,7 +292,8 @@ class PairedClock:
         fail.
         """
         (inputs, given), (outputs, taken) = drawn, self.reference.memory.outputs_of(whose)
-        request = RunUnseen(inputs=inputs, outputs=outputs)
+        copied = self.process.config.correctness.output_buffer == "flag"
+        request = RunUnseen(inputs=inputs, outputs=outputs, copied=copied)
         family, used = child.family(), self._processor_ns(child)
         started = time.perf_counter_ns()
         answer = run(request, (given, taken))

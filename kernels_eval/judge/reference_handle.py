@@ -293,6 +293,10 @@ class ReferenceProcess:
         """
         return self.memory.arguments(self.seed if seed is None else seed)
 
+    def weights(self, seed: int | None = None) -> tuple[PackedValues, int]:
+        """Its weights in shared memory, those under another `seed` if given, and a descriptor."""
+        return self.memory.weights(seed)
+
     # -- its end -----------------------------------------------------------------------------------
 
     def end_timing(self) -> None:

@@ -11,6 +11,7 @@ from kernels_eval.protocol import (
     DECLARED,
     DrawArguments,
     DrawInputs,
+    DrawWeights,
     F,
     LoadedTask,
     MemoryRequest,
@@ -67,8 +68,13 @@ class TaskMemory:
         request = DrawArguments(seed=seed, size=self.loaded.argument_bytes)
         return self._handed_over(request, "arguments")
 
+    def weights(self, seed: int | None) -> tuple[PackedValues, int]:
+        """The reference's weights, as constructed or under another seed."""
+        request = DrawWeights(seed=seed, size=max(1, self.loaded.weight_bytes))
+        return self._handed_over(request, "weights")
+
     def _handed_over(
-        self, request: DrawInputs | DrawArguments, use: str
+        self, request: DrawInputs | DrawArguments | DrawWeights, use: str
     ) -> tuple[PackedValues, int]:
         answer, on_device = self._with_memory(request, use)
         values = PackedValues(

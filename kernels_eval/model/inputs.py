@@ -42,6 +42,8 @@ targets.
 BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
 """What the blocks of `mixed` are drawn from."""
 STATISTICS = ("running_mean", "running_var")
+COUNTED = (*STATISTICS, "num_batches_tracked")
+"""Buffers that a call changes in training."""
 
 PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 """What a task's constant `PRECISION` casts floating inputs and parameters to, as KernelBench's
@@ -439,6 +441,32 @@ def randomise_weights(
         if only is None or index in only:
             nth = seen[shape] = seen.get(shape, -1) + 1
             _refill(parameter, [seed, shape, nth], signed=seed % 2 == 1)
+
+
+def weights_of(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The values of its floating parameters, and of buffers that calls leave alone, by name."""
+    buffers = model.named_buffers() if isinstance(model, nn.Module) else ()
+    kept = {name: b.detach() for name, b in buffers if name.rpartition(".")[2] not in COUNTED}
+    return {name: p.detach() for name, p in parameters_of(model).items()}, kept
+
+
+def copy_weights(model: Any, parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+    """Give a model these values: parameters by name where it has all of them in their shapes, else
+    by shape and order; buffers by name."""
+    own, left = parameters_of(model), dict(parameters)
+    named = all(
+        name in own and squeezed(own[name]) == squeezed(value) for name, value in left.items()
+    )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            fitting = [other for other in left if squeezed(left[other]) == squeezed(parameter)]
+            if named:
+                fitting = [name] if name in left else []
+            for other in fitting[:1]:
+                parameter.copy_(left.pop(other).reshape(parameter.shape))
+        for name, buffer in model.named_buffers() if isinstance(model, nn.Module) else ():
+            if name in buffers and buffers[name].shape == buffer.shape:
+                buffer.copy_(buffers[name])
 
 
 def transpose_weights(model: nn.Module) -> None:

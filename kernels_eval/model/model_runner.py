@@ -246,8 +246,13 @@ class ModelRunner:
         model = self.called()
         counted = self.hooks.count_calls()
         with torch.no_grad():
-            made = [model(*values) for values in sets]
-            flat = [flatten_outputs(output) for output in made]
+            made, flat = [], []
+            for values in sets:
+                made.append(model(*values))
+                leaves, structure = flatten_outputs(made[-1])
+                if request.copied:
+                    leaves = [x.clone() if type(x) is Tensor else x for x in leaves]
+                flat.append((leaves, structure))
             # by what tells their forms apart: describing hundreds takes longer than making them
             forms = {
                 (structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves))

@@ -54,6 +54,12 @@ class Rebuild(Request[Done]):
     seed: int | None = None
 
 
+class CopyWeights(Request[Done]):
+    """Take these values of the reference's weights."""
+
+    weights: PackedValues
+
+
 class Call(Request[CallReport]):
     """One forward call whose outputs go to shared memory. `in_place` writes its inputs over the
     storage of the previous call's. With `reruns` the same call is made again, and the bytes are

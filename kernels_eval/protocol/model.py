@@ -220,8 +220,9 @@ class UnseenReport(Report):
 
 class RunUnseen(Request[UnseenReport]):
     """Call the model on inputs that only the reference's process has seen; share the outputs after
-    all calls.
+    all calls. `copied`: as they are when their call returns.
     """
 
     inputs: PackedValues
     outputs: SharedMemory
+    copied: bool = False

@@ -27,10 +27,10 @@ class LoadedTask(Payload):
     """What loading a task and running it once has shown.
 
     `parameters` and (running) `statistics` are shapes without dimensions of size 1; `input_bytes`
-    are those of one set of inputs; `packed_bytes` and `argument_bytes` what a set and the
-    constructor's arguments take in shared memory. `precision`, `gradients` and `effects` as in
-    `ModelSpec`. `peak_bytes_per_s`: of the device's memory, 0 for
-    a task that its cache holds. `memory_share`: of a GPU's memory, what loading and one run took.
+    are those of one set of inputs; `packed_bytes`, `argument_bytes` and `weight_bytes` what a set,
+    the constructor's arguments and the weights take in shared memory. `precision`, `gradients` and
+    `effects` as in `ModelSpec`. `peak_bytes_per_s`: of the device's memory, 0 for a task that its
+    cache holds. `memory_share`: of a GPU's memory, what loading and one run took.
     """
 
     plan: InputPlan
@@ -44,6 +44,7 @@ class LoadedTask(Payload):
     input_bytes: int
     packed_bytes: int
     argument_bytes: int
+    weight_bytes: int
     precision: str
     gradients: Gradients | None
     effects: SideEffects | None
@@ -150,6 +151,12 @@ class DrawArguments(MemoryRequest[HandedOver]):
     """Put the constructor's arguments under this seed into shared memory."""
 
     seed: int
+
+
+class DrawWeights(MemoryRequest[HandedOver]):
+    """Put the model's weights, or those under this seed, into shared memory."""
+
+    seed: int | None = None
 
 
 class Compare(Request[Comparison]):

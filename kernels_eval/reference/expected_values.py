@@ -41,6 +41,7 @@ from kernels_eval.model.inputs import (
     redraw_statistics,
     running_statistics,
     squeezed,
+    weights_of,
 )
 from kernels_eval.model.measurement import (
     all_close,
@@ -160,6 +161,7 @@ class ExpectedValues:
             input_bytes=input_bytes,
             packed_bytes=self.task.packed_bytes(inputs),
             argument_bytes=self.task.packed_bytes(self.task.arguments(self.runner.spec)),
+            weight_bytes=self.task.packed_bytes(weights_of(self.runner.model)),
             peak_bytes_per_s=0.0 if fits_cache else peak_bandwidth(gpu),
             cache_bytes=cache_bytes,
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,

@@ -22,6 +22,7 @@ from kernels_eval.model.inputs import (
     load_module,
     make_inputs,
     precision_of,
+    weights_of,
 )
 from kernels_eval.model.model_runner import ModelRunner, best_s
 from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack
@@ -31,6 +32,7 @@ from kernels_eval.protocol import (
     DrawInputs,
     DrawnTimingInputs,
     DrawTimingInputs,
+    DrawWeights,
     HandedOver,
     InputPlan,
     ModelSpec,
@@ -141,12 +143,21 @@ class TaskModel:
         arguments = self.arguments(self.runner.spec.under(request.seed))
         return self._handed_over([arguments], 1, request)
 
+    @handles(DrawWeights)
+    def draw_weights(self, request: DrawWeights) -> HandedOver:
+        runner = self.runner
+        model = runner.model if request.seed is None else runner.build(request.seed)
+        return self._handed_over([weights_of(model)], 1, request)
+
     def packed_bytes(self, value: object) -> int:
         """Bytes of shared memory that a value takes."""
         return pack(value, None, self.runner.module).bytes
 
     def _handed_over(
-        self, values: Iterable[Any], count: int, request: DrawInputs | DrawArguments
+        self,
+        values: Iterable[Any],
+        count: int,
+        request: DrawInputs | DrawArguments | DrawWeights,
     ) -> HandedOver:
         self.drawn = None  # its memory first
         memory = device_memory(request.size) if request.on_device else self.runner.memory()

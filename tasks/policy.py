@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from kernels_eval.errors import DeviceError, DiskFullError, EvalError, UsageError
 from kernels_eval.records import Json, stable_hash
-from tasks.progress import duration
+from tasks.progress import duration, report
+from tasks.reporting.text import as_text
 from tasks.store.snapshot import Snapshot, SnapshotRef
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 PROGRESS_EVERY_S = 2.0
+NOTE_CHARS = 160
 RATE_OVER_S = 600.0
 
 
@@ -73,7 +75,9 @@ def stage_task(
 
 
 def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
-    """Call a stage task; make a cached snapshot again where it is no longer on disk."""
+    """Call a stage task, whose beginning is reported; make a cached snapshot again where it is no
+    longer on disk."""
+    report(getattr(step, "name", step.__name__), 0, 0, "begins")
     ref: SnapshotRef = step(*args, **kwargs)
     if not ref.open().finished:
         ref = step.with_options(refresh_cache=True)(*args, **kwargs)
@@ -82,8 +86,8 @@ def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
 
 class ProgressArtifact:
     """An observer (tasks.progress) that updates a Prefect progress artifact, at most every two
-    seconds: the stage's share, count, rate and remaining time. Failures of Prefect do not fail the
-    run."""
+    seconds: the stage's share, count, rate and remaining time, and before the first unit what is
+    waited for. Failures of Prefect do not fail the run."""
 
     def __init__(self, key: str, description: str) -> None:
         from prefect.artifacts import create_progress_artifact
@@ -92,7 +96,8 @@ class ProgressArtifact:
         self._id: Any = None
         self._told = False
         with self._never_in_the_way():
-            self._id = create_progress_artifact(progress=0.0, key=key, description=description)
+            words = f"{description}. The run begins"
+            self._id = create_progress_artifact(progress=0.0, key=key, description=words)
         self._last: dict[str, float] = {}
         self._seen: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
 
@@ -112,7 +117,9 @@ class ProgressArtifact:
         while now - seen[0][0] > RATE_OVER_S and len(seen) > 2:
             seen.popleft()
         (began, first), share = seen[0], round(100.0 * done / max(total, 1), 1)
-        words = f"{self._description}. {pace(stage, done, total, done - first, now - began)}"
+        said = pace(stage, done, total, done - first, now - began) if total else stage
+        waits = f": {as_text(note, NOTE_CHARS)}" if note and done == first else ""
+        words = f"{self._description}. {said}{waits}"
         with self._never_in_the_way():
             update_progress_artifact(self._id, progress=share, description=words)
 

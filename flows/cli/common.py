@@ -154,12 +154,14 @@ def command(
     needs: Sequence[str] = (),
     succeeded: str = "",
     prints: bool = True,
+    page: Callable[[Json], str] = render,
 ) -> Callable[[Function], Function]:
     """Register a function as the command of its name.
 
     `needs` are extras that must be installed. The data it returns is printed, as JSON with
-    `--json`, and text as it is; the exit status is 1 where `data[succeeded]` is false. With
-    `prints=False` the function prints by itself, and `--json` is its own affair.
+    `--json`, else as `page` draws it, and text as it is; the exit status is 1 where
+    `data[succeeded]` is false. With `prints=False` the function prints by itself, and `--json` is
+    its own affair.
     """
 
     def register(function: Function) -> Function:
@@ -182,7 +184,7 @@ def command(
             if isinstance(data, str):
                 typer.echo(data)
             elif prints:
-                typer.echo(json.dumps(data) if as_json else render(data))
+                typer.echo(json.dumps(data) if as_json else page(data))
             if succeeded and not data[succeeded]:
                 sys.exit(1)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument, Option
 
+from flows.cli import pages
 from flows.cli.common import (
     Candidates,
     Group,
@@ -65,7 +66,7 @@ def refresh_row(refresh: Refresh) -> Json:
     return refresh.model_dump(mode="json") | {"snapshots": names}
 
 
-@command(Group.FIND, needs=["batch"])
+@command(Group.FIND, needs=["batch"], page=pages.of_snapshot)
 def show(
     fingerprint: str = Argument(
         ...,
@@ -76,7 +77,7 @@ def show(
     root: Root = ".concur",
     rows: int = Option(3, min=0, metavar="N", help="Print the first N rows."),
 ) -> Json:
-    """Show a snapshot: its manifest, its columns and its first rows."""
+    """Show a snapshot: what it holds, its first rows and its columns."""
     from tasks.store.lookup import find_snapshot
 
     snapshot = find_snapshot(root, fingerprint).open()
@@ -134,7 +135,7 @@ def view(
     return found
 
 
-@command(Group.FIND, needs=["line"])
+@command(Group.FIND, needs=["line"], page=pages.of_morning)
 def morning(
     *,
     root: str = Option(".concur", envvar="CONCUR_ROOT", help="Folder of the snapshots."),

@@ -49,7 +49,9 @@ class TerminalProgress:
             self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
-        """Show a stage's progress. `note` may hold any text."""
+        """Show a stage's progress, once it has a number of units. `note` may hold any text."""
+        if not total:
+            return
         note = "".join(c if c.isprintable() else " " for c in note)[:NOTE_CHARS]
         with self._lock:
             self.worked.add(stage)

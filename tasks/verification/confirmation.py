@@ -64,6 +64,7 @@ class Confirmation(Verification):
     """
 
     activity, verb = "confirmation", "confirm"
+    repeats_nothing = False
 
     def __init__(
         self,

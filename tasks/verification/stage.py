@@ -41,6 +41,7 @@ from tasks.store import (
     SnapshotRef,
     known_rows,
 )
+from tasks.store.lookup import newest_first
 from tasks.tables import TASKS, VERDICTS
 from tasks.verification.config import VerificationConfig
 
@@ -51,6 +52,8 @@ KEYED = ("candidate_id", "task_id", "code", "parse_reason")
 """Columns of a candidate that its verdict's key reads."""
 READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
 """Columns that verification reads of a candidate; its texts weigh ten times as much."""
+SHOWN = 4
+"""Differences of two protocols that are named."""
 HEAD_BACK_S = 180.0
 """A Ray head is restarted within a minute."""
 LOST_FIX = "`concur status` says whether its head runs again; rerun to resume from what is kept"
@@ -106,6 +109,8 @@ class Verification:
 
     activity, verb = STAGE, "verify"
     """What it is called where people see its progress."""
+    repeats_nothing = True
+    """Whether verdicts on the same candidates under another protocol are worth a word."""
     patience_s: float | None = None
     """Seconds to wait for devices that others use; default: until they are free."""
 
@@ -177,6 +182,8 @@ class Verification:
         self.snapshot.recover(VERDICTS)
         self.snapshot.append(self._known(), VERDICTS)
         left = self._without_verdict()
+        if self.repeats_nothing:
+            self._say_why_anew(len(left))
         has_code = left["parse_reason"].is_null()
         with closing(self._pairs(left.filter(~has_code))) as without_code:
             verdicts = (no_code_verdict(*pair) for pair in without_code)
@@ -185,6 +192,26 @@ class Verification:
         self.planned, self.reached = len(self._left), 0
         self.chunks = -(-self.planned // self.config.chunk_size)
         return self.chunks
+
+    def _say_why_anew(self, count: int) -> None:
+        """Log what keeps the newest verdicts on the same candidates from serving here."""
+        mine = {"protocol": self.config.protocol.model_dump(mode="json")}
+        mine |= {"on": self._measured.model_dump(mode="json")}
+        for other in newest_first(self.snapshot.root, STAGE) if count else ():
+            manifest = other.manifest
+            if self._candidates.fingerprint not in manifest["upstream"]:
+                continue
+            with suppress(ValueError):  # another version of concur has written it
+                its = VerificationConfig.model_validate(manifest["config"]).protocol
+                theirs = {"protocol": its.model_dump(mode="json"), "on": manifest["conditions"]}
+                if differences := list(_differences(theirs, mine)):
+                    logger.warning(
+                        "%d candidates are verified anew: verdicts of %s were reached with %s",
+                        count,
+                        other.fingerprint[:12],
+                        "; ".join(differences[:SHOWN]),
+                    )
+                    return
 
     def _known(self) -> Generator[Json, None, None]:
         """Verdicts of other snapshots, and with `once_per_code` of this one; keys need every code,
@@ -377,6 +404,16 @@ class Verification:
     def _facts(self) -> Json:
         """More for the manifest."""
         return {}
+
+
+def _differences(theirs: Json, mine: Json, above: str = "") -> Iterator[str]:
+    """Keys whose values differ: `protocol.timing.max_s 0.5, here 2.0`."""
+    for name, value in mine.items():
+        other = theirs.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            yield from _differences(other, value, f"{above}{name}.")
+        elif other != value:
+            yield f"{above}{name} {other}, here {value}"
 
 
 def run(

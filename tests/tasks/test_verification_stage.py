@@ -110,7 +110,12 @@ class Given:
         (done, total) per verdict that was newly reached."""
         seen = []
         ref = candidates if isinstance(candidates, SnapshotRef) else self.candidates(candidates)
-        with observed_by(lambda name, done, total, note: seen.append((done, total))):
+
+        def observe(name, done, total, note):
+            if note != "starts the workers":
+                seen.append((done, total))
+
+        with observed_by(observe):
             return stage.run(ref, self.tasks, CONFIG, Language.CPP), seen
 
 
@@ -534,6 +539,22 @@ def test_a_verdict_is_reused_under_the_conditions_it_was_reached_under(given, ta
     assert asked() == 0
     monkeypatch.setattr(stage, "PROTOCOL_VERSION", stage.PROTOCOL_VERSION + 1)
     assert asked() == 1
+
+
+def test_what_keeps_verdicts_from_serving_another_profile_is_said(given, tasks, caplog):
+    asked = given.candidates([answer(tasks[0], n) for n in range(2)])
+
+    def said(config=CONFIG):
+        with given.work(asked, Judge(), config) as work:
+            work.run()
+        return [each.getMessage() for each in caplog.records if "anew" in each.getMessage()]
+
+    assert said() == said() == []
+    timing = CONFIG.eval.timing.model_copy(update={"max_s": 0.4})
+    slower = CONFIG.eval.model_copy(update={"timing": timing})
+    (text,) = said(CONFIG.model_copy(update={"eval": slower}))
+    assert text.startswith("2 candidates are verified anew: verdicts of ")
+    assert text.endswith(f"with protocol.timing.max_s {CONFIG.eval.timing.max_s}, here 0.4")
 
 
 def test_the_conditions_of_a_gpu_name_its_driver_and_cuda(monkeypatch):

@@ -1,0 +1,91 @@
+"""Pages of commands whose data are more than a person reads: the headline first, counts before
+rows. `--json` has everything."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from flows.cli.render import Json, clean_line, label, render
+from tasks.progress import duration
+
+ROW_COLUMNS = 8
+"""Most columns of a snapshot's rows that are shown, of those that tell the rows apart."""
+QUIET = frozenset({"schema_version", "language", "verdict_key", "log_tail", "phases"})
+"""Columns that say little of a row."""
+LONGEST_COUNTS = 12
+WIDTH = 100
+MORE = "--json prints the whole manifest, the types of the columns and every value."
+
+
+def of_snapshot(data: Json) -> str:
+    """What a snapshot holds, its rows, and the names of its columns."""
+    manifest: Mapping[str, Any] = data["manifest"] or {}
+    stage, fingerprint = data["path"].rsplit("/", 2)[-2:]
+    if not data["finished"]:
+        headline = f"{stage} {fingerprint[:12]} is unfinished"
+    else:
+        took = f", made in {duration(manifest['seconds'])}" if manifest.get("seconds") else ""
+        of = [manifest[name] for name in ("language", "device") if manifest.get(name)]
+        headline = f"{stage} {fingerprint[:12]}: {manifest['rows']:,} rows"
+        headline = ", ".join([headline, *of]) + took
+    counts = {
+        name: dict(list(value.items())[:LONGEST_COUNTS])
+        for name, value in manifest.items()
+        if name.endswith("_counts") and value
+    }
+    about = {"made_at": (manifest.get("created_at") or "")[:16].replace("T", " "), **counts}
+    about |= {"path": data["path"]}
+    about |= {"upstream": manifest["upstream"]} if manifest.get("upstream") else {}
+    rows = [_brief(row) for row in data["rows"]]
+    columns = textwrap.wrap(f"columns: {', '.join(map(label, data['columns']))}", WIDTH)
+    body = render({name: value for name, value in about.items() if value} | {"rows": rows})
+    return "\n".join([clean_line(headline), "", body, "", *columns, "", MORE])
+
+
+def _brief(row: Json) -> Json:
+    plain = {
+        name: value
+        for name, value in row.items()
+        if name not in QUIET and not isinstance(value, Mapping | list)
+    }
+    if timing := row.get("timing"):
+        plain = {"speedup": timing.get("speedup"), **plain}
+    names = list(plain)
+    first = [name for name in ("candidate_id", "task_id", "status", "reason") if name in plain]
+    names = [*first, *(name for name in names if name not in first)][:ROW_COLUMNS]
+    return {name: plain[name] for name in names}
+
+
+def of_morning(data: Json) -> str:
+    """What is new, what to do, what failed."""
+    refresh: Mapping[str, Any] = data["refresh"]
+    began = f"{refresh['name']}, {refresh['began_at'][:16].replace('T', ' ')} UTC"
+    fresh: Mapping[str, int] = data["new_status_counts"]
+    verdicts = [
+        {"verdict": name, "all": count, "new": fresh.get(name, 0)}
+        for name, count in sorted(data["status_counts"].items(), key=lambda each: -each[1])
+    ]
+    errors = [
+        {name: each[name] for name in ("count", "tasks", "reason", "signature")}
+        for each in data["errors"]
+    ]
+    failed = [{"reason": name, "new": count} for name, count in data["reason_counts"].items()]
+    unfinished = [
+        {name: each[name] for name in ("began_at", "ending", "error")}
+        for each in data["unfinished"]
+    ]
+    told = {
+        "to_do": data["next_steps"],
+        "what_came": data["changes"],
+        "verdicts": verdicts,
+        "confirmed": data["confirmation"],
+        "what_failed": failed,
+        "errors": errors,
+        "refreshes_that_did_not_end": unfinished,
+        "error": refresh["error"],
+        "cautions": data["cautions"],
+    }
+    shown = {name: value for name, value in told.items() if value}
+    return "\n".join([f"{clean_line(began)}: {clean_line(data['headline'])}", "", render(shown)])

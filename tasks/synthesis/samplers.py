@@ -43,4 +43,5 @@ def require_endpoint(config: SynthesisConfig) -> str:
     EvalError as `OpenAISampler.require_model`."""
     from tasks.synthesis.client import OpenAISampler
 
-    return OpenAISampler.from_config(config, "").require_model()
+    untokenized = config.model_copy(update={"tokenizer": None})  # asking builds no small model
+    return OpenAISampler.from_config(untokenized, "").require_model()

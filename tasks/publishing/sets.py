@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.settings import validated
-from tasks.publishing.config import PublishOptions
+from tasks.publishing.config import TEST, PublishOptions
 from tasks.publishing.hub import push_to_hub
 from tasks.publishing.lineage import find_curated
 from tasks.publishing.publish import publish
+
+NOTHING_HELD_OUT = "no task was held out, so there is no split test: raise --holdout"
 
 
 def publish_set(
@@ -30,12 +32,13 @@ def publish_set(
     chosen = validated(PublishOptions, given, "concur publish")
     folder = Path(out).expanduser().absolute()
     published = publish(find_curated(root, curated), folder, chosen)
+    untested = TEST not in published.rows
     pushed = push_to_hub(folder, push, private=not public) if push else None
     return {
         "folder": str(folder),
         **published.model_dump(include={"tag", "fingerprint", "curated"}),
         "rows": published.rows,
-        "without_test": bool(chosen.holdout_share) and "test" not in published.rows,
+        "caution": NOTHING_HELD_OUT if chosen.holdout_share and untested else None,
         "files": len(published.files) + 1,
         "size_bytes": sum((folder / path).stat().st_size for path in published.files),
         "hub": pushed.model_dump() if pushed else None,

@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from tests.support.curated import line, sample
+from tests.support.doc_commands import fences
 from tests.support.processes import python
 from tests.support.typed import data_of, refused, typed
 
@@ -35,8 +36,22 @@ def test_publish_says_where_and_which_revision(tmp_path, curated, to_set):
 
 
 def test_a_share_that_holds_out_no_task_is_said(tmp_path, curated, to_set):
-    assert "without test" in typed(*to_set, "--holdout", "0.000001")
-    assert data_of(*to_set)["without_test"] is False, "nothing was to be held out"
+    assert "raise --holdout" in " ".join(typed(*to_set, "--holdout", "0.000001").split())
+    assert data_of(*to_set)["caution"] is None, "nothing was to be held out"
+
+
+def test_the_page_s_example_on_what_the_demo_selects(tmp_path, monkeypatch):
+    """The tasks that every training set of the demo has held so far."""
+    names = ("leaky_integrator", "max_pool2d", "pairwise_l1_distance", "smooth_l1_rows")
+    line(tmp_path / ".concur", [sample(f"bundled/{name}", 0, 10, 6.0) for name in names])
+    monkeypatch.chdir(tmp_path)
+    own = [fence for fence in fences() if fence.page.name == "publish-a-data-set.md"]
+    command, script = own[0].text, own[1].text
+    typed(*shlex.split(command.removeprefix(".venv/bin/concur ")))
+    cache = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = python(script + "print(train.num_rows, test.num_rows)", **cache)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "2"]
 
 
 def test_diff_in_words_and_as_json(tmp_path, curated, to_set):

@@ -11,7 +11,7 @@ from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
 from tasks.sources.config import TasksConfig
 from tasks.synthesis import sizing
-from tasks.synthesis.config import USAGE, SynthesisConfig
+from tasks.synthesis.config import SynthesisConfig
 from tasks.training.recipe import TrainingRecipe
 
 Part = Literal["refresh", "training", "benchmark"]
@@ -58,17 +58,10 @@ def endpoint(config: SynthesisConfig, root: str) -> str:
 
 
 def generator_tokenizer(config: SynthesisConfig, root: str) -> str:
-    """Require a tokenizer: curation refuses an endpoint's answers without reasoning length."""
-    if config.tokenizer is None and config.sampler == "openai":
-        raise UsageError(
-            "synthesis.tokenizer is not set: reasoning lengths would be unknown, and curation needs"
-            " them",
-            f"--set synthesis.tokenizer={config.model}, another hub id or directory, or usage where"
-            " the endpoint counts reasoning itself",
-        )
-    if config.tokenizer == USAGE:
-        return "reasoning is counted by the endpoint"
-    return tokenizer(config.tokenizer, root) if config.tokenizer else "the generator's own"
+    if config.tokenizer:
+        return tokenizer(config.tokenizer, root)
+    counted = "none: reasoning is counted from the endpoint's usage"
+    return counted if config.sampler == "openai" else "the generator's own"
 
 
 def tokenizer(name: str, root: str) -> str:

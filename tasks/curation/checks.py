@@ -89,7 +89,7 @@ def require_lengths(correct: pl.DataFrame) -> None:
             f"{unknown.height} of {correct.height} correct samples of {_generators(unknown)} have"
             " no reasoning_tokens, which curation compares",
             "give that generator's tokenizer with --set synthesis.tokenizer=HUB_ID_OR_DIRECTORY and"
-            " run synthesis again",
+            " run again: no answer is asked for twice",
         )
     if correct.height and not (correct["reasoning_tokens"] > 0).any():
         raise UsageError(

@@ -18,7 +18,6 @@ from tasks.keys import UNKEYED
 from tasks.synthesis.known_models import sampling_for
 
 GROUP = "concur.samplers"
-USAGE = "usage"
 BUILT_IN = ("recorded", "transformers", "openai", "vllm")
 
 
@@ -55,8 +54,8 @@ class SynthesisConfig(Record):
     """openai: the endpoint, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY holds its key"""
     tokenizer: str | None = None
     """the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the
-    demo's, 'usage' for what an endpoint counts itself (completion_tokens_details in its usage).
-    null: the model's own, of an endpoint none"""
+    demo's. null: the model's own; of an endpoint what its usage counts as reasoning, else the
+    reasoning's share, by characters, of the tokens that it counts"""
     samples_per_task: PositiveInt = 5
     """paper section 3: five candidates per task"""
     sampling: SamplingParams = Field(default=SamplingParams(), validate_default=True)

@@ -13,7 +13,7 @@ from kernels_eval.records import KernelTask, Language, Record, SamplingParams, s
 from tasks.files import file_sha256
 from tasks.models import count_tokens
 from tasks.sources.small_model import resolve_model
-from tasks.synthesis.config import USAGE, SynthesisConfig
+from tasks.synthesis.config import SynthesisConfig
 
 
 class Request(Record):
@@ -111,9 +111,7 @@ def required(config: SynthesisConfig, setting: str, example: str) -> Any:
 
 def tokenizer_of(config: SynthesisConfig, root: str) -> str | None:
     """The generator's tokenizer, a directory or hub id; None where tokens are not counted here."""
-    if config.tokenizer in (None, USAGE):
-        return None
-    return resolve_model(config.tokenizer, root)
+    return resolve_model(config.tokenizer, root) if config.tokenizer else None
 
 
 def adapter_of(config: SynthesisConfig, adapter: Path | None) -> Path | None:

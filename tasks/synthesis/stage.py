@@ -19,7 +19,7 @@ from tasks.progress import report
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.parsing import parse_response
+from tasks.synthesis.parsing import Parsed, parse_response
 from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.refine import FOLLOW_UP_VERSION
 from tasks.synthesis.requests import (
@@ -179,6 +179,10 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> Jso
         response.text, reasoning=response.reasoning, finish_reason=response.finish_reason
     )
     counted = _count(sampler.count_tokens, parsed.reasoning)
+    if counted is None:
+        counted = response.reasoning_tokens
+    if counted is None:
+        counted = usage_share(response.completion_tokens, parsed)
     asked = (request.task, sampler.generator, request.sampling, request.sample_index)
     candidate = Candidate(
         candidate_id=candidate_id(*asked, response.text, request.turn, request.parent),
@@ -192,7 +196,7 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> Jso
         ),
         response=response.text,
         **parsed.model_dump(),
-        reasoning_tokens=counted if counted is not None else response.reasoning_tokens,
+        reasoning_tokens=counted,
         completion_tokens=response.completion_tokens,
         finish_reason=response.finish_reason,
         turn=request.turn,
@@ -209,17 +213,28 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> Jso
 def parsed_again(row: Json, count_tokens: CountTokens) -> Json:
     """A kept row with its derived columns as today's parser has them.
 
-    Tokens are counted again only where the reasoning has changed.
+    Tokens are counted again only where the reasoning has changed, or they were not counted by a
+    tokenizer.
     """
     parsed = parse_response(
         row["response"],
         reasoning=row["separated_reasoning"],
         finish_reason=row["finish_reason"],
     )
-    tokens = row["reasoning_tokens"]
-    if parsed.reasoning != row["reasoning"]:
+    tokens, by_usage = row["reasoning_tokens"], usage_share(row["completion_tokens"], parsed)
+    if parsed.reasoning != row["reasoning"] or tokens in (None, by_usage):
         tokens = _count(count_tokens, parsed.reasoning)
+        tokens = by_usage if tokens is None else tokens
     return row | parsed.model_dump() | {"reasoning_tokens": tokens}
+
+
+def usage_share(completion_tokens: int | None, parsed: Parsed) -> int | None:
+    """The reasoning's share, by characters, of the tokens that an endpoint counted; None without
+    its count."""
+    if completion_tokens is None:
+        return None
+    written = len(parsed.reasoning) + len(parsed.answer)
+    return round(completion_tokens * len(parsed.reasoning) / written) if written else 0
 
 
 def _count(count_tokens: CountTokens, text: str) -> int | None:

@@ -64,9 +64,13 @@ MODELS = {"data": [{"id": "mine"}, {"id": "other"}]}
         (404, {}, "does not list mine"),
     ],
 )
-def test_an_endpoint_that_has_the_model_or_keeps_no_list(server, tmp_path, status, body, said):
+def test_an_endpoint_that_has_the_model_or_keeps_no_list(
+    server, tmp_path, monkeypatch, status, body, said
+):
+    monkeypatch.chdir(tmp_path)
     server["/v1/models"] = (status, body)
     assert said in ready.endpoint(asked(server["url"]), str(tmp_path))
+    assert not list(tmp_path.iterdir()), "asking makes no small model for its tokenizer"
 
 
 def test_an_endpoint_without_the_model_names_those_it_has(server, tmp_path, monkeypatch):
@@ -95,20 +99,17 @@ def test_a_rerun_whose_answers_are_there_needs_no_endpoint(tmp_path):
         ready.endpoint(asked("http://127.0.0.1:9/v1", samples_per_task=2), str(tmp_path))
 
 
-def test_a_tokenizer_that_is_missing_or_not_named_stops_the_run(tmp_path, monkeypatch):
+def test_a_tokenizer_that_is_missing_stops_the_run_and_none_is_needed(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = asked("http://127.0.0.1:9/v1")
     unnamed = config.model_copy(update={"tokenizer": None})
-    with pytest.raises(UsageError, match="synthesis.tokenizer is not set"):
-        ready.generator_tokenizer(unnamed, str(tmp_path))
+    assert "the endpoint's usage" in ready.generator_tokenizer(unnamed, str(tmp_path))
     with pytest.raises(UsageError, match="does not exist"):
         ready.tokenizer(str(tmp_path / "gone"), str(tmp_path))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="cannot load"):
         ready.tokenizer(str(tmp_path / "empty"), str(tmp_path))
     assert "small" in ready.generator_tokenizer(config, str(tmp_path))
-    counted = config.model_copy(update={"tokenizer": "usage"})
-    assert "by the endpoint" in ready.generator_tokenizer(counted, str(tmp_path))
     assert not (tmp_path / "models").exists(), "it looks and makes nothing"
 
 
@@ -166,11 +167,7 @@ def test_doctor_says_cannot_run_with_the_cause_and_the_fix(tmp_path, monkeypatch
     done = CliRunner().invoke(main, ["doctor", "--profile", "mine.yaml", "--json"])
     found = {each["name"]: each for each in json.loads(done.stdout)["checks"]}
     assert done.exit_code == 1
-    for name, fix in (
-        ("tasks", "tasks"),
-        ("endpoint", "synthesis.base_url"),
-        ("tokenizer", "--set synthesis.tokenizer=m"),
-    ):
+    for name, fix in (("tasks", "tasks"), ("endpoint", "synthesis.base_url")):
         assert not found[name]["ok"] and found[name]["need"] == "required", found[name]
         assert fix in found[name]["fix"] or name == "tasks"
     text = CliRunner().invoke(main, ["doctor", "--profile", "mine.yaml"]).stdout

@@ -64,13 +64,14 @@ RESPONSES = [
 def test_parsing_again_gives_the_same_row(response, reasoning):
     parsed = parse_response(response, reasoning=reasoning, finish_reason="stop")
     row = {"response": response, "finish_reason": "stop", **parsed.model_dump()}
-    row |= {"reasoning_tokens": 9, "turn": 2, "separated_reasoning": reasoning}
+    row |= {"reasoning_tokens": 9, "completion_tokens": None, "turn": 2}
+    row |= {"separated_reasoning": reasoning}
     again = parsed_again(row, lambda texts: pytest.fail("the reasoning is the same"))
     assert again == row
 
 
 def test_tokens_are_counted_again_where_the_reasoning_changes():
     row = {"response": f"<think>hm</think>{BLOCK}", "reasoning": "", "reasoning_tokens": 0}
-    row |= {"separated_reasoning": None, "finish_reason": "stop"}
+    row |= {"separated_reasoning": None, "finish_reason": "stop", "completion_tokens": None}
     assert parsed_again(row, lambda texts: [len(text) for text in texts])["reasoning_tokens"] == 2
     assert parsed_again(row, lambda texts: None)["reasoning_tokens"] is None

@@ -44,10 +44,27 @@ def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path):
         assert server.bodies == []
 
 
-def test_an_endpoint_may_count_the_reasoning_itself(tmp_path):
-    body = completion("An answer.", reasoning="think of tiles")
-    body["usage"]["completion_tokens_details"] = {"reasoning_tokens": 3}
+@pytest.mark.parametrize(
+    "tokens, details, counted",
+    [
+        pytest.param(24, {"reasoning_tokens": 3}, 3, id="the endpoint counts reasoning"),
+        pytest.param(24, None, 14, id="its share of what the endpoint counts: 14 of 24 characters"),
+        pytest.param(None, None, None, id="no usage at all"),
+    ],
+)
+def test_without_a_tokenizer_usage_counts_the_reasoning(tmp_path, tokens, details, counted):
+    body = completion("An answer.", tokens=tokens, reasoning="think of tiles")
+    if details:
+        body["usage"]["completion_tokens_details"] = details
     with serving(lambda number, _: (200, body)) as server:
-        asked = config("m", sampler="openai", base_url=server.url, tokenizer="usage")
-        rows = Synthesis(tasks_snapshot(tmp_path), asked, Language.CPP).run().open().read()
-    assert rows["reasoning_tokens"].to_list() == [3, 3]
+        asked = config("m", sampler="openai", base_url=server.url)
+        tasks = tasks_snapshot(tmp_path)
+        rows = Synthesis(tasks, asked, Language.CPP).run().open().read()
+        assert rows["reasoning_tokens"].to_list() == [counted, counted]
+        # a tokenizer that is named later counts what the endpoint could not, and asks for nothing
+        build_small_model(tmp_path / "own", TEXTS[1:], SmallModelConfig(vocab_size=512))
+        named = asked.model_copy(update={"tokenizer": str(tmp_path / "own")})
+        again = Synthesis(tasks, named, Language.CPP).run().open().read()
+        assert len(server.bodies) == 2
+    own = 3 if details else count_tokens(tmp_path / "own", ["think of tiles"])[0]
+    assert again["reasoning_tokens"].to_list() == [own, own]

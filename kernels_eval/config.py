@@ -279,9 +279,14 @@ FIRST_ELEMENTS, SPREAD_ELEMENTS = 1 << 22, 1 << 12
 whether two tensors may be the same. A choice of time."""
 MOST_TASK_OPERATORS = 256
 """Operators of a reference that a verdict names. A choice."""
-SCATTER_DRAWS, SCATTER_UNITS = 4, 2
-"""How often operators round otherwise, by how many units, in a look for how far apart outputs are;
-gates allow for a multiple of that. A choice."""
+SCATTER_DRAWS, SCATTER_UNITS, SCATTER_UNITS_HALF = 4, 2.0, 0.25
+"""How often operators round otherwise, by how many units in fp32 (RMS) and in a 16-bit type (where
+that is one rounding), in a look for how far apart outputs are; gates allow for a multiple of that.
+A choice: __expf and Triton's exp err by two."""
+ARGUMENT, WINOGRAD = 1 / 4, 4
+"""How many times as far arguments of exp and the like are moved, as rounding x log2(e) does (0.29
+units), and factors of a convolution: Winograd's F(4x4, 3x3) costs that much (measured; A. Lavin,
+S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016)."""
 COMPARED_AT_ONCE, OUTPUTS_AT_ONCE, TERMS_AT_ONCE = 1 << 24, 8, 1 << 17
 """Elements, outputs of a round, and terms of sums that are worked on at once: float64 copies of
 whole outputs would not fit, and page faults of longer arrays cost a new process more than adding
@@ -303,27 +308,47 @@ choice of time."""
 
 
 class Gates(NamedTuple):
-    """Largest RMS(err)/RMS(oracle) of a task's precision, and of an element in fp32: |err| <= r
-    (|y| + RMS(y)). Half precision: four roundings to 11 bits (fp16, TF32), or to 8 (bf16)."""
+    """Largest RMS(err)/RMS(oracle) by a task's precision, where nothing widens it, and the least
+    gate of an element in fp32: |err| <= r (|y| + RMS(y))."""
 
-    fp32: float = 1e-5
-    half: float = 2e-3
-    bf16: float = 1.6e-2
+    fp32: float = 1e-6
+    half: float = 8e-4
+    bf16: float = 6.4e-3
     elementwise_fp32: float = 1e-4
+
+    def of(self, precision: str) -> float:
+        """That of `fp32`, `fp16`, `bf16`, `e4m3` or `e5m2`."""
+        fp8 = {"e4m3": E4M3_GATE, "e5m2": 2 * E4M3_GATE}
+        return ({"fp32": self.fp32, "fp16": self.half, "bf16": self.bf16} | fp8)[precision]
 
 
 GATES = Gates()
-"""Measured on a product with K = 4096: fp32 3.7e-7, TF32 2.9e-4, fp16 3.6e-4."""
+"""fp32: honest kernels without long sums err by at most 5e-7 (fast exp, rsqrt and division
+included), 17 bits of mantissa by 1.5e-6. fp16, bf16: four times the RMS error of one rounding,
+2.1e-4 and 1.7e-3; kernels that round every step err by twice that, int8 factors by 7e-3. Measured:
+benchmarks/results/2026-11-28-gates.md."""
+WIDEST = Gates(fp32=1e-5, half=2e-3, bf16=1.6e-2)
+"""No scatter widens a gate beyond, where there are many outputs: four roundings to 11 or 8 bits; of
+fp32, a thirtieth of what TF32 costs (2.9e-4, K = 4096)."""
 HARD_GATES = Gates(fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
 """On hard inputs. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
 passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
 E4M3_GATE = 0.06
 """Gate of outputs in float8_e4m3fn: half a unit in the last place. The RMS error of one rounding is
 at most 0.036 (relative spacing of 2^-3 / sqrt(12))."""
+ELEMENT_FACTOR = 10
+"""How many times as wide the gate of single elements is."""
 TIGHTEST_GATE = 1e-6
 """No gate asks for more of a sound fp32 kernel: 16 units in the last place."""
-REFERENCE_FACTOR = 8
-"""A gate is never below this multiple of the fp32 reference's own error."""
+REFERENCE_FACTOR, REFERENCE_FACTOR_HALF = 8, 4
+"""A gate is never below this multiple of the fp32 reference's own error: Strassen's products err by
+four times as much as plain ones. In fp16 and bf16 a kernel rounds where the reference does, or
+less: there twice as much was the most."""
+UNKNOWN_OWN_ERROR = 1.25e-6
+"""What an fp32 reference is taken to err by where that could not be measured."""
+SCATTER_FACTOR = 3
+"""Nor below this multiple of what outputs differ by where every operator rounds otherwise.
+Measured: Winograd's F(4x4, 3x3) errs by 1.3 times that."""
 SEQUENTIAL_FACTOR = 4
 """Nor below this multiple of the error of adding up the reference's long sums in fp32, one term
 after the other. A choice: honest kernels add in blocks, and err by less."""
@@ -335,12 +360,19 @@ APPROXIMATION_RMS = 2e-3
 DOWNCAST_SPREAD = 10
 """Largest worst element / RMS error of a downcast. Rounding errors that are normal reach 5 among a
 million elements; one wrong element of N reaches about sqrt(N)."""
-FORMULA_RMS, FORMULA_MAX, FORMULA_TO = 1e-5, 1e-4, 0.1
+FORMULA_RMS, FORMULA_MAX, FORMULA_TO = 1e-6, 1e-4, 0.1
 """Relative errors (RMS, or of the worst element; at most) of which it is asked whether they look
 like rounding or like another formula: from the fp32 gates on."""
+FORMULA_NAMED = 1e-2
+"""Largest relative RMS error that is called another formula: beyond, an answer is plainly wrong."""
 FORMULA_SAMPLE, FORMULA_BINS, FORMULA_SHARE = 1 << 20, 64, 0.45
 """Elements, bins, and the share of the squared error that the bins of another formula explain:
 measured 0.6 and more, and 0.1 (0.38 where digits are cut off) for rounding."""
+FORMULA_NEIGHBOURS, NEIGHBOUR_SHARE, FORMULA_LEFT = 8, 0.165, 0.05
+"""What of another formula's error its output leaves open: the least difference from the errors of
+the next outputs on either side, of three quarters of them at most. Of noise that is this share of
+its RMS (measured). It may be a gate, or this share of the error (GELU by tanh: 0.007 of 4,096
+outputs, 0.03 of 1,024)."""
 MARK_SIZE, MARKS_ALIKE = 1e3, 1 - 1e-3
 """How large a mark is (such as -1e9 for what is masked), and how many times larger than all others;
 how much alike marks are. A choice."""
@@ -352,9 +384,9 @@ KERNELBENCH_TOLERANCES = (1e-4, 1e-2)
 SAME_ERROR_SHARE = 1e-3
 """An answer whose error changes by a smaller share when the call is repeated is the same answer:
 last bits do not explain a wrong one. A choice."""
-DOUBTFUL_RMS = 5e-6
-"""Relative RMS error from which an unseen answer is compared with a float64 oracle, too: sums near
-zero may be off by so much in either."""
+DOUBTFUL_RMS = 1e-6
+"""Relative RMS error from which an unseen answer is compared with a float64 oracle, too: the fp32
+gate."""
 FEW_BESIDE_STEP, FEW_BESIDE_STEP_SHARE = 4, 1e-3
 """Elements, and the share of all, that may be off because they hang on a step (floor, argmax). A
 choice."""

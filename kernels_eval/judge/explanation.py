@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from kernels_eval.config import SAME_ERROR_SHARE
+from kernels_eval.config import FORMULA_NAMED, SAME_ERROR_SHARE, WIDEST
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import Trial
-from kernels_eval.protocol import DECLARED, LATER, Comparison
+from kernels_eval.protocol import DECLARED, LATER, Comparison, NameDowncast
 from kernels_eval.records import Reason
 
 NUMBERS = (Reason.WRONG_OUTPUT, Reason.PRECISION_DOWNCAST)
 """What numbers beyond their gates are called until something explains them."""
 
+DOWNCASTS = {
+    "TF32": "factors in TF32 (or fp16) explain the error (Triton's tl.dot takes TF32 by default:"
+    ' give it input_precision="ieee", or allow_tf32=False; in CUDA, no TF32 math mode of cuBLAS or'
+    " cuDNN, and no mma of tf32); ",
+    "bf16": "factors in bf16 explain the error: keep them in fp32; ",
+    "fp16": "factors in fp16 explain the error: keep them in fp32; ",
+}
+
 
 def explained(trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess) -> Stop:
     """The reason and one line for a wrong output, given how it was obtained."""
     calls, wrong = process.calls, outcome is Reason.WRONG_OUTPUT
+    small = outcome in NUMBERS and found.rms < WIDEST.bf16
     if LATER in found.equals_trial:
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
     elif trial.weights_seed is not None and DECLARED in found.equals_trial:
@@ -30,6 +39,8 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif any(call.rerun_differs for call in calls) and _error_varies(trial, found, process):
         outcome = Reason.NON_DETERMINISTIC
         why = "repeating the call on the same inputs gives another answer; "
+    elif small and (why := _downcast(trial, process)):
+        outcome = Reason.PRECISION_DOWNCAST
     elif wrong and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
     elif wrong and _right_with_copied_weights(trial, process):
@@ -48,11 +59,12 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
             " in which it does; write arguments that it changes in place); "
         )
     elif outcome is Reason.NON_FINITE:
-        why = (
-            "NaN or infinity in other places than in the reference (an exp that overflows? with"
-            " -ffast-math, compilers assume that nothing does); "
+        why = "NaN or infinity in other places than in the reference " + (
+            "(an exp that overflows? with -ffast-math, compilers assume that nothing does); "
+            if trial.row.hard
+            else "(is something read out of bounds or of a view, or before it is written?); "
         )
-    elif wrong and found.systematic:
+    elif wrong and found.systematic and found.rms < FORMULA_NAMED:
         why = "another formula (an approximation?): the error is a function of the output; "
     elif wrong and trial.weights_seed is not None:
         why = (
@@ -81,6 +93,17 @@ def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:
     except Stop:
         return False
     return again in (Reason.OK, Reason.APPROXIMATION)
+
+
+def _downcast(trial: Trial, process: CandidateProcess) -> str:
+    """What a small error of an fp32 task is explained by, or ""."""
+    reference = process.reference
+    if reference.gates.precision != "fp32" or trial not in reference.trials:
+        return ""
+    found = reference.request(NameDowncast(trial=trial.name))
+    if found.bits < 23:
+        return f"its outputs keep {found.bits} bits of mantissa, fp32 has 23; "
+    return DOWNCASTS.get(found.format, "")
 
 
 def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:

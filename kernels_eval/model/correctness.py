@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from kernels_eval.config import (
     APPROXIMATION_RMS,
     DOWNCAST_SPREAD,
-    E4M3_GATE,
+    ELEMENT_FACTOR,
+    FORMULA_LEFT,
     GATES,
     MOST_WRONG_SHARE,
     REFERENCE_FACTOR,
+    REFERENCE_FACTOR_HALF,
+    SCATTER_FACTOR,
     SEQUENTIAL_FACTOR,
     TIGHTEST_GATE,
+    WIDEST,
     Gates,
 )
 from kernels_eval.protocol import Comparison
@@ -24,8 +28,8 @@ from kernels_eval.records import Reason
 PRECISION_OF = {"float32": "fp32", "float64": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 PRECISION_OF |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 WORST = (
-    *("rms", "reference_rms", "max", "reference_max", "sequential_rms"),
-    *("wrong_share", "reference_wrong_share", "unequal"),
+    *("rms", "reference_rms", "max", "reference_max", "sequential_rms", "scatter_rms"),
+    *("scatter_max", "left_rms", "wrong_share", "reference_wrong_share", "unequal"),
 )
 
 
@@ -61,23 +65,19 @@ def judge(
     """
     if not measured.masks_match:
         return Reason.NON_FINITE
-    base = {
-        "fp32": gates.fp32,
-        "fp16": gates.half,
-        "bf16": gates.bf16,
-        "e4m3": E4M3_GATE,
-        "e5m2": 2 * E4M3_GATE,
-    }[precision]
-    own = REFERENCE_FACTOR * measured.reference_rms
-    if precision in ("e4m3", "e5m2"):  # its own error is that of one rounding, and so is the gate
-        own = base
+    base, fp8 = gates.of(precision), precision in ("e4m3", "e5m2")
+    factor = REFERENCE_FACTOR if precision == "fp32" else REFERENCE_FACTOR_HALF
+    # FP8's own error is that of one rounding, and so is its gate
+    own = base if fp8 else factor * measured.reference_rms
     plain = SEQUENTIAL_FACTOR * measured.sequential_rms
-    gate = min(max(base, own, plain), max(loosest, own, TIGHTEST_GATE))
-    # The elementwise gate scales with the RMS gate (1e-4 belongs to 1e-5), and like it never asks
-    # for more than the reference gives.
+    scatter = 0.0 if fp8 else SCATTER_FACTOR * measured.scatter_rms
+    gate = min(max(base, own, plain, scatter), max(loosest, own, TIGHTEST_GATE))
+    # like the RMS gate it never asks for more than the reference gives
     elementwise = max(
-        gate * gates.elementwise_fp32 / gates.fp32,
-        REFERENCE_FACTOR * measured.reference_max,
+        ELEMENT_FACTOR * gate,
+        min(gates.elementwise_fp32, ELEMENT_FACTOR * loosest) if precision == "fp32" else 0.0,
+        factor * measured.reference_max,
+        SCATTER_FACTOR * measured.scatter_max,
     )
     if measured.rms <= gate and measured.max <= elementwise:
         most = max(MOST_WRONG_SHARE, REFERENCE_FACTOR * measured.reference_wrong_share)
@@ -87,12 +87,22 @@ def judge(
     if measured.systematic:
         # other inputs reach where an approximation is worst
         near = measured.kernelbench_1e4 if own_inputs else measured.kernelbench_1e2
-        close = near and measured.rms <= APPROXIMATION_RMS
+        left = measured.left_rms <= max(gate, FORMULA_LEFT * measured.rms)
+        close = near and left and measured.rms <= min(APPROXIMATION_RMS, loosest)
         return Reason.APPROXIMATION if close else Reason.WRONG_OUTPUT
     # The signature of a downcast: a small relative error spread over the whole output. A few wrong
     # elements are large against the RMS.
-    least = max(gate, 10 * base, 10 * own if own > 4 * plain else 0.0)
-    most = min(8 * gates.bf16, DOWNCAST_SPREAD * measured.rms)
-    if least < measured.rms <= gates.bf16 and measured.max <= most:
+    least = max(gate, 10 * base, 10 * scatter, plain, 10 * own if own > 4 * plain else 0.0)
+    most = min(8 * WIDEST.bf16, DOWNCAST_SPREAD * measured.rms)
+    if least < measured.rms <= WIDEST.bf16 and measured.max <= most:
         return Reason.PRECISION_DOWNCAST
     return Reason.WRONG_OUTPUT
+
+
+def hangs_on_scatter(measured: Comparison, precision: str) -> bool:
+    """Whether only the scatter of outputs, not measured yet, could make this answer right."""
+    if precision not in ("fp32", "fp16", "bf16") or judge(measured, precision) is Reason.OK:
+        return False
+    most = WIDEST.of(precision) / SCATTER_FACTOR
+    widened = {"scatter_rms": most, "scatter_max": ELEMENT_FACTOR * most}
+    return judge(measured.model_copy(update=widened), precision) is Reason.OK

@@ -15,6 +15,7 @@ from kernels_eval.config import (
     COMPARED_AT_ONCE,
     FORMULA_BINS,
     FORMULA_MAX,
+    FORMULA_NEIGHBOURS,
     FORMULA_RMS,
     FORMULA_SAMPLE,
     FORMULA_SHARE,
@@ -22,6 +23,7 @@ from kernels_eval.config import (
     KERNELBENCH_TOLERANCES,
     MARK_SIZE,
     MARKS_ALIKE,
+    NEIGHBOUR_SHARE,
 )
 from kernels_eval.protocol import Comparison
 
@@ -48,9 +50,10 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
     found = _errors_of(y, a, y if own_oracle else r, finite=finite)
     seen = found.rms > FORMULA_RMS or found.max > FORMULA_MAX
-    asked = seen and found.rms < FORMULA_TO and not found.systematic
-    if asked and a.dtype == torch.float32 and _follows_output(y, a):
-        return found.model_copy(update={"systematic": True})
+    if not seen or found.rms >= FORMULA_TO or a.dtype != torch.float32:
+        return found
+    if found.systematic or _follows_output(y, a):
+        return found.model_copy(update={"systematic": True, "left_rms": _left_open(y, a)})
     return found
 
 
@@ -84,10 +87,7 @@ def _follows_output(y: Tensor, a: Tensor) -> bool:
     tanh), under 10 % of rounding's (38 % where digits are cut off). A shorter mantissa means
     rounding.
     """
-    step = -(-y.numel() // FORMULA_SAMPLE)
-    y, a = y[::step].double(), a[::step]
-    usable = torch.isfinite(y) & torch.isfinite(a) & (a != y)  # zeros tell nothing
-    y, a = y[usable], a[usable]
+    y, a = _sampled(y, a)
     bins = min(FORMULA_BINS, y.numel() // 16)
     if bins < 4 or not bool((a.view(torch.int32) & SHORT_MANTISSA).any()):
         return False
@@ -97,6 +97,33 @@ def _follows_output(y: Tensor, a: Tensor) -> bool:
     mantissa, exponent = torch.frexp(y)
     ratios = exponent * 64 + (mantissa * 32).floor()
     return any(_explained(error, bins) > FORMULA_SHARE for bins in (ranks, ratios))
+
+
+def _left_open(y: Tensor, a: Tensor) -> float:
+    """RMS of the part of an error that its output does not explain, relative to the output's: what
+    sets it apart from the most alike error of the next outputs, as a formula may have branches.
+    """
+    y, a = _sampled(y, a)
+    error = (a - y)[y.argsort()]
+    apart = torch.full_like(error, torch.inf)
+    for step in range(1, min(FORMULA_NEIGHBOURS, max(0, len(error) - 1)) + 1):
+        difference = (error[step:] - error[:-step]).abs()
+        apart[step:] = apart[step:].minimum(difference)
+        apart[:-step] = apart[:-step].minimum(difference)
+    scale = float(y.square().mean().sqrt()) if len(y) else 1.0
+    if len(error) < 4 * FORMULA_NEIGHBOURS:  # too few to tell
+        return min(float(error.abs().amax()) / scale, sys.float_info.max) if len(y) else 0.0
+    # not the RMS: the farthest outputs have no like
+    most = apart.kthvalue(len(apart) * 3 // 4).values
+    return min(float(most) / NEIGHBOUR_SHARE / scale, sys.float_info.max)
+
+
+def _sampled(y: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Of outputs in float64 and a candidate's, some that are finite and differ."""
+    step = -(-y.numel() // FORMULA_SAMPLE)
+    y, a = y[::step].double(), a[::step]
+    usable = torch.isfinite(y) & torch.isfinite(a) & (a != y)  # zeros tell nothing
+    return y[usable], a[usable]
 
 
 def _explained(error: Tensor, bins: Tensor) -> float:

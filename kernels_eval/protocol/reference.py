@@ -66,13 +66,14 @@ class Comparison(Payload):
 
     `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
     `reference_max` those of the fp32 reference; `sequential_rms` that of its long sums, added term
-    by term. `wrong_share`: elements off by more than half their value and more than rounding at
-    one; `reference_wrong_share`: the fp32 reference's (0 without a float64 oracle). `systematic`:
-    the error is a function of the output, as another formula's is. `masks_match`: NaN and
-    infinities are in the same places. `worst`: position of the tensor with the largest of these
-    errors. `unequal`: differing elements of a tensor without floating-point type. `equals_trial`
-    and `equals_answer` name other trials with this as the expected, or the candidate's own, answer.
-    `mutates_inputs` is of timed calls alone.
+    by term; `scatter_rms` and `scatter_max` what outputs differ by where every operator rounds
+    otherwise, 0 unless that was asked. `wrong_share`: elements off by more than half their value
+    and more than rounding at one; `reference_wrong_share`: the fp32 reference's (0 without a
+    float64 oracle). `systematic`: the error is a function of the output, as another formula's is,
+    but for `left_rms`. `masks_match`: NaN and infinities are in the same places. `worst`: position
+    of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
+    without floating-point type. `equals_trial` and `equals_answer` name other trials with this as
+    the expected, or the candidate's own, answer. `mutates_inputs` is of timed calls alone.
     """
 
     rms: float
@@ -80,6 +81,9 @@ class Comparison(Payload):
     max: float
     reference_max: float = 0.0
     sequential_rms: float = 0.0
+    scatter_rms: float = 0.0
+    scatter_max: float = 0.0
+    left_rms: float = 0.0
     wrong_share: float = 0.0
     reference_wrong_share: float = 0.0
     masks_match: bool = True
@@ -161,6 +165,20 @@ class DrawWeights(MemoryRequest[HandedOver]):
 
 class Compare(Request[Comparison]):
     """Compare the candidate's output with the expected values of this and earlier trials."""
+
+    trial: str
+
+
+class Downcast(Payload):
+    """What explains a small error of an fp32 task: factors of products in this `format` ("": none
+    does), or outputs that keep so many `bits` of mantissa."""
+
+    format: str = ""
+    bits: int = 23
+
+
+class NameDowncast(Request[Downcast]):
+    """What explains the error of the candidate's output, the last that was compared in a trial."""
 
     trial: str
 

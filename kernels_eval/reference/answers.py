@@ -24,10 +24,12 @@ from kernels_eval.config import (
     REFERENCE_FACTOR,
     SAME_ANSWER_RTOL,
     SCATTER_DRAWS,
+    SCATTER_FACTOR,
     STEP_MOVES,
     STEP_UNITS,
+    WIDEST,
 )
-from kernels_eval.model.correctness import merge
+from kernels_eval.model.correctness import PRECISION_OF, hangs_on_scatter, merge
 from kernels_eval.model.measurement import (
     all_close,
     computable,
@@ -47,16 +49,19 @@ from kernels_eval.protocol import (
     CompareUnseen,
     Comparison,
     Done,
+    Downcast,
     DrawInputs,
     EndTiming,
     Expect,
     MeasureCompiled,
+    NameDowncast,
     NewCandidate,
     Shared,
     ShareMemory,
     UnseenComparison,
     handles,
 )
+from kernels_eval.reference.downcasts import FORMATS, MANTISSA, Rounded, explains, kept_bits
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import (
     OWN_FLOATS,
@@ -67,7 +72,7 @@ from kernels_eval.reference.expected_values import (
 from kernels_eval.reference.task_model import TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
-OWN = (*OWN_FLOATS, "sequential_rms")
+OWN = (*OWN_FLOATS, "sequential_rms", "scatter_rms", "scatter_max")
 """Errors of the reference itself, which gates allow for."""
 RECORDED = ("kernelbench_1e4", "kernelbench_1e2")
 """What is said of outputs exactly as they are."""
@@ -147,6 +152,25 @@ class ReferenceRole:
         both = one in values.known and other in values.known
         return both and same_all(values.expected_outputs(one), values.expected_outputs(other))
 
+    @handles(NameDowncast)
+    def name_downcast(self, request: NameDowncast) -> Downcast:
+        known = self.values.kept(request.trial)
+        actual = read(self.outputs_of["candidate"], known.expected)
+        kept = min(map(kept_bits, actual, known.expected))
+        if kept < MANTISSA:
+            return Downcast(bits=kept)
+        trial = known.trial
+        with self.values.model_for(trial):
+            for name, roundings in FORMATS.items():
+                for rounding in roundings:
+                    inputs = self.task.inputs(trial.seed, trial.distribution, trial.shape)
+                    with suppress(*REFUSALS), Rounded(rounding):
+                        predicted = self.values.outputs(inputs)
+                        found = actual, known.expected, known.oracle, predicted
+                        if any(map(explains, *found)):
+                            return Downcast(format=name)
+        return Downcast()
+
     @handles(MeasureCompiled)
     def measure_compiled(self, request: MeasureCompiled) -> Comparison:
         known = self.values.kept(request.trial)
@@ -184,7 +208,7 @@ class ReferenceRole:
         error = merge(list(map(measure, actual, own, own)))
         if error.rms > DOUBTFUL_RMS:
             exact = self.values.oracle_outputs(inputs, own)
-            costs = self.values.own_error_of(inputs, own, sampled=exact is None)
+            costs = self.values.own_error_of(inputs, own, exact=exact is not None)
             error = self._compared(actual, Known(own, exact or own, costs, trial))
         others = (
             other for other in range(count) if error.rms > SAME_ANSWER_RTOL and other != index
@@ -237,7 +261,25 @@ class ReferenceRole:
                 for old, new in zip(found, again, strict=True)
             ]
         worst = max(range(len(found)), key=lambda index: found[index].rms, default=0)
-        return merge([known.error, *found]).model_copy(update={"worst": worst})
+        whole = merge([known.error, *found]).model_copy(update={"worst": worst})
+        return self._scattered(whole, actual, known)
+
+    def _scattered(self, found: Comparison, actual: list[Tensor], known: Known) -> Comparison:
+        """This error with the scatter of the outputs, where only that could make them right."""
+        floats = [str(x.dtype).removeprefix("torch.") for x in actual if least_step(x)]
+        precision = PRECISION_OF.get(floats[0], "fp32") if floats else ""
+        few = max(x.numel() for x in actual) <= ENOUGH_ELEMENTS
+        if known.trial.hard or not few or not hangs_on_scatter(found, precision):
+            return found
+        trial = known.trial
+        with self.values.model_for(trial):
+            inputs = self.task.inputs(trial.seed, trial.distribution, trial.shape)
+            most = WIDEST.of(precision) / SCATTER_FACTOR
+            scatter = self.values.scatter(inputs, known.expected, most)
+        if self.values.known.get(trial.name) is known:
+            costs = known.error.model_copy(update=scatter)
+            self.values.known[trial.name] = known._replace(error=costs)
+        return found.model_copy(update=scatter)
 
     def _beside_steps(self, actual: list[Tensor], known: Known) -> list[Tensor]:
         """These outputs, with the expected element where few are off and the reference may give

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from kernels_eval.config import (
     BYTES_PROBES,
     CPU_CACHE_BYTES,
+    ELEMENT_FACTOR,
     ENOUGH_ELEMENTS,
     EXPECTED_HELD_SHARE,
     FEW_OUTPUTS,
@@ -29,7 +30,9 @@ from kernels_eval.config import (
     SAMPLE_ROWS,
     SCATTER_DRAWS,
     SCATTER_UNITS,
+    SCATTER_UNITS_HALF,
     SPREAD_ELEMENTS,
+    UNKNOWN_OWN_ERROR,
 )
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.inputs import (
@@ -208,7 +211,7 @@ class ExpectedValues:
             bit_identical = same_all(reference, again)
             deterministic = bit_identical or all_close(reference, again, REPEATABLE_RTOL)
             exact = self.oracle_outputs(inputs, reference)
-            own_error = self.own_error_of(inputs, reference, sampled=exact is None and self.samples)
+            own_error = self.own_error_of(inputs, reference, exact=exact is not None)
         self.runner.synchronise()
         del again, inputs
         few = list(map(_few_of, reference))
@@ -293,44 +296,52 @@ class ExpectedValues:
         return [merge([known.error, *map(measure, answer, oracle, first)]) for answer in answers]
 
     def own_error_of(
-        self, inputs: list[Any], reference: list[Tensor], *, sampled: bool
+        self, inputs: list[Any], reference: list[Tensor], *, exact: bool
     ) -> Comparison:
-        """What fp32 costs on these inputs: plain addition's error in long sums and, if `sampled`
-        (no oracle), the reference's on a few rows.
+        """What fp32 costs on these inputs: plain addition's error in long sums, the scatter of few
+        outputs and, unless an oracle is exact, the reference's error on a few rows.
         """
         found = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
         with suppress(*REFUSALS), LongSums() as sums:
             self.outputs(_copied(inputs))
             found = found.model_copy(update={"sequential_rms": sums.error})
         if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
-            own = self._scatter(inputs, reference)
-            found = found.model_copy(update={name: getattr(own, name) for name in OWN_FLOATS})
-        for rows in self._narrowed(inputs, reference) if sampled else ():
+            found = found.model_copy(update=self.scatter(inputs, reference))
+        if exact:
+            return found
+        for rows in self._narrowed(inputs, reference) if self.samples else ():
             with suppress(*REFUSALS):
                 wanted, started = [x[:SAMPLE_ROWS] for x in reference], self.task.work_stamp()
                 if not all_close(self.outputs(_copied(rows)), wanted, REPEATABLE_RTOL):
                     continue
-                exact = self._in_float64(rows, wanted) or wanted
-                own = merge(list(map(measure, wanted, exact, wanted)))
+                right = self._in_float64(rows, wanted)
+                if right is None:
+                    continue
+                own = merge(list(map(measure, wanted, right, wanted)))
                 self.samples = self.task.work_s(started) < ORACLE_MAX_S
                 own = merge([own, found])
                 return found.model_copy(update={name: getattr(own, name) for name in OWN_FLOATS})
-        return found
+        return found.model_copy(update={"reference_rms": UNKNOWN_OWN_ERROR})
 
-    def _scatter(self, inputs: list[Any], reference: list[Tensor]) -> Comparison:
-        """The spread of outputs that round otherwise: a single draw's error is chance."""
+    def scatter(
+        self, inputs: list[Any], reference: list[Tensor], most: float = MOST_SCATTER
+    ) -> dict[str, float]:
+        """The spread of outputs that round otherwise, as fields of a Comparison: the error of a
+        single draw is chance."""
         floats = [index for index, x in enumerate(reference) if x.is_floating_point()]
         found, started = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.task.work_stamp()
         for move in range(SCATTER_DRAWS):
             with suppress(*REFUSALS):
                 with ChosenAs():
-                    moved = self.moved_outputs(inputs, move, SCATTER_UNITS)
+                    moved = self.moved_outputs(inputs, move, SCATTER_UNITS, SCATTER_UNITS_HALF)
                 found += [measure(reference[i], reference[i], moved[i]) for i in floats]
             if self.task.work_s(started) > ORACLE_MAX_S:
                 break
         scatter = merge(found)
-        most = {name: min(getattr(scatter, name), MOST_SCATTER) for name in OWN_FLOATS}
-        return scatter.model_copy(update=most)
+        return {
+            "scatter_rms": min(scatter.reference_rms, most),
+            "scatter_max": min(scatter.reference_max, ELEMENT_FACTOR * most),
+        }
 
     def _narrowed(self, inputs: list[Any], reference: list[Tensor]) -> Iterator[list[Any]]:
         """The inputs cut to their first rows, where that may give the outputs' first rows."""
@@ -432,11 +443,13 @@ class ExpectedValues:
     def like(self) -> list[Tensor]:
         return self.known[DECLARED].expected
 
-    def moved_outputs(self, inputs: list[Any], seed: int, units: int) -> list[Tensor]:
+    def moved_outputs(
+        self, inputs: list[Any], seed: int, units: float, units_half: float | None = None
+    ) -> list[Tensor]:
         """Outputs of other code of the same formula, which rounds otherwise by some units."""
         generator = torch.Generator(self.runner.device).manual_seed(seed)
         copied = _copied(inputs)  # not moved themselves
-        with LongSums(generator, units) if units else nullcontext():
+        with LongSums(generator, units, units_half) if units else nullcontext():
             return self.outputs(copied)
 
 

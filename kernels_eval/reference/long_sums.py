@@ -22,12 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map_only
 
 from kernels_eval.config import (
+    ARGUMENT,
     ENOUGH_TERMS,
     FEWEST_SUMS,
     LONG_SUM,
     MOST_SUMS,
     MOST_TERMS,
     TERMS_AT_ONCE,
+    WINOGRAD,
 )
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import least_mark
@@ -47,6 +49,11 @@ UNREDUCED = 0
 ADDING = NORMALISATIONS | PRODUCTS.keys() | SUMS | SQUARES | EXPONENTIALS | LOSSES.keys()
 ADDING |= set("convolution _cdist_forward _euclidean_dist".split())
 """Operators whose terms may cancel: other code errs by a share of these, not of the sum."""
+CURVES = frozenset(
+    """exp exp2 expm1 log log2 log10 log1p log_sigmoid_forward pow sin cos tan sinh cosh tanh
+    sigmoid silu gelu mish softplus elu erf erfc logaddexp""".split()
+)
+"""Operators of which other code errs by an error of the argument, too: exp as 2^(x log2(e))."""
 EXACT = (MOVES - {"_to_copy"}) | ANY_ORDER
 EXACT |= set(
     """amax amin max min aminmax maximum minimum fmax fmin cummax cummin clamp clamp_min clamp_max
@@ -61,13 +68,21 @@ class LongSums(TorchDispatchMode):
     adding one operator's terms in order.
 
     With a generator, each result is moved by that much, or by this many units in its last place
-    (RMS; half as many in a 16-bit type), evenly spread so that two moves seldom cancel, and terms
-    of sums by these units.
+    (RMS; `units_half` in a 16-bit type, by default half as many), evenly spread so that two moves
+    seldom cancel, and terms of sums by these units (of a 16-bit type by default alone).
     """
 
-    def __init__(self, moving: torch.Generator | None = None, units: int = 0) -> None:
+    def __init__(
+        self,
+        moving: torch.Generator | None = None,
+        units: float = 0,
+        units_half: float | None = None,
+    ) -> None:
         TorchDispatchMode.__init__(self)
         self.error, self.moving, self.units = 0.0, moving, units
+        # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
+        self.units_half = units / 2 if units_half is None else units_half
+        self.terms_half = units / 2 if units_half is None else 0.0
 
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
@@ -78,8 +93,9 @@ class LongSums(TorchDispatchMode):
         made = name not in EXACT and not any(x.alias_info for x in function._schema.returns)
         if self.moving is None or not made:
             return function(*args, **(kwargs or {}))
-        if name in ADDING:
-            args = tree_map_only(Tensor, partial(self._moved, error=0.0), args)
+        if name in ADDING or name in CURVES:
+            far = WINOGRAD if name == "convolution" else ARGUMENT if name in CURVES else 1
+            args = tree_map_only(Tensor, partial(self._moved, error=0.0, far=far), args)
         if name == "histc":
             args = self._across_bins(*args)
         result = function(*args, **(kwargs or {}))
@@ -102,23 +118,25 @@ class LongSums(TorchDispatchMode):
         start = x.amin() if low == high else low
         return self._moved(x - start, error=0.0) + start, bins, low, high
 
-    def _moved(self, x: Tensor, error: float) -> Tensor:
+    def _moved(self, x: Tensor, error: float, far: float | None = None) -> Tensor:
         assert self.moving
         if not x.is_floating_point() or x.device.type != self.moving.device.type:
             return x
         with _disable_current_modes():
-            return self._moved_by(x, error)
+            return self._moved_by(x, error, far)
 
-    def _moved_by(self, x: Tensor, error: float) -> Tensor:
+    def _moved_by(self, x: Tensor, error: float, far: float | None) -> Tensor:
         eps = torch.finfo(x.dtype).eps
         if bool(((x == x.round()) & (x.abs() < 1 / eps)).all()):
             return x  # whole numbers are exact
-        # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
-        units = self.units if x.element_size() > 2 else self.units / 2
+        if x.element_size() > 2:
+            units = self.units * (far or 1)
+        else:
+            units = self.units_half if far is None else self.terms_half
         most = math.sqrt(3) * max(units * eps, error)
         wide = torch.promote_types(x.dtype, torch.float32)
         drawn = torch.rand(x.shape, generator=self.moving, device=x.device, dtype=wide)
-        moved = x * (1 + most * (2 * drawn - 1)).to(x.dtype)
+        moved = (x * (1 + most * (2 * drawn - 1))).to(x.dtype)
         return torch.where(x.abs() < least_mark(x.reshape(-1)), moved, x)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels_eval.model.correctness import judge
+from kernels_eval.model.correctness import hangs_on_scatter, judge
 from kernels_eval.protocol import Comparison
 from kernels_eval.records import Reason
 from tasks.sources import kernelbench
@@ -11,23 +11,35 @@ from tests.support.kernels import AFFINE
 
 @pytest.mark.parametrize(
     "precision, passes, fails",
-    [("fp32", 9e-6, 2e-5), ("fp16", 1.9e-3, 3e-3), ("bf16", 0.015, 0.02), ("e4m3", 0.05, 0.07)],
+    [("fp32", 9e-7, 2e-6), ("fp16", 7e-4, 1e-3), ("bf16", 6e-3, 7e-3), ("e4m3", 0.05, 0.07)],
 )
 def test_the_gate_of_each_type(precision, passes, fails):
     for error, reason in ((passes, Reason.OK), (fails, Reason.WRONG_OUTPUT)):
+        assert judge(Comparison(rms=error, max=error, reference_rms=0.0), precision) is reason
+
+
+@pytest.mark.parametrize(
+    "precision, own, passes, fails",
+    [("fp32", 1e-6, 7e-6, 9e-6), ("fp16", 1e-3, 3.9e-3, 5e-3), ("bf16", 5e-3, 0.019, 0.021)],
+)
+def test_the_reference_s_own_error_widens_a_gate(precision, own, passes, fails):
+    for error, right in ((passes, True), (fails, False)):
+        measured = Comparison(rms=error, max=error, reference_rms=own)
+        assert (judge(measured, precision) is Reason.OK) == right
+
+
+@pytest.mark.parametrize(
+    "precision, narrow, wide", [("fp32", 1e-6, 1e-5), ("bf16", 6.4e-3, 1.6e-2)]
+)
+def test_scatter_is_asked_for_where_it_could_make_an_answer_right(precision, narrow, wide):
+    for error, asked in ((narrow / 2, False), (narrow * 1.2, True), (wide * 1.2, False)):
         measured = Comparison(rms=error, max=error, reference_rms=0.0)
-        assert judge(measured, precision) in (
-            reason,
-            *(
-                [Reason.PRECISION_DOWNCAST]
-                if precision == "fp32" and reason is not Reason.OK
-                else []
-            ),
-        )
+        assert hangs_on_scatter(measured, precision) == asked
+    assert judge(measured.model_copy(update={"scatter_rms": wide}), precision) is Reason.OK
 
 
 def test_the_reference_s_own_error_widens_no_gate_of_fp8():
-    measured = Comparison(rms=0.2, max=0.2, reference_rms=0.036)
+    measured = Comparison(rms=0.1, max=0.1, reference_rms=0.036)
     assert judge(measured, "e4m3") is Reason.WRONG_OUTPUT
     assert judge(measured, "bf16") is Reason.OK
 

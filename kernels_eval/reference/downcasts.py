@@ -1,0 +1,96 @@
+"""Whether a wrong answer of an fp32 task is what its reference gives where products take factors of
+a shorter mantissa: TF32, fp16 or bf16.
+
+Tensor cores round TF32 factors to nearest or cut them (PTX ISA, `mma`, `wgmma`: the low 13 bits are
+ignored), which on inputs of one sign looks like a constant factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels_eval.config import FORMULA_SAMPLE
+from kernels_eval.model.lazy_compiler import without_compiler
+from kernels_eval.model.operators import Named
+from kernels_eval.reference.aten import Values, operator_name
+from kernels_eval.reference.long_sums import PRODUCTS
+
+Rounding = Callable[[Tensor], Tensor]
+EXPLAINED = 0.5
+"""Share of a squared error that a format must explain: chance explains none of it."""
+MANTISSA, SHORTEST, FEWEST = 23, 4, 64
+"""Bits of fp32's mantissa; how many of them outputs lack, and of how many, that keep fewer."""
+ATTENTION = "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention".split()
+FACTORS = PRODUCTS | {"convolution": 0}
+FACTORS |= {f"_scaled_dot_product_{kind}": 0 for kind in ATTENTION}
+"""Operators that sum products, and which argument their first factor is."""
+
+
+def _cut(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) >> 13 << 13).view(torch.float32)
+
+
+FORMATS: Mapping[str, Sequence[Rounding]] = {
+    "TF32": (lambda x: _cut((x.view(torch.int32) + (1 << 12)).view(torch.float32)), _cut),
+    "bf16": (lambda x: x.bfloat16().float(),),
+    "fp16": (lambda x: x.half().float(),),
+}
+
+
+@without_compiler
+class Rounded(TorchDispatchMode):
+    """Rounds the fp32 factors of every sum of products."""
+
+    def __init__(self, rounding: Rounding) -> None:
+        TorchDispatchMode.__init__(self)
+        self.rounding = rounding
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        first = FACTORS.get(operator_name(function))
+        if first is not None:
+            factors = map(self._rounded, args[first : first + 2])
+            args = (*args[:first], *factors, *args[first + 2 :])
+        return function(*args, **(kwargs or {}))
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        return self.rounding(x.contiguous()) if x.dtype == torch.float32 else x
+
+
+def explains(actual: Tensor, expected: Tensor, oracle: Tensor, rounded: Tensor) -> bool:
+    """Whether an error is mostly what rounding has changed in the expected output: but for a
+    multiple of the output or of its size, which a constant explains as well."""
+    step = -(-oracle.numel() // FORMULA_SAMPLE)
+    given = oracle, actual, expected, rounded
+    y, a, r, p = (x.reshape(-1)[::step].double() for x in given)
+    usable = torch.isfinite(y + a + r + p)
+    y, a, r, p = (x[usable] for x in (y, a, r, p))
+    if y.numel() < FEWEST or not bool(y.any()):
+        return False
+    scale = y.square().mean().sqrt()
+    errors = torch.stack([a - y, p - r], 1) / scale
+    outputs = torch.stack([y, y.abs()], 1) / scale
+    error, change = (errors - outputs @ torch.linalg.pinv(outputs) @ errors).unbind(1)
+    left = (error - change).square().sum()
+    return bool(left < (1 - EXPLAINED) * error.square().sum())
+
+
+def kept_bits(actual: Tensor, expected: Tensor) -> int:
+    """How many bits of mantissa these fp32 outputs keep, where the expected ones have all; else
+    23."""
+    if actual.dtype != torch.float32 or actual.numel() < FEWEST:
+        return MANTISSA
+    lacking, needed = (_trailing_zeros(x) for x in (actual, expected))
+    return MANTISSA - lacking if lacking >= SHORTEST > needed else MANTISSA
+
+
+def _trailing_zeros(x: Tensor) -> int:
+    words = x.contiguous().view(torch.int32).reshape(-1)
+    bits = range(MANTISSA)
+    return next((bit for bit in bits if bool((words & ((2 << bit) - 1)).any())), MANTISSA)

@@ -163,14 +163,18 @@ class EvalConfig(Sparing):
     """CPU threads for reference and candidate alike"""
     time_correct: bool = True
     """off: correctness only"""
+    address_sanitizer: Literal["off", "lite", "correct"] = "lite"
+    """C++ candidates that are built once more with GCC's AddressSanitizer at level `confirm`, and
+    are a `memory_error` where they reach other memory: none, correct ones of the lite header tier
+    (seconds), or every correct one (a minute with torch's full headers)"""
     sanitizer: Literal["off", "curated", "correct"] = "off"
     """CUDA candidates that compute-sanitizer checks: none, those that are certainly faster than
     the reference (`speedup_lower` above 1), or every correct one"""
     sanitizer_tools: tuple[SanitizerTool, ...] = get_args(SanitizerTool)
     """each runs separately"""
     sanitizer_finding: Literal["flag", "refuse"] = "flag"
-    """what errors that a tool counts are: a flag, or `cuda_error` (`non_deterministic` for a
-    race)"""
+    """what errors that a tool counts are: a flag, or `memory_error` (`non_deterministic` for a
+    race, `cuda_error` for synccheck)"""
     sanitizer_s: PositiveFloat = 120
     """deadline of one tool; past it the flag says `not_run`"""
 
@@ -196,6 +200,8 @@ class EvalConfig(Sparing):
         )
 
     def _says(self, name: str, value: object) -> bool:
+        if name == "address_sanitizer":
+            return value != "lite"
         return self.sanitizer != "off" or not name.startswith("sanitizer")
 
 
@@ -444,6 +450,10 @@ SANITIZED_KERNELS = 8
 """Kernels by whose names compute-sanitizer looks. A choice."""
 PRINTED_ERRORS, PRINTED_READS = 3, 400
 """Errors that a tool prints; all of initcheck's are read."""
+SANITIZED_TRIALS = ("declared", "tail_odd")
+"""What a C++ candidate is called on under AddressSanitizer: its own inputs and an odd shape."""
+SANITIZER_LOG_BYTES = 1 << 16
+"""Of its log, what is read from the end. A choice."""
 REPLAYED_CALLS = 2
 """Calls under a sanitizer or a profiler."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.judge import attribution, comparison, sanitizer
+from kernels_eval.judge import attribution, comparison, memory_errors, sanitizer
 from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere, NeedsBuild
 from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.paired_timing import PairedClock
@@ -126,6 +126,7 @@ class Evaluator:
                 if self.config.level == "confirm":
                     self._try_declared(reference, candidate, prepared, draft)
                 libraries = self._verify_on_device(reference, candidate, prepared, draft)
+                self._find_memory_errors(reference, candidate, prepared, draft)
                 self._sanitize(reference, candidate, libraries, draft)
                 return
             except Stop as stop:
@@ -252,6 +253,21 @@ class Evaluator:
         if sanitizer.wanted(self.config, candidate, draft):
             with draft.phase("attribution_s"):
                 sanitizer.sanitize(self.runner, reference, candidate, libraries, draft)
+
+    def _find_memory_errors(
+        self,
+        reference: ReferenceProcess,
+        candidate: Candidate,
+        prepared: Prepared,
+        draft: VerdictDraft,
+    ) -> None:
+        asked, tier = self.config.address_sanitizer, draft.late_tier or prepared.tier
+        chosen = asked == "correct" or (asked == "lite" and tier == "lite")
+        if chosen and self.config.level == "confirm" and candidate.language.instrumented:
+            with draft.phase("attribution_s"):
+                memory_errors.find(
+                    self.runner, self.preparer, reference, candidate, prepared, draft
+                )
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:

@@ -72,6 +72,8 @@ class Reason(StrEnum):
     """Correct only for the weights with which the module was constructed."""
     SHAPE_SPECIALISED = "shape_specialised"
     """Correct only for the shape that the task declares."""
+    MEMORY_ERROR = "memory_error"
+    """Reads or writes outside of its memory, by a sanitizer: what it answers is chance."""
     WRONG_GRADIENT = "wrong_gradient"
     """The outputs are right, and a gradient that the task asks for is not."""
 
@@ -151,7 +153,7 @@ _NAMES_BY_STATUS = {
     Status.CORRECT: """ok""",
     Status.INCORRECT: """wrong_output approximation wrong_shape wrong_dtype wrong_device non_finite
     non_deterministic stale_weights shape_specialised
-    wrong_gradient""",
+    memory_error wrong_gradient""",
     Status.REJECTED: """no_custom_kernel input_mutated output_aliased input_independent
     stale_cache lazy_output stream_escape background_work global_state_changed precision_downcast
     harness_tampering forbidden_call implausible_time""",

@@ -4,7 +4,7 @@ process per candidate."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from kernels_eval.judge.timing import unsettled
 from kernels_eval.judge.turns import Turns
 from kernels_eval.records import Candidate, KernelTask, Timing
 from kernels_eval.sandbox.server_handle import ForkServer
+from kernels_eval.sandbox.server_process import ServerProcess
 from kernels_eval.sandbox.warm_pool import CANDIDATE, REFERENCE, WarmPool
 
 COMPILES = re.compile(
@@ -65,6 +66,7 @@ class Runner(Workplace):
         self._reference: ReferenceProcess | None = None
         self._compiled: CompiledReference | None = None
         self._medians: dict[str, float] = {}
+        self._sanitizing: ForkServer | None = None
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -162,6 +164,16 @@ class Runner(Workplace):
         }
         return [name for name, seen in flags.items() if seen]
 
+    def sanitizing(self, libraries: str, environment: Mapping[str, str]) -> ForkServer | None:
+        """A fork server that loads these libraries first, started once; None without any."""
+        held = self._sanitizing
+        if libraries and not (held and held.alive):
+            environment = {"LD_PRELOAD": libraries, **environment}
+            started = ServerProcess(threads=self.config.threads, environment=environment)
+            readable = [self.builder.tools.cache]
+            self._sanitizing = ForkServer(started=started, readable=readable)
+        return self._sanitizing
+
     def drop_reference(self) -> None:
         if self._reference:
             self.warm_pool.close_async(self._reference.close)
@@ -170,4 +182,6 @@ class Runner(Workplace):
     def close(self) -> None:
         self.drop_reference()
         self.warm_pool.close()
+        if self._sanitizing:
+            self._sanitizing.close()
         super().close()

@@ -32,6 +32,8 @@ SUMMARY = re.compile(
 FIRST_ERROR = re.compile(r"^=+ ((?:Error: |Invalid |Uninitialized |Barrier error).*)", re.MULTILINE)
 UNINITIALISED = re.compile(r"^=+ Uninitialized .*\n=+ +at (.*)$", re.MULTILINE)
 """What initcheck prints of a read, and where it was."""
+REASONS = {"racecheck": Reason.NON_DETERMINISTIC, "synccheck": Reason.CUDA_ERROR}
+"""Of what a tool counts; others count reads and writes of other memory."""
 ENVIRONMENT = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # else what lies beyond a tensor is torch's own block
     "NV_COMPUTE_SANITIZER_LOCAL_CONNECTION_OVERRIDE": "uds",  # a child has no other sockets
@@ -93,7 +95,7 @@ def sanitize(
             draft.log = said
             draft.flags.append(f"sanitizer:{tool}:{'not_run' if errors is None else errors}")
         if errors and config.sanitizer_finding == "refuse":
-            reason = Reason.NON_DETERMINISTIC if tool == "racecheck" else Reason.CUDA_ERROR
+            reason = REASONS.get(tool, Reason.MEMORY_ERROR)
             first = FIRST_ERROR.search(said)
             what = first[1] if first else "see the log"
             raise Stop(reason, f"{tool} counts {errors} errors: {what}", said)

@@ -80,6 +80,8 @@ class Language(str, metaclass=_Registry):
     """
     sanitized: ClassVar[bool] = False
     """compute-sanitizer can tell its kernels by the names in a verdict"""
+    instrumented: ClassVar[bool] = False
+    """its extensions run on the CPU, where GCC's sanitizers find memory errors"""
     compiler_errors: ClassVar[str] = ""
     """expression for its compiler's exceptions, as module.Class: they are compile errors"""
     compiler_frames: ClassVar[str] = ""

@@ -61,6 +61,7 @@ class Cpp(Language):
     sign = re.compile(r"\bload_inline\(|\bcpp_sources?\b")
     half_of_others = True
     jit = False
+    instrumented = True
 
 
 LANGUAGE = Cpp("cpp")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from kernels_eval.sandbox import machine
 from kernels_eval.sandbox.layers import left_out
@@ -17,9 +17,14 @@ class ServerProcess:
     """A started fork server, which `kernels_eval.sandbox.server_handle.ForkServer` talks to."""
 
     def __init__(
-        self, *, threads: int = 1, without: Collection[str] | None = None, warm: str = ""
+        self,
+        *,
+        threads: int = 1,
+        without: Collection[str] | None = None,
+        warm: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Arguments as those of `ForkServer`."""
+        """Arguments as those of `ForkServer`, and variables that its environment has besides."""
         machine.remove_abandoned()
         self.base = machine.new_folder()
         self.log = self.base / "forkserver.log"
@@ -30,7 +35,7 @@ class ServerProcess:
             self.process = subprocess.Popen(
                 [*program, str(theirs.fileno()), warm, *without],
                 pass_fds=(theirs.fileno(),),
-                env=machine.child_environment(threads),
+                env=machine.child_environment(threads) | {**(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

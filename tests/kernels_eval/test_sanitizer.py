@@ -167,7 +167,7 @@ def test_a_confined_run_with_a_stand_in(monkeypatch, tmp_path, forward, errors, 
         if errors and finding == "refuse":
             with pytest.raises(Stop) as stop:
                 run()
-            assert stop.value.finding.reason is Reason.CUDA_ERROR
+            assert stop.value.finding.reason is Reason.MEMORY_ERROR
             assert "Invalid __global__ write" in stop.value.finding.detail
         else:
             run()
@@ -262,5 +262,5 @@ def test_an_honest_kernel_has_no_finding(judges, tool):
 @pytest.mark.slow
 def test_a_finding_refuses_where_it_is_to(judges):
     verdict = judges("memcheck", "refuse")(ROWS, kernel(FAULTS["memcheck"]), language=Language.CUDA)
-    assert_reason(verdict, "cuda_error")
+    assert_reason(verdict, "memory_error")
     assert "memcheck" in verdict.detail

@@ -125,12 +125,13 @@ def tiny(name, *, tasks, training, benchmark, **more):
     bundled = {"source": "bundled"}
     recipe = {"base_model": "small", "max_length": 8192, "gradient_accumulation": 1}
     suite = {"tasks": bundled | {"split": "heldout", "limit": 1}, "samples_per_task": 2}
+    quick = {"timing": {"max_s": 0.3}, "address_sanitizer": "off"}
     return {
         "name": name,
         "language": "cpp",
         "tasks": bundled | {"split": "train", "limit": tasks},
         "synthesis": {"sampler": "recorded", "tokenizer": "small", "samples_per_task": 2},
-        "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
+        "verification": {"workers": 1, "builders": 1, "eval": quick},
         "training": recipe | training,
         "benchmark": suite | benchmark,
         **more,

@@ -24,6 +24,7 @@ QUICK = EvalConfig(
     build=BuildConfig(timeout_s=600, capture_timeout_s=60),
     timing=TimingConfig(max_s=20, min_pairs=6, min_side_s=0.02, interval_width=0.5),
     limits=LimitsConfig(run_s=20, load_s=60),
+    address_sanitizer="off",
 )
 """A verdict in about a second on an idle machine; every gate as in production. Deadlines and the
 budget of timing are those of a busy machine: no verdict depends on how much of it others use."""

@@ -16,7 +16,7 @@ from tests.support.payloads import CANARY, FIRED, LINES
 from tests.support.servers import Served, clean_environment, mlflow_server, prefect_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
-OUR_WORDS = "What to trust, and what not"
+OUR_WORDS = "May you trust it"
 ROOT = Path(__file__).parents[2]
 
 

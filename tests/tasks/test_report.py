@@ -189,6 +189,8 @@ def test_whether_to_trust_it_follows_from_the_data():
     said = cautions()
     assert "4 tasks per model" in said and "Not one correct kernel: base, tuned." in said
     assert "on the same CPU" in said and "on the same CPU" not in cautions(language="cuda")
+    assert "demo's small model" not in said
+    assert "demo's small model of random weights" in cautions(base_model="small")
     many = [row | {"tasks": 100} for row in context().scores]
     assert "tasks per model" not in cautions(scores=many)
 
@@ -228,6 +230,20 @@ def test_what_next_holds_signs_and_typical_errors():
         " tuned |" in text
     )
     assert "Signs and failures" not in words(signs=(), errors=())
+    demo = words(signs=signs(scores(slow), pl.DataFrame(), slow, {}), base_model="small")
+    assert f"- {sentence}" not in demo and "training.base_model" in demo
+
+
+def test_no_difference_is_one_sentence_and_limits_beyond_a_screen_are_folded():
+    same = [
+        row | {"difference": 0.0, "lower": None, "upper": None} for row in context().comparisons
+    ]
+    assert "recorded minus base: no difference on any task (Exec@1, fast_1@1)." in words(
+        comparisons=same
+    )
+    first, rest = words(notes=[f"note {n}" for n in range(9)]).split("## Details")
+    assert "note 4" in first and "note 5" not in first
+    assert "### More limits" in rest and "- note 8" in rest
 
 
 def test_scores_are_shown_by_group():

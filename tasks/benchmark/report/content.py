@@ -39,6 +39,11 @@ from tasks.reporting.parts import (
 from tasks.reporting.text import by_count, clean, cut, interval, number, plural, share
 from tasks.scores import EXEC, TRACKS
 
+TRAINED = ("base", "tuned")
+DEMO_MODEL = "small"
+"""The base model that ships: random weights."""
+MOST_LIMITS = 7
+"""Limits of the results beside what was found, for one screen; the others are folded."""
 MOST_GROUPS = 16
 """Operator families of a large suite; more than fit a screen are in the JSON."""
 HEADLINE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
@@ -88,30 +93,46 @@ def headline(context: ReportContext) -> str:
 
 def found(context: ReportContext) -> list[str]:
     """Findings beside the scores, a sentence each."""
-    sentences = []
     smallest = min((row["k"] for row in context.comparisons), default=None)
-    for row in context.comparisons:
-        if row["track"] == OWN_TRACK and row["k"] == smallest:
-            sentences.append(difference_sentence(row))
+    own = [row for row in context.comparisons if row["track"] == OWN_TRACK and row["k"] == smallest]
+    alike = grouped(
+        (f"{row['model']} minus {row['baseline']}", label(row["metric"], row["k"]))
+        for row in own
+        if _is_nowhere(row)
+    )
+    sentences = [difference_sentence(row) for row in own if not _is_nowhere(row)]
+    sentences += [
+        f"{pair}: no difference on any task ({', '.join(of)})." for pair, of in alike.items()
+    ]
     if context.timed:
         sentences.append(
             f"{context.faster:,} of {plural(context.timed, 'correct, timed candidate')} of the"
             " training tasks are faster than PyTorch with 95 % confidence."
         )
-    return sentences + list(context.findings[:2])
+    return sentences + list(context.findings[:1])
+
+
+def _is_nowhere(row: Row) -> bool:
+    return bool(row["difference"] == 0 and row["lower"] is None)
 
 
 def next_steps(context: ReportContext) -> list[str]:
     """What to check first: model faults, the commonest failure, and the use of more data."""
-    steps = [sign.sentence for sign in context.signs]
+    demo = context.base_model == DEMO_MODEL
+    steps = [sign.sentence for sign in context.signs if not (demo and sign.model in TRAINED)]
+    if demo:
+        steps.append(
+            "For a score of a tuned model, tune one that can write programs: set"
+            " training.base_model (docs/how-to/train.md)."
+        )
     if context.errors:
         most = context.errors[0]
         steps.append(
-            f"The commonest failure to build or run, {most.count:,} times:"
+            f"The commonest failure to build or run, {plural(most.count, 'time')}:"
             f" {cut(most.signature or 'no message', 120)} ({most.reason})."
         )
     unsure = [row for row in context.comparisons if (row["p_holm"] or 0.0) >= SIGNIFICANT]
-    if unsure:
+    if unsure and not demo:
         steps.append(
             "More held-out tasks, or more samples of each, would narrow the intervals of the"
             " differences that chance could have made."
@@ -160,10 +181,17 @@ def cautions(context: ReportContext) -> Iterator[str]:
     rates = grouped((row["model"], row["value"]) for row in execs if row["value"] is not None)
     silent = [model for model, values in rates.items() if max(values) == 0.0]
     if silent:
-        yield (
-            f"Not one correct kernel: {', '.join(silent)}. The zero is measured, not missing; small"
-            " models rarely write a kernel that compiles."
+        demo = context.base_model == DEMO_MODEL and set(silent) <= set(TRAINED)
+        why = (
+            "they are the demo's small model of random weights, which cannot write a program,"
+            " trained or not."
+            if demo
+            else "small models rarely write a kernel that compiles."
         )
+        yield (
+            f"Not one correct kernel: {', '.join(silent)}. The zero is measured, not missing; {why}"
+        )
+    yield from context.notes
     if any(row["model"] == "recorded" for row in execs):
         yield (
             "Recorded answers ship with concur and were verified here. They show what the pipeline"
@@ -171,12 +199,12 @@ def cautions(context: ReportContext) -> Iterator[str]:
         )
     if context.history:
         yield (
-            f"{plural(len(context.history), 'step')} of training: a lower loss says that the"
-            " adapter fits the curated samples; only held-out scores say whether kernels got"
-            " better. This is one training run: no interval includes the spread between seeds."
+            f"One training run, of {plural(len(context.history), 'step')}: no interval includes the"
+            " spread between seeds. A lower loss says that the adapter fits the samples, not that"
+            " kernels got better."
         )
     if not Language(context.language).needs_gpu:
-        yield ("Speedups compare C++ with PyTorch on the same CPU. They say nothing about a GPU.")
+        yield "Speedups compare C++ with PyTorch on the same CPU. They say nothing about a GPU."
     yield CORRECT_MEANS
 
 
@@ -185,22 +213,24 @@ def cautions(context: ReportContext) -> Iterator[str]:
 
 def sections(context: ReportContext) -> list[Section | Columns]:
     """The page's sections."""
+    limits = tuple(cautions(context))
+    shown, more = limits[:MOST_LIMITS], limits[MOST_LIMITS:]
     return [
-        Section("What this run found", _found(context)),
-        Columns((_trust(context), _next(context))),
-        Section("Details", tuple(_details(context))),
+        Columns(
+            (
+                Section("What this run found", _found(context)),
+                Columns((Section("May you trust it", (Bullets(shown),)), _next(context))),
+            )
+        ),
+        Section("Details", (Section("More limits", (Bullets(more),)), *_details(context))),
     ]
 
 
-VIEWER = "Every candidate with its code, verdict and log is in the viewer: `concur view --open`."
-
-
-def _trust(context: ReportContext) -> Section:
-    return Section("May you trust it", (Bullets((*cautions(context), *context.notes)),))
+VIEWER = "Every candidate with its code, verdict and log: run concur view --open."
 
 
 def _next(context: ReportContext) -> Section:
-    return Section("What next", (Bullets(tuple(next_steps(context))), VIEWER))
+    return Section("What next", (Bullets((*next_steps(context), VIEWER)),))
 
 
 def _found(context: ReportContext) -> tuple[Part, ...]:
@@ -212,7 +242,7 @@ def _found(context: ReportContext) -> tuple[Part, ...]:
         " (fast_1), with a custom kernel; 95 % intervals over tasks."
     )
     # a zero is an answer here: no row is folded
-    return Columns((replace(table, keys=0), Bullets(tuple(found(context))))), about
+    return replace(table, keys=0), about, Bullets(tuple(found(context)))
 
 
 def _details(context: ReportContext) -> Iterator[Section]:

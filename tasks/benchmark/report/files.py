@@ -92,7 +92,7 @@ def _page(context: ReportContext, form: Form, drawn: dict[str, str]) -> str:
     return write_page(
         form,
         title=f"concur: {context.run_name}",
-        facts=(context.language, context.device, context.created_at),
+        facts=(context.language, context.device, context.created_at[:16].replace("T", " ")),
         sentence=headline(context),
         sections=sections(context),
         drawn=drawn,

@@ -7,7 +7,6 @@ before sources, each snapshot whole or gone.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import uuid
@@ -22,6 +21,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, Record
 from kernels_eval.sandbox.trees import remove_tree
+from kernels_eval.written import json_of
 from tasks.store.snapshot import MANIFEST
 
 DAY_S = 86_400.0
@@ -39,6 +39,8 @@ class Stored(Record):
     fingerprint: str
     finished: bool
     rows: int | None = None
+    level: str = ""
+    """of verdicts: "screened", "confirmed", or how many of the screened ones are confirmed"""
     upstream: tuple[str, ...] = ()
     changed_s: float
     bytes: int
@@ -139,13 +141,14 @@ def _stored(folder: Path) -> Stored | None:
         begun = any(found for name in BEGUN for found in folder.glob(name))
         return Stored(**common, finished=False, changed_s=changed_s) if begun else None
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json_of(path.read_text(encoding="utf-8"))
         if (manifest["stage"], manifest["fingerprint"]) != (stage, fingerprint):
             return None
         return Stored(
             **common,
             finished=True,
             rows=manifest["rows"],
+            level=_level_of(manifest) if stage == "verification" else "",
             upstream=manifest["upstream"],
             changed_s=datetime.fromisoformat(manifest["created_at"]).timestamp(),
         )
@@ -155,6 +158,14 @@ def _stored(folder: Path) -> Stored | None:
             " needs is unknown",
             "restore the manifest, or remove that folder yourself",
         ) from error
+
+
+def _level_of(manifest: Json) -> str:
+    if confirmation := manifest.get("confirmation"):
+        return f"screened, {confirmation['confirmed']:,} of {manifest['rows']:,} confirmed"
+    config = manifest.get("config") or {}
+    level = (config.get("eval") or {}).get("level")
+    return "screened" if config.get("screen") or level == "screen" else "confirmed"
 
 
 def _home(root: str) -> Path:

@@ -38,7 +38,8 @@ def ls(
     root: Root = ".concur",
     stage: str | None = Option(None, help="Snapshots of this stage only, such as curation."),
 ) -> Json:
-    """List the snapshots under a root, with rows, size and date, and the refreshes that made them.
+    """List the snapshots under a root, with rows, level, size and date, and the refreshes that made
+    them.
 
     `concur show FINGERPRINT` shows one.
     """
@@ -49,7 +50,7 @@ def ls(
         raise UsageError(f"there is no directory {root}", "name one with --root")
     found = [each for each in scan(Path(root)) if stage in (None, each.stage)]
     snapshots = [
-        each.model_dump(include={"stage", "fingerprint", "finished", "rows", "bytes"})
+        each.model_dump(include={"stage", "fingerprint", "finished", "rows", "level", "bytes"})
         | {"changed_at": datetime.fromtimestamp(each.changed_s, UTC).isoformat(" ", "minutes")}
         for each in sorted(found, key=lambda each: each.changed_s)
     ]

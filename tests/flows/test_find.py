@@ -13,6 +13,7 @@ from flows.config import load_profile, profile_names, shipped_dir
 from flows.morning.history import entered, refreshes
 from tasks.store import Snapshot, fingerprint
 from tasks.tables import TASKS
+from tasks.verification.config import VerificationConfig
 from tests.support.typed import data_of, refused, typed
 
 HOSTILE = "\x1b[2Jgone"
@@ -46,6 +47,19 @@ def test_ls_lists_snapshots_and_refreshes(root):
     assert [text.count(each.fingerprint) for each in root.values()] == [1, 2]
     assert data_of("ls --root made --stage curation")["snapshots"] == []
     assert "--root" in refused("ls --root gone")
+
+
+def test_ls_tells_screened_verdicts_from_confirmed_ones(root):
+    config = VerificationConfig()
+    whole = config.confirming()
+    done = {"confirmation": {"confirmed": 3, "proposed": 4}}
+    for number, (asked, extra) in enumerate([(config, {}), (whole, {}), (whole, done)]):
+        snapshot = Snapshot("made", "verification", fingerprint("verification", number))
+        snapshot.publish(config=asked, upstream=(), rows=5, extra=extra)
+    listed = data_of("ls --root made")["snapshots"]
+    levels = [each["level"] for each in listed if each["stage"] == "verification"]
+    assert sorted(levels) == ["confirmed", "screened", "screened, 3 of 5 confirmed"]
+    assert {each["level"] for each in listed if each["stage"] == "tasks"} == {""}
 
 
 @pytest.mark.parametrize("name", ["prefix", "directory"])

@@ -16,6 +16,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.extensions import known_names
 from kernels_eval.records import Json, Language, Record, Row
 from kernels_eval.settings import nearest, overridden, put
+from kernels_eval.written import yaml_of
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.config import (
     STRATEGY_GROUP,
@@ -156,18 +157,15 @@ def _read(what: str, kind: str, name: str) -> Json:
 
 def keys_in(path: Path, what: str, example: str) -> Json:
     """Keys of a YAML file. Raises UsageError where it is unreadable or no mapping."""
-    import yaml
-
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml_of(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
             f"cannot read {what}: {error.strerror}", "give the path of a YAML file"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f": line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{what} is not YAML{line}", "correct the file") from error
+    except ValueError as error:
+        cause = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise UsageError(f"{what} is not YAML: {cause}", "correct the file") from error
     if not isinstance(data, dict | None):
         raise UsageError(
             f"{what} is a {type(data).__name__}, not a mapping of keys", f"see {example}"

@@ -18,6 +18,7 @@ from tasks.publishing.lineage import CURATION, facts, find_curated, lineage, set
 from tasks.publishing.publish import is_whole, read_publication
 from tasks.store import Snapshot
 from tasks.store.snapshot import RESTORE
+from tasks.typed import typed
 
 STAGES = ("tasks", "synthesis", "verification", "curation", "tools")
 
@@ -67,7 +68,7 @@ def _side(root: str, name: str) -> Side:
     if known.finished:
         return Side(published.tag, published.facts, decisions_of(known))
     with explain_read_errors(name, RESTORE):
-        rows = pl.read_parquet(Path(name) / "data" / "*.parquet")
+        rows = typed(pl.read_parquet(Path(name) / "data" / "*.parquet"), name)
     return Side(published.tag, published.facts, rows.with_columns(taken=True))
 
 

@@ -31,6 +31,7 @@ from kernels_eval.exchange.traces import evaluation_of
 from kernels_eval.protocol import DescribeInterface, Interface
 from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, Row, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
+from kernels_eval.written import json_of
 from tasks.curation.source import Source
 from tasks.files import atomic_write, explain_write_errors
 from tasks.sources.files import read_text, shown
@@ -187,7 +188,7 @@ def _kernelbench_rows(results: Path) -> list[Json]:
     model = model_of(results.parent)
     try:
         rows = list(
-            kernelbench.verdict_rows(json.loads(read_text(results)), int(level[1] or level[2]))
+            kernelbench.verdict_rows(json_of(read_text(results)), int(level[1] or level[2]))
         )
     except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"{results} is none of KernelBench's: {error}") from error

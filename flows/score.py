@@ -79,6 +79,10 @@ def _names_models(verdicts: str) -> bool:
 
 def _read(source: Source, label: str | None) -> pl.DataFrame:
     frame = source.verdict_rows(OF_VERDICTS, OF_CANDIDATES, NEEDED)
+    if nulls := frame["task_id"].null_count():
+        raise UsageError(
+            f"{nulls} of {frame.height} rows have no task_id", "give every row its own"
+        )
     named = [pl.col(name) for name in ("generator", "model") if name in frame.columns]
     return completed(frame, ABSENT).with_columns(
         model=pl.coalesce(*named, pl.lit(label or "unnamed")),

@@ -170,6 +170,10 @@ def _part(name: str, source: Source, tasks: str | None) -> Part:
     )
     told = _told(name, source, {key: code for key, (_, code) in named.items()})
     frame = frame.join(told.select("candidate_id", "key"), on="candidate_id")
+    if frame.is_empty():
+        raise UsageError(
+            f"{source.verdicts.path} has no row with a candidate_id", "give every row one"
+        )
     stored = places.select(pl.col("candidate_id").cast(pl.String))
     return Part(source, places, stored.join(frame, on="candidate_id", maintain_order="left"), told)
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
-import yaml
 from pydantic import (
     Field,
     NonNegativeFloat,
@@ -33,6 +32,7 @@ from kernels_eval.records import (
     Timing,
     Verdict,
 )
+from kernels_eval.written import yaml_of
 
 Parts = dict[str, float]
 
@@ -289,8 +289,8 @@ def recipe_of(given: str | Path | Mapping[str, object] | RewardRecipe) -> Reward
     hint = f"give one of {', '.join(RECIPES)}, or a YAML file with its name and numbers"
     try:
         text = isinstance(given, (str, Path)) and Path(given).read_text(encoding="utf-8")
-        return _adapter.validate_python(yaml.safe_load(text) if text else given)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return _adapter.validate_python(yaml_of(text) if text else given)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{given} is no reward recipe: {_first(error)}", hint) from error
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
+from kernels_eval.written import yaml_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -28,8 +29,6 @@ def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> E
 
 def overridden(model: type[Model], data: Json, overrides: Iterable[str], where: str) -> Model:
     """The model of `data` (changed) with YAML overrides. Raises UsageError, naming `where`."""
-    import yaml
-
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:
@@ -37,9 +36,10 @@ def overridden(model: type[Model], data: Json, overrides: Iterable[str], where: 
                 f"--set {override!r} is not key=value", "for example --set verification.workers=2"
             )
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UsageError(f"--set {override!r}: the value is not YAML", "quote it") from error
+            value = yaml_of(text)
+        except ValueError as error:
+            cause = f"--set {override!r:.200}: the value is not YAML"
+            raise UsageError(f"{cause}: {error}", "quote it") from error
         put(data, key, value)
     return validated(model, data, where)
 
@@ -68,7 +68,7 @@ def validated(model: type[Model], data: Any, where: str) -> Model:
             hint = nearest(last, _known_keys(parents, model), "known keys here", parents)
             raise UsageError(f"{where} has an unknown key {key!r}", hint) from error
         raise UsageError(
-            f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}",
+            f"{where}: {key} = {problem.get('input')!r:.200}: {problem['msg']}",
             "correct the value in the profile or with --set",
         ) from error
 

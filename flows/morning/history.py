@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
+from kernels_eval.written import json_of
 from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.snapshot import SnapshotRef
 
@@ -101,7 +102,7 @@ def refreshes(root: str) -> list[Refresh]:
     for path in paths:
         if path.endswith(ENDED) and not path.rsplit("/", 1)[-1].startswith("."):
             with suppress(OSError, ValueError, ValidationError):
-                refresh = Refresh.model_validate(json.loads(fs.cat_file(path)))
+                refresh = Refresh.model_validate(json_of(fs.cat_file(path)))
                 moved = {
                     name: ref.model_copy(update={"root": str(root)})
                     for name, ref in refresh.snapshots.items()

@@ -8,7 +8,6 @@ inputs are standard normal here; SOL-ExecBench's tolerances are not used.
 from __future__ import annotations
 
 import ast
-import json
 import operator
 import posixpath
 import re
@@ -22,6 +21,7 @@ from kernels_eval.exchange import rendered
 from kernels_eval.records import KernelTask, Language, Record, stable_hash
 from kernels_eval.source.syntax import ARITHMETIC
 from kernels_eval.tables import table_beside
+from kernels_eval.written import json_of
 
 Suite = Literal["flashinfer", "sol"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -237,7 +237,7 @@ def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
             raise ValueError(f"it is not under {root}")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            told = json.loads(file.read(length))[given.tensor_key]
+            told = json_of(file.read(length))[given.tensor_key]
             shape, dtype, (start, end) = tuple(told["shape"]), told["dtype"], told["data_offsets"]
             if end - start > MOST_EMBEDDED_BYTES:
                 raise ValueError(f"{end - start:,} bytes; the limit is {MOST_EMBEDDED_BYTES:,}")

@@ -19,6 +19,7 @@ from kernels_eval.exchange.flashinfer import Definition, Solution, Suite, Worklo
 from kernels_eval.exchange.traces import Evaluation, verdict_row
 from kernels_eval.records import Json, KernelTask, Record
 from kernels_eval.tables import table_beside
+from kernels_eval.written import json_of
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -183,8 +184,8 @@ class TraceSet:
 
 def _object(text: bytes, where: str) -> Json:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json_of(text)
+    except ValueError as error:
         raise UsageError(f"{where} is not JSON: {error}", "give a complete file") from error
     if not isinstance(found, dict):
         raise UsageError(f"{where} is not a JSON object", "give a complete file")

@@ -3,14 +3,17 @@ columns are read, null where missing."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
+from kernels_eval.written import json_of
 from tasks.curation.flags import flagged
 from tasks.curation.tables import (
     READ,
@@ -28,6 +31,7 @@ from tasks.sources.tables import part_files
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CORRECT, TASK_ERROR, completed
+from tasks.typed import typed
 
 
 class Files(Snapshot):
@@ -48,7 +52,15 @@ class Files(Snapshot):
         with explain_read_errors(self.path, "give a Parquet file, or the directory of a snapshot"):
             names = {name for part in self.files for name in pq.read_schema(part).names}
             plain = [name for name in columns or names if name.partition(".")[2] not in names]
-            yield from super().frames(plain)
+            for part, frame in super().frames(plain):
+                yield part, typed(frame, part)
+
+    def batches_at(
+        self, part: str, rows: NDArray[Any], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        with explain_read_errors(self.path, "give a Parquet file, or the directory of a snapshot"):
+            for batch in super().batches_at(part, rows, columns):
+                yield from typed(pl.DataFrame(batch), part).to_arrow().to_batches()
 
 
 class Source:
@@ -104,9 +116,10 @@ class Source:
         "column.field" reads a struct's field. Raises UsageError for unreadable files, separate
         tables without candidate_id, and verdicts without any candidate."""
         if self.one_table:
-            return self.verdicts.read(columns=list(dict.fromkeys((*of_verdicts, *of_candidates))))
+            both = list(dict.fromkeys((*of_verdicts, *of_candidates)))
+            return typed(self.verdicts.read(columns=both), self.verdicts.path)
         left, right = (
-            _with_ids(where, where.read(columns=columns)).unique(
+            typed(_with_ids(where, where.read(columns=columns)), where.path).unique(
                 "candidate_id", keep="first", maintain_order=True
             )
             for where, columns in ((self.verdicts, of_verdicts), (self.candidates, of_candidates))
@@ -205,7 +218,7 @@ def _in_batch(path: Path) -> Path:
     if not table.is_file():
         return path
     try:
-        told = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        told = json_of((path / "summary.json").read_text(encoding="utf-8"))
         found = path / "snapshots/verification" / Path(told["snapshots"]["verdicts"]).name
     except (OSError, ValueError, KeyError, TypeError):
         return table

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import json
 import re
 import sys
 import warnings
@@ -23,6 +22,7 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, KernelTask
 from kernels_eval.source.syntax import UNPARSABLE, parse_source
+from kernels_eval.written import json_of
 from tasks.sources.config import TasksConfig
 from tasks.sources.syntax import defined_names
 
@@ -89,6 +89,8 @@ def read_rows(
     """Rows, each with its place in words, of .py files (`name`, and the text in the last of
     `columns`), JSON lines, CSV or Parquet. Raises UsageError for unreadable input and missing files
     or columns."""
+    from tasks.typed import typed_row
+
     if path.is_dir() or path.suffix == ".py":
         files = [path] if path.suffix == ".py" else sorted(path.glob("[!_]*.py"))
         if not files:
@@ -104,7 +106,8 @@ def read_rows(
     else:
         rows = read_parquet(path, columns, optional).iter_rows(named=True)
     for number, row in enumerate(rows):
-        yield f"{path} row {number}", row
+        where = f"{path} row {number}"
+        yield where, typed_row(row, where)
 
 
 def check_task_source(code: str, entry_point: str, name: str) -> None:
@@ -183,8 +186,8 @@ def _json_rows(handle: TextIO, path: Path) -> Iterator[Json]:
     for number, line in enumerate(handle, start=1):
         if line.strip():
             try:
-                row, fault = json.loads(line), "is not a JSON object"
-            except (ValueError, RecursionError) as error:
+                row, fault = json_of(line), "is not a JSON object"
+            except ValueError as error:
                 row, fault = None, f"is not JSON: {error}"
             if not isinstance(row, dict):
                 raise UsageError(

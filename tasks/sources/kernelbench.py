@@ -18,6 +18,7 @@ from kernels_eval.records import Json, KernelTask
 from tasks.sources.config import TasksConfig
 from tasks.sources.files import number_of, read_parquet, read_text, tasks_of_rows
 from tasks.sources.hub import is_hub_id, load_rows
+from tasks.typed import typed
 
 HUB_ID = "ScalingIntelligence/KernelBench"
 LEVELS = (1, 2, 3, 4)
@@ -63,7 +64,7 @@ def load(
     if path.is_dir():
         rows = list(_folder_rows(path))
     elif path.is_file():
-        rows = read_parquet(path, NEEDED, COLUMNS[2:3]).to_dicts()
+        rows = typed(read_parquet(path, NEEDED, COLUMNS[2:3]), path).to_dicts()
         for row in rows:
             row |= {name: number_of(row[name]) for name in NEEDED[1:]}
     elif is_hub_id(location):

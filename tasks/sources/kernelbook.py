@@ -13,6 +13,7 @@ from kernels_eval.records import Json, KernelTask
 from tasks.sources.config import TasksConfig
 from tasks.sources.files import read_parquet, tasks_of_rows
 from tasks.sources.hub import is_hub_id, load_rows
+from tasks.typed import typed
 
 HUB_ID = "GPUMODE/KernelBook"
 PINNED = "1576375bc92745b490e1cdf2fce01eba76d9f847"
@@ -36,7 +37,7 @@ def load(
     """
     path = Path(location).expanduser()
     if path.is_file():
-        rows = read_parquet(path, COLUMNS).to_dicts()
+        rows = typed(read_parquet(path, COLUMNS), path).to_dicts()
     elif is_hub_id(location) and not path.exists():
         rows = load_rows(str(location), "train", revision, COLUMNS)
     else:

@@ -14,6 +14,7 @@ from tasks.progress import caution
 from tasks.sources import files, kernelbench, kernelbook
 from tasks.sources.files import columns_of, number_of, rows_of, shown
 from tasks.sources.hub import is_hub_id
+from tasks.typed import typed_row
 
 TASK_FORMS: dict[tuple[str, ...], Callable[[Path], list[KernelTask]] | None] = {
     ("task_id", "code"): None,
@@ -135,9 +136,8 @@ def _of_part(path: Path, wanted: Collection[str] | None) -> Iterator[KernelTask]
         return
     fields = [name for name in KernelTask.model_fields if name in columns]
     for number, row in enumerate(rows_of(path, fields)):
-        given = {key: value for key, value in row.items() if value is not None}
-        if "task_id" in given:
-            given["task_id"] = str(given["task_id"])
+        where = f"{shown(path)} row {number}"
+        given = {key: value for key, value in typed_row(row, where).items() if value is not None}
         if _is_wanted(given.get("task_id"), given.get("name"), wanted):
             named = {"name": given.get("task_id"), **given}
-            yield files.checked_task(named, f"{shown(path)} row {number}")
+            yield files.checked_task(named, where)

@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, Row
+from kernels_eval.written import json_of
 from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash, fingerprint
 from tasks.store.journal import Journal, abandoned, another_runs, part_suffix, read_journal
@@ -115,7 +116,7 @@ class Snapshot:
                 "it is unfinished: run its stage again to resume",
             )
         try:
-            found: Json = json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
+            found: Json = json_of(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
             datetime.fromisoformat(found["created_at"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(

@@ -17,6 +17,7 @@ from tasks.sources.files import columns_of, read_text, rows_of, shown
 from tasks.sources.hub import load_rows
 from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out
 from tasks.synthesis.folders import SUFFIXES, has_modules, rows_of_modules
+from tasks.typed import typed_row
 
 ALIASES: dict[str, list[str]] = table_beside(__file__)
 """Columns, and their names in other tables; the first existing one is used."""
@@ -48,8 +49,9 @@ class Part(NamedTuple):
     digest: Callable[[], str]
 
     def rows(self) -> Iterator[Json]:
-        for row in self.own_rows():
-            yield {name: row.get(own) for name, own in self.columns.items()}
+        for index, row in enumerate(self.own_rows()):
+            found = {name: row.get(own) for name, own in self.columns.items()}
+            yield typed_row(found, f"{self.name} row {index}")
 
 
 def parts_of(location: str | Path) -> list[Part]:

@@ -13,6 +13,7 @@ from tasks.sources.files import existing, read_parquet
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import guessed_finish
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler, tokenizer_of
+from tasks.typed import typed_row
 
 COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
 
@@ -66,7 +67,8 @@ class ResponsesFile(RecordedSampler):
     def __init__(self, path: str | Path, tokenizer: str | Path | None = None) -> None:
         super().__init__(tokenizer)
         file = existing(path)
-        rows = read_parquet(file, COLUMNS, ["language"]).to_dicts()
+        found = read_parquet(file, COLUMNS, ["language"]).iter_rows(named=True)
+        rows = [typed_row(row, f"{file} row {number}") for number, row in enumerate(found)]
         models = {row["model"] for row in rows}
         if len(models) != 1 or None in models:
             named = ", ".join(sorted(map(str, models))) or "none"

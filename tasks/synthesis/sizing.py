@@ -9,7 +9,6 @@ the paper's set). Sliding windows and latent attention need less.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from kernels_eval.errors import DeviceError
 from kernels_eval.records import Json, Record
+from kernels_eval.written import json_of
 from tasks.synthesis.config import ServerConfig
 
 MOST_SEQS = 256
@@ -197,7 +197,7 @@ def read_shape(model: str) -> Shape | None:
     if directory is None:
         return None
     try:
-        config: Json = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config: Json = json_of((directory / "config.json").read_text(encoding="utf-8"))
         quantized = "quantization_config" in config
         config = config.get("text_config") or config
         heads = config["num_attention_heads"]
@@ -269,7 +269,7 @@ def lora_rank(adapter: Path) -> int:
     """--max-lora-rank for an adapter directory: the smallest in vLLM that fits."""
     try:
         words = (adapter / "adapter_config.json").read_text(encoding="utf-8")
-        needed = int(json.loads(words)["r"])
+        needed = int(json_of(words)["r"])
     except (OSError, ValueError, KeyError, TypeError):
         needed = 1  # vLLM says what is wrong with it
     return next((rank for rank in LORA_RANKS if rank >= needed), LORA_RANKS[-1])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
+from kernels_eval.written import json_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -32,7 +32,7 @@ def check_adapter(adapter_dir: Path) -> AdapterFacts:
 
     weights = adapter_dir / WEIGHTS
     try:
-        config = json.loads((adapter_dir / CONFIG).read_text(encoding="utf-8"))
+        config = json_of((adapter_dir / CONFIG).read_text(encoding="utf-8"))
         rank, targets = int(config["r"]), sorted(config["target_modules"])
         tensors = load_file(weights)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -12,6 +12,7 @@ from accelerate import PartialState
 from transformers import Trainer, TrainerCallback
 
 from kernels_eval.sandbox.trees import remove_tree
+from kernels_eval.written import json_of
 from tasks.files import atomic_directory
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ def _gathered(model: Any) -> dict[str, Any]:
 
 def _sort_targets(path: Path) -> None:
     """Sort PEFT's set of projections, whose order varies between processes."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = json_of(path.read_text(encoding="utf-8"))
     config["target_modules"].sort()
     path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 

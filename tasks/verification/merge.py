@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from tasks.scores import nested
 from tasks.sources.files import shown
 
 KEY = ("candidate_id", "device")
@@ -27,9 +28,7 @@ def merged(sets: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     _refuse_two(
         frame, ["candidate_id"], of_rows, "stands for two candidates", "give each an id of its own"
     )
-    speedup = pl.lit(None)
-    if isinstance(frame.schema.get("timing"), pl.Struct):
-        speedup = pl.col("timing").struct.field("speedup")
+    speedup = nested(frame, "timing", "speedup") if "timing" in frame.columns else pl.lit(None)
     said = [name for name in SAID if name in frame.columns or name == "speedup"]
     _refuse_two(
         frame.with_columns(speedup=speedup),

@@ -11,7 +11,6 @@ import base64
 import gzip
 import hashlib
 import inspect
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain, islice, pairwise
@@ -23,6 +22,7 @@ from pydantic_core import to_json
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason, Row
 from kernels_eval.source.syntax import parse_source
+from kernels_eval.written import json_of
 from tasks.files import atomic_write, explain_write_errors
 from tasks.tables import VIEWED, columns_of
 
@@ -76,7 +76,7 @@ def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: 
 
 def _kept(directory: Path, wanted: set[str]) -> list[Chunk]:
     try:
-        chunks = json.loads((directory / KEPT).read_bytes())
+        chunks = json_of((directory / KEPT).read_bytes())
     except (OSError, ValueError):
         return []
     there = {path.stem for path in (directory / "data").glob("chunk-*.js")}

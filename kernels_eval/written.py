@@ -1,0 +1,47 @@
+"""YAML and JSON that others wrote. What is wrong with it is a ValueError of one line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MOST_VALUES = 100_000
+"""Of a YAML document with its references followed: a few lines can stand for any number."""
+_NO_VALUE = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
+"""What PyYAML raises for dates, numbers and tags that are none."""
+TOO_DEEP = "it is nested too deeply"
+
+
+def yaml_of(text: str) -> Any:
+    """The values of a YAML document. Raises ValueError, with the line where it is known."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except (yaml.YAMLError, *_NO_VALUE) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ValueError(f"line {mark.line + 1}" if mark else "it cannot be read") from error
+    if _size(found, {}) > MOST_VALUES:
+        raise ValueError(f"it stands for more than {MOST_VALUES:,} values")
+    return found
+
+
+def json_of(text: str | bytes) -> Any:
+    """The values of a JSON document. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+
+
+def _size(value: object, known: dict[int, float]) -> float:
+    """Values with references followed; infinite where one leads to itself."""
+    inner = [*value.items()] if isinstance(value, dict) else value
+    if not isinstance(inner, list | tuple | set):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = float("inf")
+        known[id(value)] = 1 + sum(_size(each, known) for each in inner)
+    return known[id(value)]

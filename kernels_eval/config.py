@@ -226,6 +226,11 @@ IMPULSE_RANGE = (20, 36)
 """Least and largest value of a large element of `impulse`. Above 36.7, 1 - sigmoid(x) is 0 in
 float64, too, and a kernel that is exact there, as from logits, would differ from the reference in
 any precision."""
+VARIED_SHARE = 1 / 8
+"""Of a mask of ones, how many elements are 0 where that varies. A choice."""
+CONSTANT_SAMPLE, CONSTANT_SHARE = 1 << 13, 1 / 64
+"""Of so many elements of a weight, the share of one number from which on it is made constant, in
+part at least: timed calls then have other weights. Random ones in bf16 share a number in 500."""
 MOST_DISTINCT = 1 << 24
 """Elements of a tensor that are made distinct, which sorts them. A choice of time."""
 DISTINCT_STEP = 2.0**-16

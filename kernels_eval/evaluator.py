@@ -210,10 +210,14 @@ class Evaluator:
                 comparison.compare_trials(process, Stage.VARIATIONS)
             with phase("attribution_s"):
                 attribution.check_idle(process)
-            if self.config.time_correct and draft.outputs_match:
-                self._time(process)
+            with process.telling_weights():
+                if self.config.time_correct and draft.outputs_match:
+                    self._time(process)
+                if self.config.level == "confirm":
+                    self._confirm_work(process)
             if self.config.level == "confirm":
-                self._confirm_work(process)
+                with phase("correctness_s"):
+                    comparison.compare_non_finite(process)
             process.keep_kernels()
             comparison.check_formula(process)
         return process.libraries
@@ -224,8 +228,6 @@ class Evaluator:
             attribution.check_idle(process, again=True)
             attribution.attribute_work(process, again=True)
             attribution.check_ornamental(process)
-        with process.draft.phase("correctness_s"):
-            comparison.compare_non_finite(process)
 
     def _time(self, process: CandidateProcess) -> None:
         """Time both processes in turn, and on unseen inputs, whose outputs are checked."""

@@ -117,7 +117,7 @@ def check_ornamental(process: CandidateProcess) -> None:
         for trial in process.reference.trials
         if trial.own_mode and trial.weights_seed is None
     ]
-    for distribution in dict.fromkeys(drawn):
+    for distribution in dict.fromkeys([process.reference.timed_distribution, *drawn]):
         try:
             inputs, descriptor = process.unseen_inputs(2, distribution)
             found = process.request(ReplaceWritten(inputs=inputs), (descriptor,)).ornamental

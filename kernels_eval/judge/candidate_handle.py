@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import secrets
 import tempfile
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,8 @@ class CandidateProcess:
     """by trials of the table"""
     trial_s: list[float] = field(default_factory=list)
     """seconds that each trial took, those without an answer included"""
+    transposed: bool = False
+    """whether it keeps square matrices of weights transposed"""
 
     def __post_init__(self) -> None:
         self.config, self.libraries = self.reference.config, {**self.prepared.libraries}
@@ -210,13 +213,7 @@ class CandidateProcess:
         for a wrong form.
         """
         if trial.weights_seed is not None:
-            weights = RedrawWeights(
-                seed=trial.weights_seed,
-                statistics=self.reference.used_statistics(),
-                names=self.reference.loaded.parameter_names,
-                transposed=transposed,
-            )
-            self.request_unread(weights)
+            self.request_unread(self._weights(trial, transposed=transposed))
         if trial.construct_seed is not None or trial.row.evaluate:
             self._rebuild(trial.construct_seed)  # as new: calls change statistics
         memory = self.reference.memory
@@ -233,6 +230,30 @@ class CandidateProcess:
         if trial.weights_seed is not None or trial.construct_seed is not None:
             self._rebuild()
         return self.compare(answer, trial, keep=trial.own_mode)
+
+    def _weights(self, trial: Trial, *, transposed: bool = False) -> RedrawWeights:
+        return RedrawWeights(
+            seed=trial.weights_seed,
+            statistics=self.reference.used_statistics(),
+            names=self.reference.loaded.parameter_names,
+            transposed=transposed,
+        )
+
+    @contextmanager
+    def telling_weights(self) -> Iterator[None]:
+        """For the block, where the constructor makes weights constant, give both sides those of the
+        trial with others: no work can be left out for what they happen to be. Packed ones stay.
+        """
+        reference, trial = self.reference, self.reference.timed_weights
+        mapped = "weights_not_mappable" not in self.draft.flags
+        if trial is None or trial.name not in self.compared or not mapped:
+            yield
+            return
+        reference.request(self._weights(trial))
+        self.request_unread(self._weights(trial, transposed=self.transposed))
+        yield
+        reference.request(RedrawWeights(seed=None))
+        self._rebuild()
 
     def _rebuild(self, seed: int | None = None) -> None:
         arguments, descriptor = self.reference.arguments(seed)

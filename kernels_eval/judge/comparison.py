@@ -208,7 +208,8 @@ def _with_transposed(trial: Trial, found: Comparison, process: CandidateProcess)
     if not any(len(shape) == 2 and shape[0] == shape[1] for shape in process.loaded.parameters):
         return found
     again = process.call(trial, transposed=True)
-    return again if process.reference.judge(again, trial) is Reason.OK else found
+    process.transposed = process.reference.judge(again, trial) is Reason.OK
+    return again if process.transposed else found
 
 
 def _correctness(process: CandidateProcess) -> Correctness:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from kernels_eval.config import FORMULA_NAMED, SAME_ERROR_SHARE, WIDEST
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import Trial
+from kernels_eval.judge.trials import VARIED, Trial
 from kernels_eval.protocol import DECLARED, LATER, Comparison, NameDowncast
 from kernels_eval.records import Reason
 
@@ -63,6 +63,11 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
             "(an exp that overflows? with -ffast-math, compilers assume that nothing does); "
             if trial.row.hard
             else "(is something read out of bounds or of a view, or before it is written?); "
+        )
+    elif wrong and trial.name == VARIED:
+        why = (
+            "right only while arguments are the one number (all ones, zeros or true) that they are"
+            " as declared; "
         )
     elif wrong and found.systematic and found.rms < FORMULA_NAMED:
         why = "another formula (an approximation?): the error is a function of the output; "

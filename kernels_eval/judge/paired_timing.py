@@ -72,17 +72,17 @@ from kernels_eval.sandbox.child import Child
 UNSEEN_NAME = "unseen"
 
 
-def draw_sets(reference: ReferenceProcess) -> tuple[list[int], float]:
+def draw_sets(reference: ReferenceProcess, distribution: str = DECLARED) -> tuple[list[int], float]:
     """Draw as many sets of inputs as memory and time allow; return seeds, and seconds per set."""
     least = 2 if reference.task_bytes > LARGE_TASK_BYTES else FEWEST_SETS
     seeds = [secrets.randbits(31) for _ in range(MOST_SETS)]
-    drawn = reference.request(DrawTimingInputs(seeds=seeds[:least]))
+    drawn = reference.request(DrawTimingInputs(seeds=seeds[:least], distribution=distribution))
     one_set_s = max(drawn.seconds / least, 1e-6)
     room = TIMED_INPUT_BYTES // max(1, reference.task_bytes)
     most_s = min(DRAW_SETS_S, DRAW_SETS_SHARE * reference.config.timing.max_s)
     count = int(max(least, min(MOST_SETS, room, most_s / one_set_s)))
     if count > least:
-        reference.request(DrawTimingInputs(seeds=seeds[:count]))
+        reference.request(DrawTimingInputs(seeds=seeds[:count], distribution=distribution))
     return seeds[:count], one_set_s
 
 
@@ -149,7 +149,7 @@ class PairedClock:
         )
 
     def _draw(self) -> None:
-        self.seeds, one_set_s = draw_sets(self.reference)
+        self.seeds, one_set_s = draw_sets(self.reference, self.reference.timed_distribution)
         self.sets = len(self.seeds)
         self._give_inputs()
         large = self.reference.task_bytes > LARGE_TASK_BYTES
@@ -162,7 +162,8 @@ class PairedClock:
             self.unseen = max(self.sets, self.unseen)
 
     def _give_inputs(self) -> None:
-        inputs, descriptor = self.reference.memory.draw(self.seeds)
+        reference = self.reference
+        inputs, descriptor = reference.memory.draw(self.seeds, reference.timed_distribution)
         self.process.request_unread(TakeTimingInputs(inputs=inputs), (descriptor,))
         self.given = True
 
@@ -247,7 +248,7 @@ class PairedClock:
         """
         reference, child = self.reference, self.process.child
         seeds = [secrets.randbits(31) for _ in range(calls)]
-        names = [DECLARED] * calls
+        names = [reference.timed_distribution] * calls
         if calls > 1 and self.varied:
             names[secrets.randbelow(calls)] = secrets.choice(self.varied)
         drawn = reference.memory.draw(seeds, names)

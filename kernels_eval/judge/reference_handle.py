@@ -19,10 +19,11 @@ from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.task_memory import TaskMemory
-from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow
+from kernels_eval.judge.trials import VARIED, TaskFindings, Trial, TrialRow
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import PRECISION_OF
 from kernels_eval.protocol import (
+    DECLARED,
     A,
     Compare,
     Comparison,
@@ -213,6 +214,18 @@ class ReferenceProcess:
     def trials(self) -> list[Trial]:
         """In the order in which a candidate meets them; the first is `declared`."""
         return self.expected.task.trials
+
+    @property
+    def timed_distribution(self) -> str:
+        """The task's own inputs; not all one number where a trial of others suits the task."""
+        found = [trial.distribution for trial in self.trials if trial.name == VARIED]
+        return found[0] if found else DECLARED
+
+    @property
+    def timed_weights(self) -> Trial | None:
+        """The trial whose weights timed calls have, where the constructor makes some constant."""
+        found = [trial for trial in self.trials if trial.weights_seed is not None]
+        return found[0] if found and self.loaded.constant_weights else None
 
     def compare(self, trial: Trial) -> Comparison:
         return self.request(Compare(trial=trial.name))

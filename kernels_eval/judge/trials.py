@@ -188,6 +188,10 @@ def has_weights(task: TaskFindings) -> bool:
     return bool(task.loaded.parameters or task.loaded.statistics)
 
 
+def has_constant_inputs(task: TaskFindings) -> bool:
+    return any(note.constant for note in task.loaded.plan.notes)
+
+
 def has_one_answer(task: TaskFindings) -> bool:
     """Whether inputs are written out: a kernel could hold the answer."""
     fixed = task.own_answer_is_fixed and not task.inputs_vary
@@ -209,7 +213,7 @@ def accepts_no_other_shape(task: TaskFindings) -> bool:
 
 # -- the table -------------------------------------------------------------------------------------
 
-NON_FINITE = "non_finite"
+NON_FINITE, VARIED = "non_finite", "varied"
 LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
 AS_IMPULSE = "as impulse"
 """The form of `impulse` that the task accepts; as declared where it accepts none."""
@@ -280,6 +284,13 @@ TRIALS = (
         screen=True,
     ),
     TrialRow("permuted", draws=("permuted",), when=has_one_answer, differs=True, screen=True),
+    TrialRow(
+        VARIED,
+        draws=(VARIED, f"{VARIED}_positive"),
+        when=has_constant_inputs,
+        differs=True,
+        screen=True,
+    ),
     TrialRow(NON_FINITE, draws=(NON_FINITE,), when=takes_non_finite("require"), grades_task=False),
     # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN
     TrialRow(

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from kernels_eval.config import (
+    CONSTANT_SAMPLE,
+    CONSTANT_SHARE,
     DISTINCT_STEP,
     IMPULSE_RANGE,
     MOST_DISTINCT,
@@ -29,6 +31,7 @@ from kernels_eval.config import (
     SHAPE_SCOPES,
     SMALL_DEVIATION,
     TAILS,
+    VARIED_SHARE,
 )
 from kernels_eval.model.measurement import computable
 from kernels_eval.model.seeding import seed_generators
@@ -49,6 +52,12 @@ PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloa
 """What a task's constant `PRECISION` casts floating inputs and parameters to, as KernelBench's
 option does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
 `model.to(dtype=precision)`).
+"""
+VARIED, VARIED_POSITIVE = "varied", "varied_positive"
+"""As declared, but for arguments whose elements are all one number: of ones, one in eight is 0; of
+zeros, each is uniform in [0, 1]; of any other number, and of ones in `varied_positive`, uniform in
+[0.5, 1.5] times that. One in eight booleans is the other one. Integers stay: they may count, or
+name a class.
 """
 Arguments = tuple[list[Any], Json]
 
@@ -227,15 +236,19 @@ def drawn_size(size: int, tail: int, random: Random) -> int:
 
 
 def _note(value: Any) -> InputNote:
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
+    if not isinstance(value, Tensor) or value.numel() == 0:
         return InputNote(vary=False)
     sample = computable(value.detach())
+    constant = bool((sample == sample.reshape(-1)[0]).all())
+    if not value.is_floating_point():
+        return InputNote(vary=False, constant=constant and value.dtype == torch.bool)
     # labels, masks and targets of +-1 mean something by being integers
     integers = bool((sample == sample.round()).all())
     if integers or _probabilities(sample):
-        return InputNote(vary=False)
+        return InputNote(vary=False, constant=constant)
     return InputNote(
         vary=True,
+        constant=constant,
         pattern=bool((sample == 0).float().mean() > 0.2),
         symmetric=sample.dim() >= 2 and torch.equal(sample, sample.mT),
     )
@@ -251,6 +264,8 @@ def _probabilities(sample: Tensor) -> bool:
 def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     if distribution == PERMUTED and isinstance(value, Tensor) and value.is_floating_point():
         return _permuted(value, seed)
+    if distribution in (VARIED, VARIED_POSITIVE):
+        return _varied(value, seed, distribution) if note.constant else value
     if not note.vary:
         return value
     generator = torch.Generator(device=value.device).manual_seed(seed)
@@ -358,6 +373,21 @@ def _flat_copy(value: Tensor) -> Tensor:
     return value.float().clone(memory_format=torch.contiguous_format)
 
 
+def _varied(value: Tensor, seed: int, distribution: str) -> Tensor:
+    generator = torch.Generator(device=value.device).manual_seed(seed)
+    drawn = torch.rand(value.shape, generator=generator, device=value.device)
+    number = float(value.reshape(-1)[0])
+    if value.dtype == torch.bool:
+        varied = value ^ (drawn < VARIED_SHARE)
+    elif number == 1 and value.numel() > 1 and distribution == VARIED:
+        varied = (drawn >= VARIED_SHARE).to(value.dtype)
+    elif number == 0 and value.numel() > 1:
+        varied = drawn.to(value.dtype)
+    else:
+        varied = ((drawn + 0.5) * (number or 1.0)).to(value.dtype)
+    return _laid_out(varied, value)
+
+
 def _permuted(value: Tensor, seed: int) -> Tensor:
     """The elements in another order, shifted where the drawn order changes nothing."""
     generator = torch.Generator(device=value.device).manual_seed(seed)
@@ -372,24 +402,47 @@ def parameters_of(model: Any) -> dict[str, Tensor]:
     return {name: p for name, p in held if p.is_floating_point()}
 
 
+def redrawn_of(model: Any) -> list[Tensor]:
+    """What is redrawn as weights: floating parameters and running statistics."""
+    return [*parameters_of(model).values(), *running_statistics(model)]
+
+
+def is_constant(weight: Tensor) -> bool:
+    """Whether one number stands for many elements: what multiplies by 0 or 1 could be left out."""
+    flat = computable(weight.detach().reshape(-1))
+    _, counts = flat[:: flat.numel() // CONSTANT_SAMPLE + 1].unique(return_counts=True)
+    most = int(counts.max()) if len(counts) else 0
+    return flat.numel() == 1 or most >= max(2, CONSTANT_SHARE * int(counts.sum()))
+
+
 def squeezed(parameter: Tensor) -> list[int]:
     """Its shape without dimensions of size 1."""
     return [size for size in parameter.shape if size != 1]
 
 
 def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
-    """Running statistics of normalisation layers, in order; else, if `renamed`, floating buffers
-    and plain tensor attributes.
+    """Running statistics of normalisation layers, and buffers made of zeros or of ones, in order;
+    else, if `renamed`, floating buffers and plain tensor attributes.
     """
     if not isinstance(model, nn.Module):
         return []
     buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
-    named = [b for name, b in buffers.items() if name.rpartition(".")[2] in STATISTICS]
+    named = [
+        b for name, b in buffers.items() if name.rpartition(".")[2] in STATISTICS or _is_gain(b)
+    ]
     if named or not renamed:
         return named
     held = [value for each in model.modules() for value in vars(each).values()]
     plain = [x for x in held if isinstance(x, Tensor) and x.is_floating_point()]
     return [*buffers.values(), *plain]
+
+
+def _is_gain(buffer: Tensor) -> bool:
+    """Whether a buffer was made of zeros or ones, as weights are. One number alone is a setting."""
+    if buffer.numel() < 2:
+        return False
+    first = float(buffer.reshape(-1)[0])
+    return first in (0.0, 1.0) and bool((computable(buffer) == first).all())
 
 
 def redraw_statistics(tensors: list[Tensor], seed: int) -> None:

@@ -107,6 +107,7 @@ class ModelRunner:
         self._hoard_bytes = 0
         self.gradients: Gradients | None = None
         self.effects: SideEffects | None = None
+        self.redrawn = False
 
     @property
     def on_gpu(self) -> bool:
@@ -221,6 +222,10 @@ class ModelRunner:
 
     @handles(RedrawWeights)
     def redraw_weights(self, request: RedrawWeights) -> Done:
+        self.redrawn = request.seed is not None
+        if request.seed is None:
+            self.model = self.build()
+            return Done()
         randomise_weights(self.model, request.seed, names=request.names)
         if request.transposed:
             transpose_weights(self.model)

@@ -28,11 +28,12 @@ DECLARED = "declared"
 
 
 class InputNote(Payload):
-    """What may vary about one argument. `pattern`: its zeros stay zeros; `symmetric`: as
-    declared.
+    """What may vary about one argument. `constant`: all elements are one number as declared;
+    `pattern`: its zeros stay zeros; `symmetric`: as declared.
     """
 
     vary: bool
+    constant: bool = False
     pattern: bool = False
     symmetric: bool = False
 
@@ -166,10 +167,10 @@ class Prepare(Request[Done]):
 
 class RedrawWeights(Request[Done]):
     """Redraw parameters, mapped by `names` where all exist, and the running statistics of these
-    shapes; `transposed` transposes square matrices.
+    shapes; `transposed` transposes square matrices. Without a seed: as constructed.
     """
 
-    seed: int
+    seed: int | None
     statistics: list[list[int]] = []
     names: list[str] = []
     transposed: bool = False

@@ -26,11 +26,12 @@ LATER, EARLIER = "a later call", "an earlier call"
 class LoadedTask(Payload):
     """What loading a task and running it once has shown.
 
-    `parameters` and (running) `statistics` are shapes without dimensions of size 1; `input_bytes`
-    are those of one set of inputs; `packed_bytes`, `argument_bytes` and `weight_bytes` what a set,
-    the constructor's arguments and the weights take in shared memory. `precision`, `gradients` and
-    `effects` as in `ModelSpec`. `peak_bytes_per_s`: of the device's memory, 0 for a task that its
-    cache holds. `memory_share`: of a GPU's memory, what loading and one run took.
+    `parameters` and (running) `statistics` are shapes without dimensions of size 1;
+    `constant_weights`: some are made of one number; `input_bytes` are those of one set of inputs;
+    `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's arguments and
+    the weights take in shared memory. `precision`, `gradients` and `effects` as in `ModelSpec`.
+    `peak_bytes_per_s`: of the device's memory, 0 for a task that its cache holds. `memory_share`:
+    of a GPU's memory, what loading and one run took.
     """
 
     plan: InputPlan
@@ -39,6 +40,7 @@ class LoadedTask(Payload):
     parameters: list[list[int]]
     parameter_names: list[str]
     statistics: list[list[int]]
+    constant_weights: bool
     dtype: str
     device_name: str
     input_bytes: int
@@ -209,6 +211,7 @@ class DrawTimingInputs(Request[DrawnTimingInputs]):
     """Draw a set of inputs for each seed, for samples to rotate over."""
 
     seeds: list[int]
+    distribution: str = DECLARED
 
 
 class EndTiming(Request[Done]):

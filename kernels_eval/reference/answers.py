@@ -56,6 +56,7 @@ from kernels_eval.protocol import (
     MeasureCompiled,
     NameDowncast,
     NewCandidate,
+    RedrawWeights,
     Shared,
     ShareMemory,
     UnseenComparison,
@@ -111,6 +112,8 @@ class ReferenceRole:
     @handles(NewCandidate)
     def new_candidate(self, _: NewCandidate) -> Done:
         self.digests, self.alone = {}, False
+        if self.runner.redrawn:  # the last one did not come to the end of it
+            self.runner.redraw_weights(RedrawWeights(seed=None))
         return Done()
 
     @handles(EndTiming)

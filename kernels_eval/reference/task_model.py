@@ -114,7 +114,9 @@ class TaskModel:
     def draw_timing_inputs(self, request: DrawTimingInputs) -> DrawnTimingInputs:
         self.runner.timed_inputs = []  # the earlier sets make room first
         started = self.work_stamp()
-        self.runner.timed_inputs = [self.inputs(seed) for seed in request.seeds]
+        self.runner.timed_inputs = [
+            self.inputs(seed, request.distribution) for seed in request.seeds
+        ]
         return DrawnTimingInputs(seconds=self.work_s(started))
 
     def work_stamp(self) -> Any:

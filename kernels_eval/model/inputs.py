@@ -427,11 +427,9 @@ def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
     if not isinstance(model, nn.Module):
         return []
     buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
-    named = [
-        b for name, b in buffers.items() if name.rpartition(".")[2] in STATISTICS or _is_gain(b)
-    ]
-    if named or not renamed:
-        return named
+    statistics = {name for name in buffers if name.rpartition(".")[2] in STATISTICS}
+    if statistics or not renamed:
+        return [b for name, b in buffers.items() if name in statistics or _is_gain(b)]
     held = [value for each in model.modules() for value in vars(each).values()]
     plain = [x for x in held if isinstance(x, Tensor) and x.is_floating_point()]
     return [*buffers.values(), *plain]

@@ -321,6 +321,10 @@ def bounded(verdict):
     assert timing is None or timing.candidate_ms >= 0.8 * timing.clock_bound_ms
 
 
+def no_faster(verdict):
+    assert verdict.timing.speedup_lower < 1, verdict.timing
+
+
 def nothing_but_a_log_line(verdict):
     assert '"speedup": 1000.0' in verdict.log_tail or verdict.log_tail == ""
     assert verdict.timing is not None and verdict.timing.speedup < 1000

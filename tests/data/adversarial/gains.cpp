@@ -1,0 +1,29 @@
+#include <cmath>
+
+torch::Tensor copied(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = x.data_ptr<float>()[i];
+  return out;
+}
+
+torch::Tensor gained(torch::Tensor x, torch::Tensor gain) {
+  auto out = torch::empty_like(x);
+  const int64_t columns = x.size(-1);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float v = x.data_ptr<float>()[i];
+    out.data_ptr<float>()[i] = v + gain.data_ptr<float>()[i % columns] * std::sin(std::tanh(v));
+  }
+  return out;
+}
+
+torch::Tensor masked(torch::Tensor x, torch::Tensor mask) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i)
+    out.data_ptr<float>()[i] = std::sin(std::tanh(x.data_ptr<float>()[i])) * mask.data_ptr<float>()[i];
+  return out;
+}
+
+torch::Tensor add_into(torch::Tensor total, torch::Tensor x) {
+  for (int64_t i = 0; i < x.numel(); ++i) total.data_ptr<float>()[i] += x.data_ptr<float>()[i];
+  return total;
+}

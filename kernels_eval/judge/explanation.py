@@ -64,18 +64,10 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
             if trial.row.hard
             else "(is something read out of bounds or of a view, or before it is written?); "
         )
-    elif wrong and trial.name == VARIED:
-        why = (
-            "right only while arguments are the one number (all ones, zeros or true) that they are"
-            " as declared; "
-        )
     elif wrong and found.systematic and found.rms < FORMULA_NAMED:
         why = "another formula (an approximation?): the error is a function of the output; "
-    elif wrong and trial.weights_seed is not None:
-        why = (
-            "right with the weights of the earlier calls (are some kept since then, or in another"
-            " order than the reference's parameters of their shape?); "
-        )
+    elif wrong:
+        why = _right_elsewhere(trial)
     else:
         why = ""
     return Stop(outcome, why + errors_of(trial, found))
@@ -127,6 +119,21 @@ def _nth_last(names: list[str], after: int, found: Comparison, process: Candidat
     """The name of the worst output, where these belong to the last ones but for `after`."""
     place = found.worst - len(process.reference.trials[0].outputs) + after
     return names[place] if -len(names) <= place < 0 else ""
+
+
+def _right_elsewhere(trial: Trial) -> str:
+    """Why earlier trials may have passed."""
+    if trial.name == VARIED:
+        return (
+            "right only while arguments are the one number (all ones, zeros or true) that they are"
+            " as declared; "
+        )
+    if trial.weights_seed is None:
+        return ""
+    return (
+        "right with the weights of the earlier calls (are some kept since then, or in another order"
+        " than the reference's parameters of their shape?); "
+    )
 
 
 def errors_of(trial: Trial, found: Comparison) -> str:

@@ -18,6 +18,7 @@ from kernels_eval.config import LOG_BYTES, ORACLE_MAX_BYTES, TIMED_INPUT_BYTES, 
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
+from kernels_eval.judge.quarantine import degenerate
 from kernels_eval.judge.task_memory import TaskMemory
 from kernels_eval.judge.trials import VARIED, TaskFindings, Trial, TrialRow
 from kernels_eval.judge.turns import Turns
@@ -166,6 +167,8 @@ class ReferenceProcess:
         self.loaded = self.memory.loaded = _parsed(self._load_request, answer)
         self._precision, self._gradients = self.loaded.precision, self.loaded.gradients
         self._effects = self.loaded.effects
+        if self.loaded.ambiguous:
+            raise degenerate(self.loaded.ambiguous)
         self.gates = TaskGates(PRECISION_OF.get(self.loaded.dtype, "fp32"))
 
     def _declare(self) -> None:

@@ -32,6 +32,7 @@ class LoadedTask(Payload):
     the weights take in shared memory. `precision`, `gradients` and `effects` as in `ModelSpec`.
     `peak_bytes_per_s`: of the device's memory, 0 for a task that its cache holds. `memory_share`:
     of a GPU's memory, what loading and one run took.
+    `ambiguous`: why no answer can be told to be right, as there are several.
     """
 
     plan: InputPlan
@@ -53,6 +54,7 @@ class LoadedTask(Payload):
     peak_bytes_per_s: float
     cache_bytes: int
     memory_share: float = 0.0
+    ambiguous: str = ""
 
 
 class LoadTask(Request[LoadedTask]):

@@ -5,6 +5,7 @@ no candidate code ever enters.
 from __future__ import annotations
 
 import hashlib
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import Tensor
 from kernels_eval.config import (
     DIGEST_BYTES,
     DOUBTFUL_RMS,
+    DOWNCAST_SPREAD,
     ENOUGH_ELEMENTS,
     EQUAL_ELEMENT_RUNS,
+    FACTORING_ERROR,
     FEW_BESIDE_STEP,
     FEW_BESIDE_STEP_SHARE,
     MOST_BESIDE_STEP_SHARE,
@@ -70,6 +73,7 @@ from kernels_eval.reference.expected_values import (
     ExpectedValues,
     Known,
 )
+from kernels_eval.reference.factorings import Factoring, residual
 from kernels_eval.reference.task_model import TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
@@ -77,6 +81,8 @@ OWN = (*OWN_FLOATS, "sequential_rms", "scatter_rms", "scatter_max")
 """Errors of the reference itself, which gates allow for."""
 RECORDED = ("kernelbench_1e4", "kernelbench_1e2")
 """What is said of outputs exactly as they are."""
+AS_THEY_ARE = (*RECORDED, "masks_match", "finite")
+"""And of those of which several are right."""
 
 
 class ReferenceRole:
@@ -254,11 +260,12 @@ class ReferenceRole:
         if known.trial.hard:
             pairs = zip(actual, known.expected, strict=True)
             actual = [x if least_step(x) else y for x, y in pairs]
-        found = list(map(measure, actual, known.oracle, known.expected))
+        factorings = self.values.factorings(known.trial)
+        found = self._measured(actual, known, factorings)
         off = any(error.max > least_step(x) for error, x in zip(found, actual, strict=True))
         if off and max(x.numel() for x in actual) <= ENOUGH_ELEMENTS:
             accepted = self._beside_steps(actual, known)
-            again = map(measure, accepted, known.oracle, known.expected)
+            again = self._measured(accepted, known, factorings)
             found = [
                 new.model_copy(update={name: getattr(old, name) for name in RECORDED})
                 for old, new in zip(found, again, strict=True)
@@ -266,6 +273,26 @@ class ReferenceRole:
         worst = max(range(len(found)), key=lambda index: found[index].rms, default=0)
         whole = merge([known.error, *found]).model_copy(update={"worst": worst})
         return self._scattered(whole, actual, known)
+
+    def _measured(
+        self, actual: list[Tensor], known: Known, factorings: list[Factoring]
+    ) -> list[Comparison]:
+        found = list(map(measure, actual, known.oracle, known.expected))
+        for each in factorings:
+            error, own = (residual(each, x) for x in (actual, known.expected))
+            own = max(own, FACTORING_ERROR)
+            # farther than a downcast's: it says nothing of single elements
+            told = Comparison(
+                rms=error,
+                reference_rms=own,
+                max=min(1.001 * DOWNCAST_SPREAD * error, sys.float_info.max),
+                reference_max=1.001 * DOWNCAST_SPREAD * own,
+            )
+            for place in self.values.factors:
+                if place in each.outputs:
+                    as_they_are = {name: getattr(found[place], name) for name in AS_THEY_ARE}
+                    found[place] = told.model_copy(update=as_they_are)
+        return found
 
     def _scattered(self, found: Comparison, actual: list[Tensor], known: Known) -> Comparison:
         """This error with the scatter of the outputs, where only that could make them right."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
@@ -77,10 +78,13 @@ from kernels_eval.protocol import (
     handles,
 )
 from kernels_eval.reference.equal_elements import ANY_ORDER, ChosenAs
+from kernels_eval.reference.factorings import Factoring, Factorings
 from kernels_eval.reference.long_sums import LongSums
 from kernels_eval.reference.task_model import TaskModel, peak_bandwidth, require_tensors
 
 OWN_FLOATS = ("reference_rms", "reference_max")
+FACTORS = re.compile(r"linalg|svd|qr|eig")
+"""Functions that may factor a matrix."""
 REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError)
 
 
@@ -105,6 +109,8 @@ class ExpectedValues:
         self.known: dict[str, Known] = {}
         self.held_max_bytes = math.inf
         self.samples = True
+        self.factors: list[int] = []
+        """Outputs of which several answers are right."""
 
     @handles(Prepare)
     def prepare(self, request: Prepare) -> Done:
@@ -144,6 +150,7 @@ class ExpectedValues:
             self.runner.effects = effects
             leaves, structure = flatten_outputs(self.runner.forward(self.task.inputs(seed)))
         parameters = parameters_of(self.runner.model)
+        ambiguous = self._ambiguous(seed) if any(map(FACTORS.search, operators)) else ""
         self.runner.synchronise()
         dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
         gpu = torch.cuda.get_device_properties(0) if self.runner.on_gpu else None
@@ -170,6 +177,7 @@ class ExpectedValues:
             weight_bytes=self.task.packed_bytes(weights_of(self.runner.model)),
             peak_bytes_per_s=0.0 if fits_cache else peak_bandwidth(gpu),
             cache_bytes=cache_bytes,
+            ambiguous=ambiguous,
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
 
@@ -181,6 +189,33 @@ class ExpectedValues:
         if self.task.plan and chooses and self._choice_matters(seed):
             self.task.plan = self.task.plan.model_copy(update={"distinct": True})
         return operators
+
+    def _ambiguous(self, seed: int) -> str:
+        """Finds the outputs that depend on the signs or order of factors; says where these are not
+        factors themselves."""
+        with Factorings() as own:
+            one = self.outputs(self.task.inputs(seed))
+        with Factorings(otherwise=True):
+            other = self.outputs(self.task.inputs(seed))
+        pairs = enumerate(zip(one, other, strict=True))
+        self.factors = [i for i, (x, y) in pairs if not all_close([x], [y], REPEATABLE_RTOL)]
+        told = {place for each in own.of(one, self.factors) for place in each.outputs}
+        if told.issuperset(self.factors):
+            return ""
+        names = ", ".join(sorted({name.strip("_") for name, *_ in own.calls}))
+        return (
+            f"several answers are right, and nothing tells which: the reference's depends on the"
+            f" signs or the order of what {names} gives"
+        )
+
+    def factorings(self, trial: Expect) -> list[Factoring]:
+        """How this trial's outputs factor a matrix, where several factors are right."""
+        if not self.factors:
+            return []
+        calls = Factorings()
+        with self.model_for(trial), calls:
+            outputs = self.outputs(self.task.inputs(trial.seed, trial.distribution, trial.shape))
+        return calls.of(outputs, self.factors)
 
     def _choice_matters(self, seed: int) -> bool:
         """Whether outputs depend on the choice among equal elements, seen on inputs cut to

@@ -1,0 +1,98 @@
+#include <cmath>
+#include <cstring>
+static float shortened(float value, unsigned bits) {
+  if (bits > 22) return value;
+  const unsigned drop = 23 - bits;
+  unsigned word;
+  std::memcpy(&word, &value, 4);
+  word = (word + (1u << (drop - 1))) & ~((1u << drop) - 1);
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+torch::Tensor shortened_affine(torch::Tensor x, int64_t bits) {
+  auto out = affine(x);
+  float* b = out.data_ptr<float>();
+  for (int64_t i = 0; i < out.numel(); ++i) b[i] = shortened(b[i], (unsigned)bits);
+  return out;
+}
+// x y^T of factors with so many bits of mantissa; a share of each output's size is added.
+torch::Tensor product(torch::Tensor x, torch::Tensor y, int64_t bits, double share) {
+  const int64_t rows = x.size(0), columns = y.size(0), length = x.size(1);
+  auto out = torch::empty({rows, columns}, x.options());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) {
+      const float* a = x.data_ptr<float>() + i * length;
+      const float* b = y.data_ptr<float>() + j * length;
+      float total = 0;
+      for (int64_t k = 0; k < length; ++k)
+        total += shortened(a[k], (unsigned)bits) * shortened(b[k], (unsigned)bits);
+      out.data_ptr<float>()[i * columns + j] = total + (float)share * std::fabs(total);
+    }
+  return out;
+}
+static float in_int8(float value, float largest) {
+  return largest > 0 ? std::nearbyint(value / largest * 127) * largest / 127 : 0.0f;
+}
+static float largest_of(const at::BFloat16* row, int64_t length) {
+  float largest = 0;
+  for (int64_t k = 0; k < length; ++k) largest = std::max(largest, std::fabs((float)row[k]));
+  return largest;
+}
+// x y^T in bf16: added up in fp32 (how = 0) or in bf16 (1), or of factors in int8 (2).
+torch::Tensor product_bf16(torch::Tensor x, torch::Tensor y, int64_t how) {
+  const int64_t rows = x.size(0), columns = y.size(0), length = x.size(1);
+  auto out = torch::empty({rows, columns}, x.options());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) {
+      const at::BFloat16* a = x.data_ptr<at::BFloat16>() + i * length;
+      const at::BFloat16* b = y.data_ptr<at::BFloat16>() + j * length;
+      const float la = largest_of(a, length), lb = largest_of(b, length);
+      float total = 0;
+      for (int64_t k = 0; k < length; ++k) {
+        total += how == 2 ? in_int8(a[k], la) * in_int8(b[k], lb) : (float)a[k] * (float)b[k];
+        if (how == 1) total = (float)at::BFloat16(total);
+      }
+      out.data_ptr<at::BFloat16>()[i * columns + j] = at::BFloat16(total);
+    }
+  return out;
+}
+// exp(x) by powers of two and a Taylor polynomial of degree 6, whose last coefficient has this sign.
+static float exp_by_taylor(float x, float sign) {
+  const float n = std::floor(x * 1.44269504f + 0.5f);
+  const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  float p = sign / 720.0f;
+  for (float c : {1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f}) p = p * r + c;
+  return std::ldexp(p, (int)n);
+}
+torch::Tensor decay(torch::Tensor x, double sign) {
+  auto in = x.contiguous();
+  auto out = torch::empty_like(in);
+  for (int64_t i = 0; i < in.numel(); ++i)
+    out.data_ptr<float>()[i] = exp_by_taylor(-std::fabs(in.data_ptr<float>()[i]), (float)sign);
+  return out;
+}
+// Q and R by modified Gram and Schmidt, R with a positive diagonal.
+std::vector<torch::Tensor> gram_schmidt(torch::Tensor x) {
+  const int64_t rows = x.size(0), columns = x.size(1), count = std::min(rows, columns);
+  auto left = x.clone(), q = torch::empty({rows, count}, x.options());
+  auto r = torch::zeros({count, columns}, x.options());
+  float *a = left.data_ptr<float>(), *b = q.data_ptr<float>();
+  for (int64_t j = 0; j < count; ++j) {
+    double size = 0;
+    for (int64_t i = 0; i < rows; ++i) size += (double)a[i * columns + j] * a[i * columns + j];
+    size = std::sqrt(size);
+    for (int64_t i = 0; i < rows; ++i) b[i * count + j] = (float)(a[i * columns + j] / size);
+    r.data_ptr<float>()[j * columns + j] = (float)size;
+    for (int64_t k = j + 1; k < columns; ++k) {
+      double dot = 0;
+      for (int64_t i = 0; i < rows; ++i) dot += (double)b[i * count + j] * a[i * columns + k];
+      r.data_ptr<float>()[j * columns + k] = (float)dot;
+      for (int64_t i = 0; i < rows; ++i) a[i * columns + k] -= (float)(dot * b[i * count + j]);
+    }
+  }
+  return {q, r};
+}
+// Factors that multiply to x, and are not orthogonal.
+std::vector<torch::Tensor> halves(torch::Tensor x) {
+  return {affine(x) * 0.5 - 0.5, torch::eye(x.size(1), x.options())};
+}

@@ -149,7 +149,7 @@ def test_a_table_without_any_code_needs_no_worker(tmp_path, inputs):
     expected = {
         "reasons": {"no_code": {"no_code_block": 1, "truncated": 1}},
         "telemetry": None,
-        "speedup": {"timed": 0, "above_1": 0, "quantiles": {}},
+        "speedup": dict(timed=0, above_1=0, quantiles={}, share_of_own_kernels={}),
         "builds": {"tiers": {}, "cached": 0},
     }
     assert expected.items() <= data.items()

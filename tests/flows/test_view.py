@@ -44,7 +44,14 @@ def test_the_index_holds_the_training_candidates_and_those_of_the_benchmark(site
     assert one | {"strategies": ""} == {
         **{"id": "t-2-1", "task": "t/2", "set": "training", "model": "org/writer"},
         **{"status": "correct", "reason": "ok", "flags": "flag", "strategies": "", "tokens": 150},
-        **{"speedup": 4.0, "lower": 3.6, "upper": 4.4, "bottleneck": "", "sol_score": None},
+        **{
+            "speedup": 4.0,
+            "lower": 3.6,
+            "upper": 4.4,
+            "share": None,
+            "bottleneck": "",
+            "sol_score": None,
+        },
     }
     assert rows.filter(id="t-0-1")["flags"].item() == "flag\trepetitive"
     wrong = rows.filter(id="t-0-9").row(0, named=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from itertools import cycle, product
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from kernels_eval.records import Json, Row
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "os^Dv"
-LINES = tuple(product(("-", "--"), (FIRST, SECOND, MUTED)))
+LINES = tuple(zip(("-", "--", ":", "--", ":", "-"), 2 * (FIRST, SECOND, MUTED), strict=True))
+"""Stroke and colour of a model's curve: two on one another are both seen."""
+ASIDE = 0.02
+"""Of a model's points from those of the model before it, in p."""
 
 
 @style()
@@ -67,15 +70,15 @@ def _fast(axes: Axes, rows: Sequence[Row]) -> None:
     models = list(dict.fromkeys(row["model"] for row in rows))
     for number, (model, (stroke, colour)) in enumerate(zip(models, cycle(LINES), strict=False)):
         own = [row for row in rows if row["model"] == model]
-        places = [float(row["metric"].removeprefix("fast_")) for row in own]
+        aside = ASIDE * number
+        places = [float(row["metric"].removeprefix("fast_")) + aside for row in own]
         line: Json = {"color": colour, "linestyle": stroke}
         values = [row["value"] for row in own]
         marker = MARKERS[number % len(MARKERS)]
         axes.plot(places, values, marker=marker, markersize=4, label=_short(model), **line)
         for p, row in zip(places, own, strict=True):
-            aside = p + 0.012 * number
-            axes.vlines(aside, row["lower"], row["upper"], linewidth=1, alpha=0.6, **line)
-    axes.set_ylim(0, 1)
+            axes.vlines(p, row["lower"], row["upper"], linewidth=1, alpha=0.6, **line)
+    axes.set_ylim(-0.05, 1.05)  # a curve at 0 stands clear of the axis
     labelled(axes, "p (speedup above p)", "fast_p, share of tasks", grid="both")
     legend(axes)
 

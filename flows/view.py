@@ -242,8 +242,9 @@ def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[Json]:
 
 
 def _scores(parts: Sequence[Part]) -> Json:
-    models, notes = [], []
+    models, notes = [], list[str]()
     for name in dict.fromkeys(part.frame["set"][0] for part in parts):
+        of_set = f"{name}: " if name else ""
         frame = pl.concat(
             [part.frame for part in parts if part.frame["set"][0] == name], how="diagonal_relaxed"
         )
@@ -251,9 +252,9 @@ def _scores(parts: Sequence[Part]) -> Json:
         try:
             rows = scores(frame, resamples=resamples)
         except UsageError as error:
-            notes.append(f"No scores: {error}")
+            notes.append(f"{of_set}No scores: {error}")
             continue
-        notes += of_screened(frame)
+        notes += [of_set + note for note in of_screened(frame)]
         for model in frame["model"].unique(maintain_order=True):
             of = rows.filter(model=model).rows_by_key(
                 "metric", named=True, unique=True, include_key=True

@@ -72,14 +72,15 @@ function block(code) {
 // -- list --
 const text = (cell) => document.createTextNode(words(String(cell.getValue() ?? "").replaceAll("\t", ", ")));
 const status = (value) => el("span", { className: value === "correct" ? "status correct" : "status" }, words(value));
-const plain = (cell) => document.createTextNode(cell.getValue() ?? "");
 const number = (digits) => (cell) => document.createTextNode(form(cell.getValue(), digits));
 const anchor = (show) => (cell) => link(page(cell.getData()), show(cell.getValue()));
+// names break after their separators
+const broken = (name) => el("span", {}, ...name.split(/(?<=[/_])/).flatMap((part) => [part, el("wbr")]));
 const numeric = { sorter: "number", sorterParams: { alignEmptyValues: "bottom" }, hozAlign: "right", headerHozAlign: "right" };
 const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, variableHeight: true, ...more });
 const speeds = [
-  wide("Speedup", "speedup", (cell) => document.createTextNode(ratio(cell.getValue())), 1, { ...numeric, minWidth: 80 }),
-  wide("Own kernels", "share", (cell) => document.createTextNode(percent(cell.getValue())), 2, { ...numeric, minWidth: 90 }),
+  wide("Speedup", "speedup", (cell) => document.createTextNode(ratio(cell.getValue())), 1, { ...numeric, minWidth: 97 }),
+  wide("Own kernels", "share", (cell) => document.createTextNode(percent(cell.getValue())), 2, { ...numeric, minWidth: 105 }),
   wide("95 % interval", "lower", (cell) => document.createTextNode(interval(cell.getData())), 6, { ...numeric, minWidth: 125 }),
 ];
 const drawn = (id, data, columns, more) => {
@@ -100,9 +101,9 @@ async function showList(query) {
     table = await drawn("table", about.rows, [
       { formatter: "rowSelection", headerSort: false, width: 36, responsive: 0, hozAlign: "center" },
       wide("Candidate", "id", anchor(short), 3, { minWidth: 100, maxWidth: 120 }),
-      wide("Task", "task", anchor(String), 0, { widthGrow: 3, minWidth: 130 }),
-      wide("Model", "model", plain, 3, { widthGrow: 2 }),
-      wide("Status", "status", (cell) => status(cell.getValue()), 1, { minWidth: 105 }),
+      wide("Task", "task", anchor(broken), 0, { widthGrow: 2, minWidth: 110 }),
+      wide("Model", "model", (cell) => broken(cell.getValue()), 3),
+      wide("Status", "status", (cell) => status(cell.getValue()), 1, { minWidth: 104 }),
       wide("Reason", "reason", text, 4, { minWidth: 110 }),
       ...speeds,
       wide("Tokens", "tokens", number(0), 5, { ...numeric, minWidth: 80 }),
@@ -110,8 +111,8 @@ async function showList(query) {
         wide("Limited by", "bottleneck", text, 6),
         wide("SOL score", "sol_score", number(2), 6, { ...numeric, minWidth: 80 }),
       ] : []),
-      wide("Flags", "flags", text, 8),
-      wide("Training sets", "strategies", text, 7, { minWidth: 110 }),
+      wide("Flags", "flags", text, 8, { widthGrow: 2, minWidth: 120 }),
+      ...(about.rows.some((row) => row.strategies) ? [wide("Training sets", "strategies", text, 7, { minWidth: 110 })] : []),
     ], { height: tall.maxHeight, selectableRows: 2, selectableRowsRollingSelection: true });
     table.on("dataFiltered", (_, rows) => { $("count").textContent = `${form(rows.length)} of ${form(about.rows.length)} candidates`; });
     table.on("rowSelectionChanged", (rows) => { $("compare").disabled = rows.length !== 2; });
@@ -202,9 +203,9 @@ async function showTasks() {
     if (row.speedup > (entry.speedup ?? 0)) Object.assign(entry, { speedup: row.speedup, lower: row.lower, upper: row.upper, share: row.share, id: row.id, model: row.model });
   }
   taskTable = await drawn("tasks-table", [...best.values()].map((entry, i) => ({ i, ...entry })), [
-    wide("Task", "task", (cell) => link(listed({ task: cell.getValue() }), cell.getValue()), 0, { widthGrow: 3, minWidth: 120 }),
+    wide("Task", "task", (cell) => link(listed({ task: cell.getValue() }), broken(cell.getValue())), 0, { widthGrow: 3, minWidth: 120 }),
     wide("Fastest", "id", (cell) => cell.getValue() ? anchor(short)(cell) : document.createTextNode("none correct"), 0, { minWidth: 100 }),
-    wide("By", "model", plain, 2, { widthGrow: 2 }), ...speeds,
+    wide("By", "model", (cell) => broken(cell.getValue() ?? ""), 2), ...speeds,
     wide("Correct", "correct", (cell) => document.createTextNode(`${cell.getValue()} of ${cell.getData().samples}`), 3, numeric),
   ], { ...tall, initialSort: [{ column: "speedup", dir: "desc" }] });
 }
@@ -213,7 +214,7 @@ async function showModels() {
   $("notes").replaceChildren(...about.notes.map((note) => el("p", {}, note)));
   const names = Object.keys(about.models[0] ?? {}).filter((name) => name !== "model" && about.models.some((model) => model[name]));
   modelTable = await drawn("models-table", about.models.map((model, i) => ({ i, ...model })), [
-    wide("model", "model", (cell) => link(listed({ model: cell.getValue(), set: cell.getData().set }), cell.getValue()), 0, { minWidth: 130 }),
+    wide("model", "model", (cell) => link(listed({ model: cell.getValue(), set: cell.getData().set }), cell.getValue()), 0, { minWidth: 160 }),
     // names such as "fast_1@1" hold dots: no field of them
     ...names.map((name, i) => wide(name, `f${i}`, (cell) => document.createTextNode(cell.getData()[name]), i > 2 ? 1 : 2, { headerSort: false, minWidth: i > 2 ? 175 : 80 })),
   ], { responsiveLayout: "collapse" });

@@ -631,5 +631,8 @@ the last one's processes give theirs back."""
 
 # -- memory that processes share -------------------------------------------------------------------
 
+FENCE, FENCE_BYTES = 0xFF, 512
+"""What each byte before and after a candidate's inputs holds, and how many there are: NaN in every
+type, and the alignment of torch's allocator on a GPU."""
 SHARED_ALIGNMENT = 256
 """Each tensor in shared memory starts at a multiple of so many bytes, as torch's own do."""

@@ -56,7 +56,7 @@ from kernels_eval.model.operators import (
     traced_operators,
     watch_unrecorded,
 )
-from kernels_eval.model.shared_memory import Memory, copied, write
+from kernels_eval.model.shared_memory import Fences, Memory, copied, write
 from kernels_eval.protocol import (
     Call,
     CallReport,
@@ -103,6 +103,8 @@ class CandidateRole:
         self.libraries: dict[str, str] = {}
         self.previous: tuple[list[Tensor], list[Tensor]] = [], []
         self.last_inputs: list[object] = []
+        self.fences = Fences()
+        """Around these."""
         self.state: dict[str, str] = {}
         self.sets: list[list[object]] = []
         self.launches: Launches | None = None
@@ -249,10 +251,10 @@ class CandidateRole:
 
     # -- inputs ------------------------------------------------------------------------------------
 
-    def _receive(self, inputs: PackedValues) -> None:
+    def _receive(self, inputs: PackedValues, fences: Fences | None = None) -> None:
         self.runner.timed_inputs = []  # timing is over, or has not begun
         received = self.runner.unpacked(inputs)
-        self.sets = list(map(copied, received))
+        self.sets = [copied(values, fences) for values in received]
         self.runner.synchronise()  # the memory may go
 
     def fresh(self, index: int = 0) -> list[object]:
@@ -267,10 +269,13 @@ class CandidateRole:
         """One forward call. Where the outputs are not on the devices that were asked for, that is
         all there is to say: copying gigabytes from another one takes longer than everything
         else."""
-        self._receive(request.inputs)
+        fences = Fences()
+        self._receive(request.inputs, fences if request.fenced else None)
         drawn, self.sets = self.sets[0], []
         if request.in_place:
             self._reuse_storage(drawn)
+            fences.add(self.fences)
+        self.fences = fences
         given = self.runner.unchanged(drawn)
         before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
         counted = self.count_calls()
@@ -279,6 +284,7 @@ class CandidateRole:
         leaves, structure = flatten_outputs(output)
         seen = {
             "custom_calls": self.count_calls() - counted,
+            "overrun": not fences.intact,
             "mutated": not all(map(same, before, given)),
             "previous_changed": not same_all(*self.previous),
             "outstanding_share": outstanding,

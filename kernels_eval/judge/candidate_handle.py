@@ -100,6 +100,8 @@ class CandidateProcess:
     """that it was given, late ones included"""
     compared: dict[str, tuple[Trial, Comparison]] = field(default_factory=dict)
     """by trials of the table"""
+    fenced: bool = True
+    """whether its inputs lie between bytes that tell who reaches outside"""
     trial_s: list[float] = field(default_factory=list)
     """seconds that each trial took, those without an answer included"""
     transposed: bool = False
@@ -223,6 +225,7 @@ class CandidateProcess:
             in_place=trial.row.in_place,
             evaluate=trial.row.evaluate,
             reruns=reruns,
+            fenced=self.fenced,
             output_bytes=sum(output.bytes for output in trial.outputs),
             devices=[output.device for output in trial.outputs],
         )
@@ -266,6 +269,8 @@ class CandidateProcess:
         report = parse_report(CallReport, answer)
         if keep:
             self.calls.append(report)
+        if report.overrun:
+            raise Stop(Reason.MEMORY_ERROR, "writes before or after the memory of its inputs")
         self.check_form(report, trial)
         return self.reference.compare(trial)
 

@@ -59,11 +59,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
             " in which it does; write arguments that it changes in place); "
         )
     elif outcome is Reason.NON_FINITE:
-        why = "NaN or infinity in other places than in the reference " + (
-            "(an exp that overflows? with -ffast-math, compilers assume that nothing does); "
-            if trial.row.hard
-            else "(is something read out of bounds or of a view, or before it is written?); "
-        )
+        outcome, why = _of_non_finite(trial, process)
     elif wrong and found.systematic and found.rms < FORMULA_NAMED:
         why = "another formula (an approximation?): the error is a function of the output; "
     elif wrong:
@@ -75,6 +71,29 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
 
 def _refuses_buffers(process: CandidateProcess) -> bool:
     return process.config.correctness.output_buffer == "reject"
+
+
+def _of_non_finite(trial: Trial, process: CandidateProcess) -> tuple[Reason, str]:
+    if _right_without_fences(trial, process):
+        why = "reads before or after the memory of its inputs, where it now finds NaN; "
+        return Reason.MEMORY_ERROR, why
+    return Reason.NON_FINITE, "NaN or infinity in other places than in the reference " + (
+        "(an exp that overflows? with -ffast-math, compilers assume that nothing does); "
+        if trial.row.hard
+        else "(is something read out of bounds or of a view, or before it is written?); "
+    )
+
+
+def _right_without_fences(trial: Trial, process: CandidateProcess) -> bool:
+    if trial not in process.reference.trials:
+        return False  # its inputs are gone
+    process.fenced = False
+    try:
+        return process.reference.judge(process.call(trial), trial) is Reason.OK
+    except Stop:
+        return False
+    finally:
+        process.fenced = True
 
 
 def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:

@@ -84,7 +84,7 @@ def find(
     given = prepared.model_copy(update={"libraries": {**prepared.libraries, **libraries}})
     with Child(server, "candidate", reference.config.limits) as child:
         process = CandidateProcess(
-            child, candidate, given, reference, runner.builder, VerdictDraft()
+            child, candidate, given, reference, runner.builder, VerdictDraft(), fenced=False
         )
         ran = _run(process)
         said = child.log_tail(SANITIZER_LOG_BYTES)

@@ -23,7 +23,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from kernels_eval.config import SHARED_ALIGNMENT
+from kernels_eval.config import FENCE, FENCE_BYTES, SHARED_ALIGNMENT
 
 _PINNED, _POSIX_FD, _DEVICE, _READ_WRITE = 1, 1, 1, 3
 
@@ -204,14 +204,64 @@ def _stacked(
     return whole.as_strided(shape, (step // size, *stride), offset // size)
 
 
-def copied(value: Any) -> Any:
-    """The same values, every tensor in storage of its own, with the same strides."""
+def copied(value: Any, fences: Fences | None = None) -> Any:
+    """The same values, every tensor in storage of its own, with the same strides, perhaps inside
+    `fences`.
+    """
     if isinstance(value, Tensor):
-        flat = torch.empty(_span(value), dtype=value.dtype, device=value.device)
+        form = _span(value), value.dtype, value.device
+        flat = fences.inside(*form) if fences else _uninitialised(*form)
         return _fill(flat.as_strided(value.shape, value.stride()), value)
     if type(value) in (list, tuple):
-        return type(value)(map(copied, value))
-    return {name: copied(each) for name, each in value.items()} if type(value) is dict else value
+        return type(value)(copied(each, fences) for each in value)
+    if type(value) is dict:
+        return {name: copied(each, fences) for name, each in value.items()}
+    return value
+
+
+def _uninitialised(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(count, dtype=dtype, device=device)
+
+
+class Fences:
+    """Bytes before and after the memory of tensors: NaN (-1 in integers) for who reads there, and
+    changed by who writes. The tensors have storage and alignment as others do.
+    """
+
+    def __init__(self) -> None:
+        self.around: list[Tensor] = []
+
+    def inside(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised flat tensor between two fences."""
+        size = count * dtype.itemsize
+        if not size or device.type not in ("cpu", "cuda"):
+            return _uninitialised(count, dtype, device)
+        whole = _uninitialised(2 * FENCE_BYTES + padded(size), torch.uint8, device)
+        for fence in (whole[:FENCE_BYTES], whole[FENCE_BYTES + size :]):
+            self.around.append(fence.fill_(FENCE))
+        if device.type == "cpu":
+            return torch.frombuffer(whole.numpy(), dtype=dtype, count=count, offset=FENCE_BYTES)
+        return torch.as_tensor(_Inner(whole, size), device=device).view(dtype)
+
+    def add(self, others: Fences) -> None:
+        self.around += others.around
+
+    @property
+    def intact(self) -> bool:
+        return all(bool((fence == FENCE).all()) for fence in self.around)
+
+
+class _Inner:
+    """A part of a GPU's tensor, as memory of its own."""
+
+    def __init__(self, whole: Tensor, size: int) -> None:
+        self.whole = whole
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (whole.data_ptr() + FENCE_BYTES, False),
+            "version": 3,
+        }
 
 
 def _span(value: Tensor) -> int:

@@ -63,12 +63,14 @@ class CopyWeights(Request[Done]):
 class Call(Request[CallReport]):
     """One forward call whose outputs go to shared memory. `in_place` writes its inputs over the
     storage of the previous call's. With `reruns` the same call is made again, and the bytes are
-    those of the last. Outputs that are not on `devices` are not copied."""
+    those of the last. Outputs that are not on `devices` are not copied. `fenced`: between bytes
+    that tell who reads or writes outside of the inputs."""
 
     inputs: PackedValues
     in_place: bool = False
     evaluate: bool = False
     reruns: int = 0
+    fenced: bool = True
     output_bytes: int = 0
     devices: list[str] = []
 

@@ -206,6 +206,7 @@ class CallReport(Report):
     structure: Text = ""
     custom_calls: Count = 0
     mutated: bool = False
+    overrun: bool = False
     previous_changed: bool = False
     rerun_differs: bool = False
     outstanding_share: Finite = 0.0

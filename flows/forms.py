@@ -4,6 +4,8 @@ left alone keeps the profile's value; `advanced.overrides` reaches every key. Li
 from __future__ import annotations
 
 import os
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -22,6 +24,8 @@ from tasks.synthesis import config as synthesis
 ROOT_VARIABLE = "CONCUR_ROOT"
 """Environment variable of a worker: the root of forms that name none."""
 AS_PROFILE = "as the profile says"
+USUAL = "nightly"
+"""The profile whose values forms show."""
 MOST = 1_000_000
 """Bound of every count of a form."""
 
@@ -48,27 +52,35 @@ Method = Annotated[str, *_one_of([AS_PROFILE, *_choices(SearchConfig, "method")]
 Sampler = Annotated[str, *_one_of([AS_PROFILE, *known_names(synthesis.GROUP, synthesis.BUILT_IN)])]
 
 
+@cache
+def _usual() -> PipelineConfig:
+    return load_profile(USUAL)
+
+
 def _sets(key: str, empty: str | int, otherwise: str, **more: Any) -> Any:
-    """A field for a key of the configuration, with the key's own description."""
+    """A field for a key of the configuration, with the key's own description, and what the profile
+    that is filled in says."""
     found: Any = PipelineConfig
     for name in key.split("."):
         field = found.model_fields[name]
         found = field.annotation
     text = " ".join(str(field.description).split())
-    description = f"{text[0].upper()}{text[1:]}. {otherwise}"
+    value = attrgetter(key)(_usual())
+    said = "not set" if value is None else value
+    description = f"{text[0].upper()}{text[1:]}. {otherwise} ({USUAL}: {said})."
     return Field(default=empty, description=description, json_schema_extra={"key": key}, **more)
 
 
 def _pick(key: str) -> Any:
-    return _sets(key, AS_PROFILE, "Left alone: as the profile says.")
+    return _sets(key, AS_PROFILE, "Left alone: as the profile says")
 
 
 def _text(key: str, **more: Any) -> Any:
-    return _sets(key, "", "Empty: as the profile says.", **more)
+    return _sets(key, "", "Empty: as the profile says", **more)
 
 
 def _count(key: str, **more: Any) -> Any:
-    return _sets(key, 0, "0: as the profile says.", ge=0, le=MOST, **more)
+    return _sets(key, 0, "0: as the profile says", ge=0, le=MOST, **more)
 
 
 def _fingerprint(title: str, otherwise: str) -> Any:

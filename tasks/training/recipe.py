@@ -59,7 +59,7 @@ class TrainingRecipe(Record):
     """How the curated set becomes a LoRA adapter. "Paper" is ConCuR, arXiv 2510.07356."""
 
     base_model: Annotated[str, Field(min_length=1)] = "small"
-    """hub id, directory, or 'small' for the local demo model; the paper trains Qwen/QwQ-32B"""
+    """hub id, directory, or 'small' for the local demo model"""
     lora_rank: PositiveInt = 32
     """paper, training setup: r = 32 (a vLLM server needs --max-lora-rank 32) and alpha = 32: alpha
     is the rank, so that the adapter is scaled by alpha / r = 1"""

@@ -250,6 +250,9 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
     shared = address_of(config.verification.ray_address) != "local"
     held = min(workers or slots, slots) if shared else slots
     done = False
+    log.info(
+        "takes %d of %d slots of the limit %s, once no other run holds them", held, slots, DEVICES
+    )
     try:
         # a run whose lease could not be renewed, because the server was away, continues
         with concurrency(DEVICES, occupy=held, raise_on_lease_renewal_failure=False):

@@ -16,6 +16,13 @@ from flows.stack.layout import Layout, Part, StackSettings
 ANSWER_S = 5.0
 POOL = "concur"
 NOT_YET = "does not listen yet"
+RAY_SAYS = {
+    "UNAVAILABLE": NOT_YET,
+    "DEADLINE_EXCEEDED": f"listens, but has not answered within {ANSWER_S:.0f} s",
+    "UNAUTHENTICATED": "another Ray answers there",
+    "UNIMPLEMENTED": "something else answers there",
+}
+"""What an error of gRPC means for its head."""
 
 
 def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.0) -> str:
@@ -74,8 +81,7 @@ def _ray_fault(layout: Layout, settings: StackSettings) -> str:
             ask_nodes = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")
             answer = ask_nodes(b"", timeout=ANSWER_S, metadata=metadata)
     except grpc.RpcError as error:
-        reason = (error.details() or error.code().name).splitlines()[0]
-        return NOT_YET if "refused" in reason else str(reason[-120:])
+        return RAY_SAYS.get(error.code().name, f"answers {error.code().name.lower()}")
     # A head that has just started answers with an empty list.
     messages = import_module("ray.core.generated.gcs_service_pb2")
     nodes = messages.GetAllNodeInfoReply.FromString(answer).node_info_list

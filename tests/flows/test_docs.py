@@ -249,6 +249,33 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path):
         assert status == 0, (text, (tmp_path / "log").read_text(errors="replace")[-3000:])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_first_example_of_readme_wins_and_prints_what_it_shows(tmp_path):
+    mine = [fence for fence in fences() if fence.page.name == "README.md"]
+    (example,) = (fence for fence in mine if fence.title == "candidate.py")
+    shown = next(fence.text for fence in mine if fence.text.startswith("correct (ok)"))
+    (typed,) = (fence.text for fence in mine if "verify task.py candidate.py" in fence.text)
+    (tmp_path / "candidate.py").write_text(example.text)
+    task = re.search(r"cp (\S+) task.py", typed)[1]
+    (tmp_path / "task.py").write_text((ROOT / task).read_text(encoding="utf-8"))
+    done = support.concur(
+        *("verify", "task.py", "candidate.py", "--min-speedup", "2"),
+        cwd=tmp_path,
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def form(text):
+        """Without figures, and without flags, which a busy machine raises."""
+        lines = [
+            re.sub(r"(cached|[\d.]+(e[+-]\d+)?( s)?)", "N", line) for line in text.splitlines()
+        ]
+        return [line for line in lines if not line.startswith("  flag ")]
+
+    assert form(done.stdout) == form(shown)
+
+
 # -- the site --------------------------------------------------------------------------------------
 
 

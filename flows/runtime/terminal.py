@@ -7,7 +7,8 @@ import threading
 import time
 from typing import Any, Self
 
-LINE_EVERY_S = 5.0
+LINE_EVERY_S, SAME_EVERY_S = 5.0, 60.0
+"""Seconds between lines of a stage, and between equal ones."""
 NOTE_CHARS = 110
 
 
@@ -21,7 +22,7 @@ class TerminalProgress:
         self._lock = threading.Lock()
         self._bars: Any = None
         self._ids: dict[str, Any] = {}
-        self._printed: dict[str, float] = {}
+        self._printed: dict[str, tuple[float, str]] = {}
 
     @property
     def seconds(self) -> float:
@@ -61,6 +62,9 @@ class TerminalProgress:
                 self._bars.update(self._ids[stage], completed=done, total=total, note=note)
                 return
             now = time.monotonic()
-            if done >= total or now - self._printed.get(stage, 0.0) >= LINE_EVERY_S:
-                self._printed[stage] = now
-                print(f"{stage:<14} {done}/{total}  {note}", file=sys.stderr, flush=True)
+            line = f"{stage:<14} {done}/{total}  {note}"
+            printed, last = self._printed.get(stage, (0.0, ""))
+            every_s = SAME_EVERY_S if line == last else LINE_EVERY_S
+            if done >= total or now - printed >= every_s:
+                self._printed[stage] = now, line
+                print(line, file=sys.stderr, flush=True)

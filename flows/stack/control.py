@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import psutil
 
-from flows.stack.health import fault
+from flows.stack.health import fault, scores_page
 from flows.stack.layout import PARTS, Layout, Part, StackSettings
 from flows.stack.programs import STOP_S, client_environment, configuration
 from flows.stack.supervisor import Supervisor
@@ -237,6 +237,7 @@ def status(root: str) -> Json:
         "supervisor": pid,
         "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
         "note": "" if pid else "supervisord is not running: `concur up` starts it and all parts",
+        "scores": scores_page(settings),
         "parts": parts,
     }
 

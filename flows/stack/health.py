@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from flows.stack.layout import Layout, Part, StackSettings
+from tasks.tracking.config import TrackingConfig, page_of
 
 ANSWER_S = 5.0
 POOL = "concur"
@@ -37,6 +38,17 @@ def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.
             return _worker_fault(settings, since)
         case "ray":
             return _ray_fault(layout, settings)
+
+
+def scores_page(settings: StackSettings) -> str | None:
+    """MLflow's charts of all runs; None before the first run."""
+    name = TrackingConfig().experiment
+    found = f"{settings.mlflow_url}/api/2.0/mlflow/experiments/get-by-name?experiment_name={name}"
+    try:
+        experiment = str(_request(found).json()["experiment"]["experiment_id"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+    return page_of(settings.mlflow_url, experiment, "runs", "scores")
 
 
 def worker_name() -> str:

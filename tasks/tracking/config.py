@@ -24,7 +24,5 @@ def page_of(served: str, experiment: str = "", place: str = "", view: str = "") 
     path = "/".join(filter(None, (served.rstrip("/"), "#/experiments", experiment, place)))
     query = {"workflowType": "machine_learning"}
     if view:
-        query["viewStateShareKey"] = view
-    if view == "branches":
-        query["compareRunsMode"] = "CHART"
+        query |= {"viewStateShareKey": view, "compareRunsMode": "CHART"}
     return f"{path}?{urlencode(query)}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kernels_eval.errors import EvalError, UsageError, cause_of
+from kernels_eval.records import Json
 from tasks.retry import DEADLINE_S, retry_until_back
 from tasks.tracking.writing import NOTE_TAG, Runs
 
@@ -25,9 +26,29 @@ DATABASE_TIMEOUT_S = 10
 BACK_S = DEADLINE_S
 """Seconds to wait for a server that died."""
 
-SCORES = [f"{model}{name}_at_1" for name in ("exec", "fast_1") for model in ("", "base.", "tuned.")]
-VIEWS = {"scores": "", "branches": "tags.`concur.kind` = 'branch'"}
-"""Filter of each view of the runs; columns are scores, newest first."""
+
+class View(NamedTuple):
+    """A page of an experiment's runs, newest first: which runs, and what of them is shown."""
+
+    query: str
+    params: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+LINE_SCORES = tuple(
+    f"{model}.{name}_at_1" for name in ("exec", "fast_1") for model in ("base", "tuned")
+)
+VIEWS = {
+    # stages, which are its children, have no profile
+    "scores": View("tags.`profile` LIKE '%'", ("strategy",), (*LINE_SCORES, "curated")),
+    "branches": View(
+        "tags.`concur.kind` = 'branch'", ("strategy", "size", "seed"), ("exec_at_1", "fast_1_at_1")
+    ),
+}
+"""Each has a table, and a bar chart of each metric."""
+GRID = {"columns": 2, "cardHeight": 240}
+FOLDED_SECTIONS = ("Model metrics", "System metrics")
+"""MLflow's own, where it charts every other metric."""
 DESCRIPTION = """\
 Runs of concur. All branches of an ablation have metrics of the same names (`exec_at_1`,
 `fast_1_at_1`, each with `_lower` and `_upper`, its 95 % interval over tasks) and params `strategy`,
@@ -38,25 +59,43 @@ A run of the whole pipeline has `base.` and `tuned.` before the names of its sco
 
 def experiment_tags() -> dict[str, str]:
     """Tags of a new experiment: description, and views as MLflow's "share" button writes them."""
-    columns = [
-        "attributes.`Duration`",
-        *(f"params.`{name}`" for name in ("strategy", "size", "seed")),
-        *(f"metrics.`{name}`" for name in SCORES),
-    ]
-    shared = {
+    views = {
+        f"mlflow.sharedViewState.{name}": json.dumps(_shared_state(view))
+        for name, view in VIEWS.items()
+    }
+    return {NOTE_TAG: DESCRIPTION, **views}
+
+
+def _shared_state(view: View) -> Json:
+    return {
+        "searchFilter": view.query,
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "selectedColumns": columns,
+        "selectedColumns": [
+            *(f"params.`{name}`" for name in view.params),
+            *(f"metrics.`{name}`" for name in view.metrics),
+        ],
+        "compareRunCharts": [
+            {
+                **{"type": "BAR", "uuid": name, "metricSectionId": "shown", "metricKey": name},
+                **{"runsCountToCompare": 20, "deleted": False, "isGenerated": False},
+            }
+            for name in view.metrics
+        ],
+        "compareRunSections": [
+            {"uuid": "shown", "name": "Scores", "display": True, "isReordered": True, **GRID},
+            *(
+                {"uuid": name, "name": name, "display": False, "isReordered": True}
+                for name in FOLDED_SECTIONS
+            ),
+        ],
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
     }
-    views = {
-        f"mlflow.sharedViewState.{name}": json.dumps({"searchFilter": query, **shared})
-        for name, query in VIEWS.items()
-    }
-    return {NOTE_TAG: DESCRIPTION, **views}
 
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from flows.cli.main import main
 from flows.stack import control
 from flows.stack.control import down, export_lines, status, use_stack
+from flows.stack.health import scores_page
 from flows.stack.layout import PARTS, Layout, StackSettings
 from flows.stack.programs import RETRIES, Program, configuration, programs
 from flows.stack.supervisor import Supervisor
@@ -170,6 +172,18 @@ def only_mlflow(tmp_path, monkeypatch):
 def row(layout):
     (found,) = status(str(layout.root))["parts"]
     return found
+
+
+@pytest.mark.parametrize(
+    "answer, place",
+    [({"experiment": {"experiment_id": "7"}}, "/#/experiments/7/runs?"), ({}, None)],
+)
+def test_the_charts_of_all_runs_are_named_once_there_is_a_run(monkeypatch, answer, place):
+    settings = StackSettings(mlflow_port=free_port())
+    assert scores_page(settings) is None, "nothing listens"
+    monkeypatch.setattr("flows.stack.health._request", lambda url: httpx.Response(200, json=answer))
+    page = scores_page(settings)
+    assert page is None if place is None else page.startswith(f"{settings.mlflow_url}{place}")
 
 
 def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(only_mlflow):

@@ -67,7 +67,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Reason, Timing
 from kernels_eval.sandbox.channel import Fds, Message
-from kernels_eval.sandbox.child import Child
+from kernels_eval.sandbox.child import Child, on_one_core
 
 UNSEEN_NAME = "unseen"
 
@@ -139,14 +139,16 @@ class PairedClock:
 
     def _measure_once(self) -> Timing:
         self._draw()
-        return measure(
-            self._reference_sample,
-            self._candidate_sample,
-            self.config,
-            bound=self._bound if self.process.config.level == "confirm" else None,
-            throttled=throttled if self.on_gpu else lambda: None,
-            most_calls=most_calls(self.reference, self.sets),
-        )
+        children = [self.reference.child, self.process.child] if self.on_gpu else []
+        with on_one_core(children):
+            return measure(
+                self._reference_sample,
+                self._candidate_sample,
+                self.config,
+                bound=self._bound if self.process.config.level == "confirm" else None,
+                throttled=throttled if self.on_gpu else lambda: None,
+                most_calls=most_calls(self.reference, self.sets),
+            )
 
     def _draw(self) -> None:
         self.seeds, one_set_s = draw_sets(self.reference, self.reference.timed_distribution)

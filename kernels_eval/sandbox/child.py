@@ -313,6 +313,31 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
+@contextmanager
+def on_one_core(children: Sequence[Child]) -> Iterator[None]:
+    """Keep children that work in turns on the core of the first one for the block: what a launch
+    costs depends on the core, and on what its neighbour does.
+    """
+    former: dict[int, set[int]] = {}
+    threads = [int(path.parent.name) for child in children for path in child.thread_files("stat")]
+    core = {_core_of(children[0].family()[-1])} if children else set[int]()
+    for thread in threads:
+        with suppress(OSError):  # it has ended
+            former[thread] = os.sched_getaffinity(thread)
+            os.sched_setaffinity(thread, core)
+    try:
+        yield
+    finally:
+        for thread, cores in former.items():
+            with suppress(OSError):
+                os.sched_setaffinity(thread, cores)
+
+
+def _core_of(pid: int) -> int:
+    """The core that a process's first thread ran on last ("processor" of proc_pid_stat(5))."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[36])
+
+
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(OSError):  # it has ended

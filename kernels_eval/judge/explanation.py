@@ -14,10 +14,12 @@ from kernels_eval.records import Reason
 NUMBERS = (Reason.WRONG_OUTPUT, Reason.PRECISION_DOWNCAST)
 """What numbers beyond their gates are called until something explains them."""
 
+NO_TF32 = (
+    'Triton\'s tl.dot takes TF32 by default: give it input_precision="ieee", or allow_tf32=False;'
+    " in CUDA, no TF32 math mode of cuBLAS or cuDNN, and no mma of tf32"
+)
 DOWNCASTS = {
-    "TF32": "factors in TF32 (or fp16) explain the error (Triton's tl.dot takes TF32 by default:"
-    ' give it input_precision="ieee", or allow_tf32=False; in CUDA, no TF32 math mode of cuBLAS or'
-    " cuDNN, and no mma of tf32); ",
+    "TF32": f"factors in TF32 (or fp16) explain the error ({NO_TF32}); ",
     "bf16": "factors in bf16 explain the error: keep them in fp32; ",
     "fp16": "factors in fp16 explain the error: keep them in fp32; ",
 }
@@ -43,7 +45,8 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         outcome = Reason.PRECISION_DOWNCAST
     elif wrong and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
-    elif wrong and _right_with_copied_weights(trial, process):
+    elif (wrong or outcome is Reason.NON_FINITE) and _right_with_copied_weights(trial, process):
+        outcome = Reason.WRONG_OUTPUT
         why = (
             "right with the reference's weights: its constructor makes others from the same seed"
             " (make the same parameters in the same order, as its layers do; or set"
@@ -60,12 +63,12 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         )
     elif outcome is Reason.NON_FINITE:
         outcome, why = _of_non_finite(trial, process)
+    elif outcome is Reason.PRECISION_DOWNCAST:
+        outcome, why = _unexplained_downcast(found)
     elif wrong and found.systematic and found.rms < FORMULA_NAMED:
         why = "another formula (an approximation?): the error is a function of the output; "
-    elif wrong:
-        why = _right_elsewhere(trial)
     else:
-        why = ""
+        why = _right_elsewhere(trial) if wrong else ""
     return Stop(outcome, why + errors_of(trial, found))
 
 
@@ -120,6 +123,13 @@ def _downcast(trial: Trial, process: CandidateProcess) -> str:
     if found.bits < 23:
         return f"its outputs keep {found.bits} bits of mantissa, fp32 has 23; "
     return DOWNCASTS.get(found.format, "")
+
+
+def _unexplained_downcast(found: Comparison) -> tuple[Reason, str]:
+    """What an error spread like a downcast's is called where no format of factors explains it."""
+    if found.rms > WIDEST.half:
+        return Reason.WRONG_OUTPUT, ""  # more than TF32 and fp16 cost
+    return Reason.PRECISION_DOWNCAST, f"the error is as large as TF32's and fp16's ({NO_TF32}); "
 
 
 def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:

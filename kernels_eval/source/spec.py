@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -145,6 +146,33 @@ VALUE = re.compile(r"[\w=,./+\[\]][\w=,./+\[\]-]*")
 """A flag's value; one that begins like a flag is checked as one, as the compiler may read it so."""
 TAKES_FLAGS = re.compile(r"-?-?(Xptxas|ptxas-options|Xcudafe)(?P<value>-[\w=,.+-]+)")
 """Flags of nvcc alone whose value is a flag."""
+
+
+ARCHITECTURE = re.compile(
+    r"-?-(?:arch|gpu-architecture|code|gencode|generate-code)(?:=(?P<value>.*))?"
+)
+"""Flags of nvcc that name the GPUs to compile for."""
+GENERATION = re.compile(r"(?:sm|compute|lto)_(\d+)\d")
+
+
+def for_this_gpu(flags: Iterable[str], arch: str) -> list[str]:
+    """The flags, compiling for a GPU of this compute capability ("9.0"): those that name others,
+    which this nvcc may not know, are left out.
+    """
+    left, kept, named = deque(flags), list[str](), False
+    while left:
+        flag = left.popleft()
+        words = [flag]
+        if match := ARCHITECTURE.fullmatch(flag):
+            if match["value"] is None and left:
+                words.append(left.popleft())
+            generations = set(GENERATION.findall(words[-1]))
+            if generations != {arch.partition(".")[0]}:
+                continue
+            named = True
+        kept += words
+    number = arch.replace(".", "")
+    return kept if named else [f"-gencode=arch=compute_{number},code=sm_{number}", *kept]
 
 
 def without_idle(flags: Iterable[str]) -> tuple[str, ...]:

@@ -102,9 +102,7 @@ def _right_without_fences(trial: Trial, process: CandidateProcess) -> bool:
 def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:
     """Asked once a candidate has failed on its first inputs: the protocol ends with this."""
     reference = process.reference
-    if trial.name != DECLARED or not process.loaded.parameters:
-        return False
-    if process.copies_weights or not reference.loaded.parameters:
+    if trial.name != DECLARED or process.copies_weights or not reference.loaded.weight_bytes:
         return False
     try:
         process.copy_weights()

@@ -24,6 +24,8 @@ def page(tmp_path):
 def test_what_was_found_its_limits_and_what_to_do_fit_one_screen(page):
     below = page.evaluate("document.querySelector('#details').getBoundingClientRect().top")
     assert below <= 800
+    table = "document.querySelector('.scroll')"
+    assert page.evaluate(f"{table}.scrollWidth <= {table}.clientWidth")
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -190,7 +190,7 @@ def test_whether_to_trust_it_follows_from_the_data():
     assert "4 tasks per model" in said and "Not one correct kernel: base, tuned." in said
     assert "on the same CPU" in said and "on the same CPU" not in cautions(language="cuda")
     assert "demo's small model" not in said
-    assert "demo's small model of random weights" in cautions(base_model="small")
+    assert "demo's small model, whose random output layer" in cautions(base_model="small")
     many = [row | {"tasks": 100} for row in context().scores]
     assert "tasks per model" not in cautions(scores=many)
 

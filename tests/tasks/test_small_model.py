@@ -4,11 +4,13 @@ says how it ended."""
 import pytest
 from pydantic import ValidationError
 
+from flows.config import load_profile
 from kernels_eval.errors import UsageError
 from tasks.models import count_tokens, load_causal_model, load_tokenizer
 from tasks.sources import small_model
-from tasks.sources.small_model import SmallModelConfig, build_small_model
+from tasks.sources.small_model import SmallModelConfig, build_small_model, resolve_model
 from tasks.synthesis.local import TransformersSampler
+from tasks.training.recipe import FIXED
 from tests.support.requests import make_request
 
 TEXTS = [
@@ -106,6 +108,19 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(model_dir
     weights = [(path / "model.safetensors").read_bytes() for path in (model_dir, same, other)]
     assert weights[0] == weights[1] != weights[2]
     assert (model_dir / "tokenizer.json").read_bytes() == (same / "tokenizer.json").read_bytes()
+
+
+def test_no_adapter_makes_the_demos_model_sure_of_a_token_as_its_report_says(tmp_path):
+    """The output layer and the norm before it are in no adapter, so the length of what the layer
+    reads, and with it the spread of the logits, is bounded."""
+    model = load_causal_model(resolve_model("small", str(tmp_path)), dtype="float32")
+    head, norm = model.lm_head.weight, model.model.norm.weight
+    assert not {"lm_head", "norm"} & set(FIXED.target_modules)
+    length = norm.max() * head.shape[1] ** 0.5
+    temperature = load_profile("local").benchmark.sampling.temperature
+    # above its mean, which every token shares: by Jensen's inequality the others sum to their count
+    highest = (head - head.mean(0)).norm(dim=1).max() * length / temperature
+    assert highest.exp() / len(head) < 0.03
 
 
 def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(model_dir, tmp_path):

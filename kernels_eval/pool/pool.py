@@ -181,12 +181,15 @@ class Pool:
     patience_s: float | None = None
     """Seconds to wait for them; default: until they end."""
     _host: Any = None
-    _resources: ExitStack = field(default_factory=ExitStack)
+    _holds: ExitStack | None = None
+    """The hold on this machine's devices, while there is work."""
     _large: set[str] = field(default_factory=set)
     """Tasks that leave no room for a neighbour."""
     _failing: set[str] = field(default_factory=set)
     """Tasks whose reference has failed without a neighbour."""
     _builder_cpus: float = 1.0
+    _shares: bool = False
+    """Whether others may judge on this machine meanwhile, as Ray shares its devices out."""
     _here: Place | None = None
     _builders: list[_Slot] = field(default_factory=list)
     _runners: list[_Slot] = field(default_factory=list)
@@ -199,20 +202,34 @@ class Pool:
 
     def __enter__(self) -> Pool:
         require_device(self.language)
-        with ExitStack() as entering:
-            clustered = is_needed(self.address, self.language, self.workers)
-            device = "gpu" if self.language.needs_gpu else "cpu"
-            entering.enter_context(
-                held(device, shared=clustered, patience_s=self.patience_s, say=self.waiting)
-            )
+        self._shares = is_needed(self.address, self.language, self.workers)
+        self._hold()
+        try:
             self.waiting("starts the workers")
-            if clustered:
+            if self._shares:
                 self._join()
             else:
                 self._host = Machine(gpus=int(self.language.needs_gpu))
             self._start_workers()
-            self._resources = entering.pop_all()
+        except BaseException:
+            self._let_go()
+            raise
         return self
+
+    def _hold(self) -> None:
+        """Keep others off the devices, once they let go. Raises BusyError."""
+        if self._holds is None:
+            device = "gpu" if self.language.needs_gpu else "cpu"
+            taken = ExitStack()
+            taken.enter_context(
+                held(device, shared=self._shares, patience_s=self.patience_s, say=self.waiting)
+            )
+            self._holds = taken
+
+    def _let_go(self) -> None:
+        if self._holds:
+            self._holds.close()
+        self._holds = None
 
     def _join(self) -> None:
         start_ray(self.address)
@@ -246,7 +263,7 @@ class Pool:
         for slot in (*self._slots, *self._lost):
             self._host.kill(slot.actor)
         self._builders, self._runners, self._lost = [], [], []
-        self._resources.close()
+        self._let_go()
 
     @property
     def _slots(self) -> list[_Slot]:
@@ -292,7 +309,10 @@ class Pool:
                 exhausted = True
                 return None
             paused = pair is None
-            return _Item(*pair) if pair else None
+            if pair is None:
+                return None
+            self._hold()
+            return _Item(*pair)
 
         limit = 2 * len(self._builders) + 4 * len(self._runners)
         first: _Slot | None = None
@@ -317,6 +337,8 @@ class Pool:
                 left = ready or retry or any(slot.item or slot.reserved for slot in self._slots)
                 if exhausted and not left:
                     return  # nothing is under way, and nothing is left to begin
+                if paused and not left:
+                    self._let_go()
                 if first or not since or (paused and not ready):
                     since = time.monotonic()  # nothing has waited yet for a worker to start
                 wait_s = ASK_S if paused and not exhausted else math.inf

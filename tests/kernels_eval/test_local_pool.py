@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import ExitStack
+from fcntl import LOCK_EX, LOCK_NB, flock
 
 import psutil
 import pytest
@@ -201,6 +202,31 @@ def test_pools_of_one_process_do_not_wait_for_one_another():
     with held("cpu", shared=False, patience_s=0, say=print):
         with held("cpu", shared=False, patience_s=0, say=print):
             assert holders("cpu") == []
+
+
+def test_a_pool_without_work_lets_others_judge(tmp_path):
+    """A service holds the devices only while it has requests."""
+    (first, second), seen = many(2), []
+
+    def is_free():
+        with (tmp_path / f"concur_judging-{os.getuid()}-cpu").open() as file:
+            try:
+                flock(file, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    def requests():
+        yield first
+        seen.append(is_free())  # while the first is under way
+        while not is_free():
+            yield None
+        yield second
+
+    with Pool(Language.CPP, workers=1, builders=1, builder=Quick, runner=Quick) as pool:
+        assert outcomes([first, second], list(pool.verify(requests()))) == ["ok", "ok"]
+        assert seen == [False] and not is_free()
+    assert is_free()
 
 
 def test_one_that_was_killed_holds_nothing(other):

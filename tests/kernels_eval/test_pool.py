@@ -12,7 +12,7 @@ import pytest
 
 import kernels_eval
 from kernels_eval.devices import require_device
-from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
+from kernels_eval.errors import BusyError, ClusterError, DeviceError, GpuLostError, SandboxError
 from kernels_eval.pool import pool as pool_module
 from kernels_eval.pool import ray as cluster
 from kernels_eval.pool.pool import Pool
@@ -284,6 +284,42 @@ def test_where_no_worker_starts_the_pool_says_so(joined_ray, monkeypatch):
     ):
         list(lossy.verify(many(3)))
     assert "ray status" in fault.value.hint
+
+
+def test_while_others_use_the_cluster_it_is_said_and_the_pool_goes_on(joined_ray, monkeypatch):
+    import ray
+
+    monkeypatch.setattr(pool_module, "SAY_S", 0.5)
+    monkeypatch.setattr(pool_module, "START_S", 1.0)  # which holds for what the cluster lacks
+    cores = int(ray.cluster_resources()["CPU"])
+    options = {"builders": 1, "builder": Quick, "runner": Quick}
+    other = Pool(Language.CPP, workers=cores, **options).__enter__()
+    assert list(other.verify([])) == [] and list(other.verify(many(2 * cores)))
+    said = []
+
+    def wait(text):
+        said.append(text)
+        if len(said) == 6:  # longer than a cluster that lacks something is waited for
+            other.__exit__()
+
+    with Pool(Language.CPP, workers=1, waiting=wait, **options) as pool:
+        assert set(outcomes(asked := many(3), list(pool.verify(asked)))) == {"ok"}
+    assert said[1].startswith("waits for a CPU of the cluster; another driver of the cluster")
+
+
+def test_patience_with_a_cluster_in_use_ends(joined_ray, monkeypatch):
+    import ray
+
+    monkeypatch.setattr(pool_module, "SAY_S", 0.2)
+    cores = int(ray.cluster_resources()["CPU"])
+    options = {"builders": 1, "builder": Quick, "runner": Quick}
+    with Pool(Language.CPP, workers=cores, **options) as other:
+        list(other.verify(many(2 * cores)))
+        with (
+            pytest.raises(BusyError, match="not free after 1 s: another driver.*--timeout"),
+            Pool(Language.CPP, workers=1, patience_s=1, **options) as pool,
+        ):
+            list(pool.verify(many(1)))
 
 
 @pytest.mark.slow

@@ -58,6 +58,36 @@ def _brief(row: Json) -> Json:
     return {name: plain[name] for name in names}
 
 
+def of_batch(data: Json) -> str:
+    """What became of a table of candidates, and where it is."""
+    correct = data["statuses"].get("correct", 0)
+    headline = (
+        f"{_count(data['candidates'], 'candidate')} of {_count(data['tasks'], 'task')}"
+        f" ({data['language']}, {data['device']}): {correct:,} correct"
+    )
+    speedup, quantiles = data["speedup"], data["speedup"]["quantiles"]
+    low, middle, high = (quantiles.get(name, 0.0) for name in ("0.1", "0.5", "0.9"))
+    shown = {
+        "left_out": data.get("left_out"),
+        "statuses": data["statuses"],
+        "reasons": {
+            status: counts for status, counts in data["reasons"].items() if status != "correct"
+        },
+        "faster_than_the_reference": f"{speedup['above_1']:,} of {speedup['timed']:,} timed",
+        "speedup": quantiles and f"median {middle:.4g}, 10 to 90 %: {low:.4g} to {high:.4g}",
+        "quarantined": data["quarantined"],
+        "this_run": data["this_run"],
+        "verdicts": data["verdicts"],
+        "summary": data["summary"],
+    }
+    page = render({name: value for name, value in shown.items() if value})
+    return "\n".join([clean_line(headline), "", page])
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def of_morning(data: Json) -> str:
     """What is new, what to do, what failed."""
     refresh: Mapping[str, Any] = data["refresh"]

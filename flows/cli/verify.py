@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from flows.cli import pages
 from flows.cli.common import (
     AsJson,
     Candidates,
@@ -88,7 +89,7 @@ def verify(
     )
 
 
-@command(Group.VERIFY, needs=["batch"])
+@command(Group.VERIFY, needs=["batch"], page=pages.of_batch)
 def verify_batch(
     candidates: str = Argument(
         ..., metavar="CANDIDATES", help="A table, a folder, a run, or an id of the hub."

@@ -63,7 +63,11 @@ STAGES = {"tasks": "training-tasks", "candidates": "synthesis", "verdicts": "ver
 STATUS_1 = {"status", "doctor"}
 """Commands that say by their status what they found: here is no stack, and perhaps no tool."""
 NO_JSON = {"serve", "env"}
-BRIEF = {"show": "curation ", "morning": "local, "}
+BRIEF = {
+    "show": "curation ",
+    "morning": "local, ",
+    "verify-batch": "1 candidate of 1 task (cpp, ",
+}
 """Commands whose page is shorter than their data, and how it begins."""
 
 

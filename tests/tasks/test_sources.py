@@ -257,7 +257,7 @@ def test_json_lines_are_the_same_as_parquet(tmp_path):
     pl.DataFrame(rows).write_parquet(tmp_path / "t.parquet")
     found = files.load(tmp_path / "t.jsonl")
     assert [task.level for task in found] == [2, None]
-    with pytest.raises(UsageError, match="row 0: entry_point"):
+    with pytest.raises(UsageError, match="row 0: the column entry_point holds int, not String"):
         files.load(bad_lines(tmp_path, json.dumps(rows[0] | {"entry_point": 3})))
     assert (
         [task.task_id for task in found]

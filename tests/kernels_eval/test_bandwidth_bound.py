@@ -1,6 +1,8 @@
 """The bounds on a reported time: the parent's clocks, and the memory's bandwidth, where finding out
 which bytes a task needs is for those that come near."""
 
+import subprocess
+import sys
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -149,3 +151,21 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
         made._candidate_sample(3)
     given = TakeTimingInputs(inputs=PACKED)
     assert told[1:] == [Forget(), given, Sample(calls=3), Sample(calls=3)]
+
+
+COUNTS_UNDER_A_LIMIT = """
+import resource, time
+from kernels_eval.model.model_runner import processor_ns
+resource.setrlimit(resource.RLIMIT_CPU, (1000, 1100))
+for _ in range(50):
+    thread, started, until = time.thread_time_ns(), processor_ns(), time.perf_counter_ns() + 200_000
+    while time.perf_counter_ns() < until:
+        pass
+    used = processor_ns() - started
+    assert 5 * used > time.thread_time_ns() - thread > 0, used
+"""
+
+
+def test_processor_time_is_exact_under_a_limit_of_it():
+    """The kernel counts a process's in ticks then, and a sample of less would take no time."""
+    subprocess.run([sys.executable, "-c", COUNTS_UNDER_A_LIMIT], check=True)

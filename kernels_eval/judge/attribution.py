@@ -22,6 +22,7 @@ from kernels_eval.judge.messages import FIX_OF_CHANGE, REASON_OF_CHANGE, Stop, o
 from kernels_eval.protocol import MeasureShare, NameOperators, ReadState, ReplaceWritten
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.child import Child
+from kernels_eval.source.module_text import visible_text
 
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(|mutex|\bomp\s+critical\b", re.IGNORECASE)
 """Sources whose last bits may differ between runs: the order of their additions is not fixed."""
@@ -37,7 +38,7 @@ def check_repeatable(process: CandidateProcess) -> None:
     """Require equal bits for equal inputs, unless atomics or a varying operator took part."""
     if not any(call.rerun_differs for call in process.calls):
         return
-    source = process.candidate.code or ""
+    source = visible_text(process.candidate.code or "", literals=False)
     varies = any(map(OPERATORS_MAY_DIFFER.match, process.draft.library_calls))
     if process.reference.expected.bit_identical and not varies and not MAY_DIFFER.search(source):
         raise Stop(

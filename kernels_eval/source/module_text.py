@@ -17,19 +17,22 @@ _OPENED = re.compile(r"\w*(\"\"\"|'''|\"|')")
 STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 
-def visible_text(code: str) -> str:
-    """The module with spaces for comments; positions stay. What is not Python is read as C++."""
+def visible_text(code: str, *, literals: bool = True) -> str:
+    """The module with spaces for comments, and unless `literals` for all that is no code: strings
+    but native sources, and what these quote. Positions stay. What is not Python is read as C++.
+    """
     parts, end = [], 0
     try:
         for token, start, stop in placed_tokens(code):
             if token.type != tokenize.COMMENT and token.type not in STRINGS:
                 continue
             text = code[start:stop]
-            hidden = " " * len(text) if token.type == tokenize.COMMENT else _native(text)
+            source = token.type in STRINGS and (literals or "{" in text)
+            hidden = _native(text, literals) if source else " " * len(text)
             parts += [code[end:start], hidden]
             end = stop
     except UNREADABLE:
-        return "".join([*parts, blank(code[end:], literals=False)])
+        return "".join([*parts, blank(code[end:], literals=not literals)])
     return "".join([*parts, code[end:]])
 
 
@@ -42,15 +45,15 @@ def placed_tokens(code: str) -> Iterator[tuple[tokenize.TokenInfo, int, int]]:
         yield token, start, stop
 
 
-def _native(literal: str) -> str:
+def _native(literal: str, literals: bool) -> str:
     opened = _OPENED.match(literal)
     if not opened:  # a part of an f-string
-        return blank(literal, literals=False)
+        return blank(literal, literals=not literals)
     head, quotes = opened[0], opened[1]
     body = literal[len(head) : -len(quotes)]
     if len(quotes) == 1:
         body = with_line_ends(body)
-    return head + blank(body, literals=False) + quotes
+    return head + blank(body, literals=not literals) + quotes
 
 
 def with_line_ends(body: str) -> str:

@@ -41,7 +41,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif any(call.rerun_differs for call in calls) and _error_varies(trial, found, process):
         outcome = Reason.NON_DETERMINISTIC
         why = "repeating the call on the same inputs gives another answer; "
-    elif small and (why := _downcast(trial, process)):
+    elif small and (why := _downcast(trial, found, process)):
         outcome = Reason.PRECISION_DOWNCAST
     elif wrong and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
@@ -112,15 +112,14 @@ def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:
     return again in (Reason.OK, Reason.APPROXIMATION)
 
 
-def _downcast(trial: Trial, process: CandidateProcess) -> str:
+def _downcast(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
     """What a small error of an fp32 task is explained by, or ""."""
     reference = process.reference
     if reference.gates.precision != "fp32" or trial not in reference.trials:
         return ""
-    found = reference.request(NameDowncast(trial=trial.name))
-    if found.bits < 23:
-        return f"its outputs keep {found.bits} bits of mantissa, fp32 has 23; "
-    return DOWNCASTS.get(found.format, "")
+    if found.lost_bits:
+        return f"its outputs keep {23 - found.lost_bits} bits of mantissa, fp32 has 23; "
+    return DOWNCASTS.get(reference.request(NameDowncast(trial=trial.name)).format, "")
 
 
 def _unexplained_downcast(found: Comparison) -> tuple[Reason, str]:

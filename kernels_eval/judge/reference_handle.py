@@ -6,7 +6,6 @@ SIGKILL not blamed on it, and the fork server's death, pass through as SandboxEr
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -20,7 +19,7 @@ from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.quarantine import degenerate
 from kernels_eval.judge.task_memory import TaskMemory
-from kernels_eval.judge.trials import VARIED, TaskFindings, Trial, TrialRow
+from kernels_eval.judge.trials import VARIED, TaskFindings, Trial, TrialRow, sums_products
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import PRECISION_OF
 from kernels_eval.protocol import (
@@ -43,10 +42,6 @@ from kernels_eval.protocol import (
 from kernels_eval.records import KernelTask, Reason
 from kernels_eval.sandbox.channel import Answer, Fds, Message
 from kernels_eval.sandbox.child import Child, ChildFailure
-
-PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.IGNORECASE)
-"""Operators of torch whose sums of products are an offset that long sums round with a bias."""
-
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -282,7 +277,7 @@ class ReferenceProcess:
 
     @property
     def sums_products(self) -> bool:
-        return any(map(PRODUCTS.search, self.loaded.operators))
+        return sums_products(self.expected.task)
 
     @property
     def output_bytes(self) -> int:

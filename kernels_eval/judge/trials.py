@@ -6,6 +6,7 @@ A new trial is a row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -183,6 +184,9 @@ def well_conditioned(seen: Expectation) -> bool:
 
 # -- conditions ------------------------------------------------------------------------------------
 
+PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.IGNORECASE)
+"""Operators of torch whose sums of products are an offset that long sums round with a bias."""
+
 
 def has_weights(task: TaskFindings) -> bool:
     return bool(task.loaded.parameters or task.loaded.statistics)
@@ -190,6 +194,10 @@ def has_weights(task: TaskFindings) -> bool:
 
 def has_constant_inputs(task: TaskFindings) -> bool:
     return any(note.constant for note in task.loaded.plan.notes)
+
+
+def sums_products(task: TaskFindings) -> bool:
+    return any(map(PRODUCTS.search, task.loaded.operators))
 
 
 def has_one_answer(task: TaskFindings) -> bool:
@@ -274,6 +282,12 @@ TRIALS = (
     distribution("normal_x10"),
     distribution("sparse"),
     distribution("small_integers"),
+    # of few products that are not zero: a factor of fewer digits shows, however long the sum
+    TrialRow(
+        "sparse_products",
+        draws=("sparse", "sparse_positive"),
+        when=lambda task: task.inputs_vary and sums_products(task),
+    ),
     TrialRow("in_place", in_place=True, required=True, screen=True),
     TrialRow(
         "other_weights",

@@ -29,7 +29,8 @@ PRECISION_OF = {"float32": "fp32", "float64": "fp32", "float16": "fp16", "bfloat
 PRECISION_OF |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 WORST = (
     *("rms", "reference_rms", "max", "reference_max", "sequential_rms", "scatter_rms"),
-    *("scatter_max", "left_rms", "wrong_share", "reference_wrong_share", "unequal"),
+    *("scatter_max", "left_rms", "wrong_share", "reference_wrong_share"),
+    *("lost_bits", "unequal"),
 )
 
 
@@ -79,6 +80,8 @@ def judge(
         factor * measured.reference_max,
         SCATTER_FACTOR * measured.scatter_max,
     )
+    if precision == "fp32" and measured.lost_bits and measured.rms <= WIDEST.bf16:
+        return Reason.PRECISION_DOWNCAST
     if measured.rms <= gate and measured.max <= elementwise:
         most = max(MOST_WRONG_SHARE, REFERENCE_FACTOR * measured.reference_wrong_share)
         return Reason.OK if measured.wrong_share <= most else Reason.WRONG_OUTPUT

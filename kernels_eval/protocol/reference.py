@@ -74,7 +74,8 @@ class Comparison(Payload):
     otherwise, 0 unless that was asked. `wrong_share`: elements off by more than half their value
     and more than rounding at one; `reference_wrong_share`: the fp32 reference's (0 without a
     float64 oracle). `systematic`: the error is a function of the output, as another formula's is,
-    but for `left_rms`. `masks_match`: NaN and infinities are in the same places. `worst`: position
+    but for `left_rms`. `lost_bits`: of fp32's mantissa, those that no element of the output has.
+    `masks_match`: NaN and infinities are in the same places. `worst`: position
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
     without floating-point type. `equals_trial` and `equals_answer` name other trials with this as
     the expected, or the candidate's own, answer. `mutates_inputs` is of timed calls alone.
@@ -88,6 +89,7 @@ class Comparison(Payload):
     scatter_rms: float = 0.0
     scatter_max: float = 0.0
     left_rms: float = 0.0
+    lost_bits: int = 0
     wrong_share: float = 0.0
     reference_wrong_share: float = 0.0
     masks_match: bool = True
@@ -174,11 +176,9 @@ class Compare(Request[Comparison]):
 
 
 class Downcast(Payload):
-    """What explains a small error of an fp32 task: factors of products in this `format` ("": none
-    does), or outputs that keep so many `bits` of mantissa."""
+    """In which `format` factors of products explain a small error of an fp32 task; "": in none."""
 
     format: str = ""
-    bits: int = 23
 
 
 class NameDowncast(Request[Downcast]):

@@ -65,7 +65,7 @@ from kernels_eval.protocol import (
     UnseenComparison,
     handles,
 )
-from kernels_eval.reference.downcasts import FORMATS, MANTISSA, Rounded, explains, kept_bits
+from kernels_eval.reference.downcasts import FORMATS, Rounded, explains, lost_bits
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import (
     OWN_FLOATS,
@@ -165,9 +165,6 @@ class ReferenceRole:
     def name_downcast(self, request: NameDowncast) -> Downcast:
         known = self.values.kept(request.trial)
         actual = read(self.outputs_of["candidate"], known.expected)
-        kept = min(map(kept_bits, actual, known.expected))
-        if kept < MANTISSA:
-            return Downcast(bits=kept)
         trial = known.trial
         with self.values.model_for(trial):
             for name, roundings in FORMATS.items():
@@ -272,7 +269,8 @@ class ReferenceRole:
             ]
         worst = max(range(len(found)), key=lambda index: found[index].rms, default=0)
         whole = merge([known.error, *found]).model_copy(update={"worst": worst})
-        return self._scattered(whole, actual, known)
+        lost = 0 if known.trial.hard else max(map(lost_bits, actual, known.expected))
+        return self._scattered(whole.model_copy(update={"lost_bits": lost}), actual, known)
 
     def _measured(
         self, actual: list[Tensor], known: Known, factorings: list[Factoring]

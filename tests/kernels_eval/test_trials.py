@@ -63,7 +63,7 @@ def expected(
     reference, *, varies=True, shapes=EVERY_SHAPE, unsuitable=(), level="confirm", **config
 ):
     plan = InputPlan(notes=[InputNote(vary=varies)], shapes=shapes)
-    loaded = SimpleNamespace(plan=plan, parameters=[[4]], statistics=[])
+    loaded = SimpleNamespace(plan=plan, parameters=[[4]], statistics=[], operators=())
     task = TaskFindings(loaded, CorrectnessConfig(**config), level)
     child = SimpleNamespace(dead=None)
     found = Expectations(reference, child, TaskGates("fp32"), task, {*unsuitable})

@@ -105,6 +105,7 @@ class PairedClock:
         self.by_processor = (
             not self.on_gpu and process.child.alone and process.child.processor_ns() > 0
         )
+        self.may_overwrite = process.config.correctness.output_buffer == "flag"
         self.idle_samples = 0
         self.burnt_ns = self.waited_ns = 0
         self.varied = [
@@ -295,8 +296,7 @@ class PairedClock:
         fail.
         """
         (inputs, given), (outputs, taken) = drawn, self.reference.memory.outputs_of(whose)
-        copied = self.process.config.correctness.output_buffer == "flag"
-        request = RunUnseen(inputs=inputs, outputs=outputs, copied=copied)
+        request = RunUnseen(inputs=inputs, outputs=outputs, copied=self.may_overwrite)
         family, used = child.family(), self._processor_ns(child)
         started = time.perf_counter_ns()
         answer = run(request, (given, taken))

@@ -22,7 +22,7 @@ PACKED = PackedValues(on_device=False, size=64, packed=[], count=2, stride=0)
 
 
 class Reference(SimpleNamespace):
-    asked = 0
+    asked, timed_distribution = 0, "declared"
 
     def least_bytes(self):
         self.asked += 1
@@ -31,7 +31,7 @@ class Reference(SimpleNamespace):
 
 def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
-    made.config, made.sets = TimingConfig(), 4
+    made.config, made.sets, made.may_overwrite = TimingConfig(), 4, False
     loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache)
     memory = SimpleNamespace()
     made.reference = Reference(loaded=loaded, memory=memory, task_bytes=INPUT + OUTPUT, used=used)
@@ -136,7 +136,7 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     made.unseen, made.fewest, made.by_processor = 8, 2, False
     made.seeds, made.given, made.idle_samples = [1, 2], True, 0
     made.reference.request = made.reference.memory.share_outputs = lambda *_, **__: None
-    made.reference.output_bytes, made.reference.memory.draw = 1, lambda seeds: (PACKED, 0)
+    made.reference.output_bytes, made.reference.memory.draw = 1, lambda *_: (PACKED, 0)
     made.process = SimpleNamespace(
         request_unread=lambda request, *_: told.append(request),
         request=lambda request: SimpleNamespace(

@@ -7,10 +7,11 @@ before sources, each snapshot whole or gone.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from datetime import datetime
 from graphlib import TopologicalSorter
@@ -20,7 +21,7 @@ from flows.runtime.lock import alone
 from kernels_eval.errors import UsageError
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, Record
-from kernels_eval.sandbox.trees import remove_tree
+from kernels_eval.sandbox.trees import below, remove_tree
 from kernels_eval.written import json_of
 from tasks.store.snapshot import MANIFEST
 
@@ -129,7 +130,7 @@ def scan(root: Path) -> list[Stored]:
 
 def _stored(folder: Path) -> Stored | None:
     stage, fingerprint = folder.parent.name, folder.name
-    files = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    files = [folder.lstat(), *_stats_below(folder)]
     changed_s = max(found.st_mtime for found in files)
     common = {
         "stage": stage,
@@ -158,6 +159,12 @@ def _stored(folder: Path) -> Stored | None:
             " needs is unknown",
             "restore the manifest, or remove that folder yourself",
         ) from error
+
+
+def _stats_below(folder: Path) -> Iterator[os.stat_result]:
+    for entry in below(folder):
+        with suppress(FileNotFoundError):  # a run writes there
+            yield entry.stat(follow_symlinks=False)
 
 
 def _level_of(manifest: Json) -> str:

@@ -84,6 +84,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.channel import Channel, Message
+from kernels_eval.sandbox.trees import named
 from kernels_eval.source.spec import ExtensionSpec
 
 
@@ -151,7 +152,7 @@ class CandidateRole:
     def pack_kernels(self, _: PackKernels) -> Done:
         """Write the language's compiled kernels to the file that comes with this message."""
         folder = Path(os.environ[self.language.jit_cache])
-        files = [path for path in folder.rglob("*") if path.is_file()]
+        files = named(folder, "*")
         with os.fdopen(self.channel.descriptors.pop(0), "wb") as file, ZipFile(file, "w") as kept:
             kept.comment = str(folder).encode()
             for path in files:

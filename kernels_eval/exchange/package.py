@@ -25,7 +25,7 @@ from kernels_eval.exchange.definitions import FLAT
 from kernels_eval.protocol import ArgumentForm, Interface
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.sandbox.deaths import retried
-from kernels_eval.sandbox.trees import temporary_tree
+from kernels_eval.sandbox.trees import named, temporary_tree
 from kernels_eval.source.spec import ExtensionSpec
 from kernels_eval.versions import PROTOCOL_VERSION
 
@@ -222,7 +222,7 @@ def _forms(interface: Interface) -> dict[str, object]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    return named(folder, "*")
 
 
 def _sha256(path: Path) -> bytes:

@@ -18,6 +18,7 @@ from kernels_eval.exchange.definitions import file_name, written
 from kernels_eval.exchange.flashinfer import Definition, Solution, Suite, Workload
 from kernels_eval.exchange.traces import Evaluation, verdict_row
 from kernels_eval.records import Json, KernelTask, Record
+from kernels_eval.sandbox.trees import named
 from kernels_eval.tables import table_beside
 from kernels_eval.written import json_of
 
@@ -28,13 +29,12 @@ LAYOUTS = table_beside(__file__)
 
 
 def is_trace_set(path: Path) -> bool:
-    patterns = (
-        "definitions/**/*.json",
-        "definition.json",
-        "*/definition.json",
-        "*/*/definition.json",
+    if not path.is_dir():
+        return False
+    patterns = ("definition.json", "*/definition.json", "*/*/definition.json")
+    return any(next(path.glob(each), None) for each in patterns) or bool(
+        named(path / "definitions", "*.json")
     )
-    return path.is_dir() and any(next(path.glob(each), None) for each in patterns)
 
 
 class TraceSet:
@@ -55,7 +55,7 @@ class TraceSet:
 
     def _read(self, root: Path) -> None:
         places: dict[Path, str] = {}
-        for path in sorted(root.rglob("*.json")):
+        for path in named(root, "*.json"):
             row = _object(path.read_bytes(), str(path))
             with self.counted():
                 if {"reference", "inputs"} <= row.keys():
@@ -64,7 +64,7 @@ class TraceSet:
                     places[path.parent] = definition.name
                 elif {"sources", "spec"} <= row.keys():
                     _once(self.solutions, record_of(Solution, row, path), path)
-        for path in sorted(root.rglob("*.jsonl")):
+        for path in named(root, "*.jsonl"):
             for number, line in enumerate(path.read_bytes().splitlines(), start=1):
                 where = f"{path} line {number}"
                 with self.counted():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.languages import Language, Tracer
+from kernels_eval.sandbox.trees import named
 
 COMPILERS = 8
 """Threads that compile the configurations of one kernel."""
@@ -80,7 +81,7 @@ class Triton(Language):
             compile_together()
 
     def relocate(self, folder: Path, former: str) -> None:
-        for path in folder.rglob("__grp__*.json"):  # lists the files of a kernel by their paths
+        for path in named(folder, "__grp__*.json"):  # lists the files of a kernel by their paths
             path.write_text(path.read_text().replace(former, str(folder)))
 
 

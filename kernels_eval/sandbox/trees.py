@@ -6,6 +6,7 @@ may be longer than PATH_MAX. Links are never followed.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import tempfile
 from collections.abc import Iterator
@@ -99,6 +100,23 @@ def temporary_tree(prefix: str, home: str | os.PathLike[str] | None = None) -> I
         yield folder
     finally:
         remove_tree(folder)
+
+
+def below(folder: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
+    """All that is in a folder and its subfolders, at any depth; what cannot be read is left out."""
+    todo = [os.fspath(folder)]
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                yield entry
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+
+
+def named(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
+    """The files below a folder whose names match, sorted."""
+    found = (entry.path for entry in below(folder) if fnmatch.fnmatchcase(entry.name, pattern))
+    return sorted(path for path in map(Path, found) if path.is_file())
 
 
 def disk_usage(folder: Path, most_files: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, stable_hash
-from kernels_eval.sandbox.trees import remove_tree
+from kernels_eval.sandbox.trees import below, remove_tree
 from tasks.files import explain_write_errors, file_sha256
 from tasks.publishing.card import Card, card
 from tasks.publishing.config import DATA, PUBLICATION, README, PublishOptions
@@ -148,6 +148,6 @@ def _replaceable(out: Path) -> Published | None:
 
 
 def _files_in(folder: Path) -> Iterator[str]:
-    for path in folder.rglob("*"):
-        if not path.is_dir() or path.is_symlink():
-            yield path.relative_to(folder).as_posix()
+    for entry in below(folder):
+        if not entry.is_dir(follow_symlinks=False):
+            yield Path(entry.path).relative_to(folder).as_posix()

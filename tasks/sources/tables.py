@@ -36,7 +36,11 @@ def part_files(location: str | Path) -> list[Path]:
         return [path]
     patterns = [path / f"*{suffix}" for suffix in SUFFIXES] if path.is_dir() else [path]
     for pattern in map(str, patterns):
-        names = sorted(glob.glob(pattern, recursive=True))
+        try:
+            names = sorted(glob.glob(pattern, recursive=True))
+        except RecursionError:
+            fix = "name folders above the files in place of **"
+            raise UsageError(f"{shown(location)} leads too deep", fix) from None
         if found := [Path(name) for name in names if Path(name).is_file()]:
             return found
     missing = "holds no table (Parquet, JSON lines or CSV)" if path.is_dir() else "does not exist"

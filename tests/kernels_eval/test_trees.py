@@ -7,7 +7,7 @@ from contextlib import chdir
 import pytest
 
 from kernels_eval.sandbox import trees
-from kernels_eval.sandbox.trees import disk_usage, remove_tree, temporary_tree
+from kernels_eval.sandbox.trees import below, disk_usage, named, remove_tree, temporary_tree
 
 LONG = "n" * 255
 
@@ -142,6 +142,18 @@ def test_a_temporary_folder_goes_after_an_error_too(tmp_path):
 def test_what_lies_below_a_path_that_is_too_long_counts_as_too_much(tmp_path, leave):
     leave(tmp_path)
     assert disk_usage(tmp_path, 100_000)[1] > 100_000
+    remove_tree(tmp_path)
+
+
+def test_what_is_below_is_listed_at_any_depth(tmp_path):
+    nested(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/one.json").touch()
+    (tmp_path / "two.json").symlink_to("a/one.json")
+    (tmp_path / "loop.json").symlink_to(".")
+    assert named(tmp_path, "*.json") == [tmp_path / "a/one.json", tmp_path / "two.json"]
+    depth = max(entry.path.count("/deep") for entry in below(tmp_path))
+    assert depth > 700, "as far as a path may be long"
     remove_tree(tmp_path)
 
 

@@ -60,8 +60,9 @@ def endpoint(config: SynthesisConfig, root: str) -> str:
 def generator_tokenizer(config: SynthesisConfig, root: str) -> str:
     if config.tokenizer:
         return tokenizer(config.tokenizer, root)
-    counted = "none: reasoning is counted from the endpoint's usage"
-    return counted if config.sampler == "openai" else "the generator's own"
+    if config.counts_by_usage:
+        return "none: reasoning is counted from the endpoint's usage"
+    return "the generator's own"
 
 
 def tokenizer(name: str, root: str) -> str:

@@ -79,6 +79,11 @@ class SynthesisConfig(Record):
     options: dict[str, Any] = {}
     """settings of an extension, by the names it documents"""
 
+    @property
+    def counts_by_usage(self) -> bool:
+        """Whether an endpoint's usage counts the reasoning."""
+        return self.sampler == "openai" and not self.tokenizer
+
     @field_validator("sampler")
     @classmethod
     def _is_known(cls, sampler: str) -> str:

@@ -13,11 +13,10 @@ def _synthesise_candidates(
     tasks: SnapshotRef, config: SynthesisConfig, language: Language, **_: object
 ) -> str:
     kernels = "kernel" if config.samples_per_task == 1 else "kernels"
-    by_usage = config.sampler == "openai" and not config.tokenizer
     return (
         f"ask {config.model or 'the ' + config.sampler + ' responses'} for"
         f" {config.samples_per_task} {language} {kernels} for each of {rows_of(tasks)} tasks"
-    ) + ("; without a tokenizer, usage counts the reasoning" if by_usage else "")
+    )
 
 
 synthesise = stage_task(run, planned, "synthesise candidates", _synthesise_candidates)

@@ -36,7 +36,7 @@ from kernels_eval.sandbox.health import (
     check,
     check_health,
 )
-from kernels_eval.sandbox.machine import disk_usage
+from kernels_eval.sandbox.trees import disk_usage
 from kernels_eval.source.screening import Screening
 from tests.support import kernels
 from tests.support.kernels import (

@@ -248,7 +248,7 @@ class Fences:
 
     @property
     def intact(self) -> bool:
-        return all(bool((fence == FENCE).all()) for fence in self.around)
+        return all(int(fence.min()) == FENCE for fence in self.around)  # the largest byte
 
 
 class _Inner:

@@ -247,8 +247,11 @@ def errors(source: str, seed: int, kernels: dict[str, Kernel]) -> dict[str, tupl
         asked = LoadTask(path=str(path), spec=ModelSpec(**how), oracle_max_bytes=1 << 33)
         gates = TaskGates(PRECISION_OF[role.values.load(asked).dtype])
     found = {name: (True, 0.0) for name in kernels}
-    products = ("sparse",) if "y.t()" in source or "conv2d" in source else ()
-    for trial in (*TRIALS, *products):
+    products = "y.t()" in source or "conv2d" in source
+    for trial in (*TRIALS, "sparse", "singles"):
+        sums = trial == "singles" and role.values.own_error.sequential_rms > 0
+        if trial not in TRIALS and not (products if trial == "sparse" else sums):
+            continue
         if not role.values.expect(Expect(name=trial, seed=seed, distribution=trial)).finite:
             continue
         for name, kernel in kernels.items():

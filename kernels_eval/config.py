@@ -231,6 +231,9 @@ VARIED_SHARE = 1 / 8
 CONSTANT_SAMPLE, CONSTANT_SHARE = 1 << 13, 1 / 64
 """Of so many elements of a weight, the share of one number from which on it is made constant, in
 part at least: timed calls then have other weights. Random ones in bf16 share a number in 500."""
+SINGLES = 64
+"""Elements of `singles` that are not zero: so few terms add up to an error of one rounding. A
+choice."""
 MOST_DISTINCT = 1 << 24
 """Elements of a tensor that are made distinct, which sorts them. A choice of time."""
 DISTINCT_STEP = 2.0**-16

@@ -200,6 +200,10 @@ def sums_products(task: TaskFindings) -> bool:
     return any(map(PRODUCTS.search, task.loaded.operators))
 
 
+def sums_long(task: TaskFindings) -> bool:
+    return task.expected[DECLARED].constants[0].sequential_rms > 0
+
+
 def has_one_answer(task: TaskFindings) -> bool:
     """Whether inputs are written out: a kernel could hold the answer."""
     fixed = task.own_answer_is_fixed and not task.inputs_vary
@@ -282,6 +286,12 @@ TRIALS = (
     distribution("normal_x10"),
     distribution("sparse"),
     distribution("small_integers"),
+    # of few terms: what each keeps shows, however long the sum
+    TrialRow(
+        "singles",
+        draws=("singles", "singles_positive"),
+        when=lambda task: task.inputs_vary and sums_long(task),
+    ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(
         "sparse_products",

@@ -29,6 +29,7 @@ from kernels_eval.config import (
     MOST_DISTINCT,
     OFFSET_MEAN,
     SHAPE_SCOPES,
+    SINGLES,
     SMALL_DEVIATION,
     TAILS,
     VARIED_SHARE,
@@ -285,7 +286,7 @@ def draw_each(value: Tensor) -> None:
     use.
     """
     plan_inputs([value])
-    names = (*BLOCKS[1:], "mixed", "impulse", "offset", "small", "non_finite", PERMUTED)
+    names = (*BLOCKS[1:], "mixed", "impulse", "offset", "small", "singles", "non_finite", PERMUTED)
     for name in names:
         _redraw(value, InputNote(vary=True), 0, name)
 
@@ -302,6 +303,9 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     drawn = torch.randn(shape, generator=generator, device=device) * float(factor or 1)
     if kind == "sparse":
         drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
+    elif kind == "singles":
+        places = torch.randperm(size, generator=generator, device=device)[SINGLES:]
+        drawn.view(-1)[places] = 0
     elif kind == "normal":
         _make_uneven(drawn, float(factor or 1))
     elif kind == "small":

@@ -30,6 +30,17 @@ torch::Tensor product(torch::Tensor x, torch::Tensor y, int64_t bits, double sha
     }
   return out;
 }
+// A mean of squares in fp32, one term after the other, each perhaps of fp16's bits.
+torch::Tensor loss(torch::Tensor x, torch::Tensor y, bool in_fp16) {
+  float total = 0;
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float off = x.data_ptr<float>()[i] - y.data_ptr<float>()[i];
+    total += shortened(off * off, in_fp16 ? 10 : 23);
+  }
+  auto out = torch::empty({}, x.options());
+  *out.data_ptr<float>() = total / x.numel();
+  return out;
+}
 static float in_int8(float value, float largest) {
   return largest > 0 ? std::nearbyint(value / largest * 127) * largest / 127 : 0.0f;
 }

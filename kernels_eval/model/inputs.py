@@ -304,8 +304,8 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     if kind == "sparse":
         drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
     elif kind == "singles":
-        places = torch.randperm(size, generator=generator, device=device)[SINGLES:]
-        drawn.view(-1)[places] = 0
+        others = torch.randperm(size, generator=generator, device=device)[SINGLES:]
+        drawn.view(-1)[others] = 0
     elif kind == "normal":
         _make_uneven(drawn, float(factor or 1))
     elif kind == "small":

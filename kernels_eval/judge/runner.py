@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernels_eval.config import (
@@ -16,6 +16,7 @@ from kernels_eval.config import (
     EvalConfig,
 )
 from kernels_eval.devices import free_share
+from kernels_eval.errors import SandboxError
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.compiled_baseline import CompiledReference
 from kernels_eval.judge.messages import Prepared, VerdictDraft
@@ -165,13 +166,19 @@ class Runner(Workplace):
         return [name for name, seen in flags.items() if seen]
 
     def sanitizing(self, libraries: str, environment: Mapping[str, str]) -> ForkServer | None:
-        """A fork server that loads these libraries first, started once; None without any."""
+        """A fork server that loads these libraries first, started once; None without any, or where
+        it does not start: a sanitizer needs addresses that some kernels do not leave it.
+        """
         held = self._sanitizing
         if libraries and not (held and held.alive):
             environment = {"LD_PRELOAD": libraries, **environment}
             started = ServerProcess(threads=self.config.threads, environment=environment)
             readable = [self.builder.tools.cache]
             self._sanitizing = ForkServer(started=started, readable=readable)
+            with suppress(SandboxError):
+                self._sanitizing.start()
+                return self._sanitizing
+            self._sanitizing = None
         return self._sanitizing
 
     def drop_reference(self) -> None:

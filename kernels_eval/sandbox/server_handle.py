@@ -70,6 +70,10 @@ class ForkServer:
     def has_started(self) -> bool:
         return bool(self._isolation)
 
+    def start(self) -> None:
+        """Wait for the start. Raises SandboxError where there was none."""
+        self._wait_started()
+
     @property
     def isolation(self) -> tuple[str, ...]:
         """The active layers; waits for the start. Raises SandboxError where there was none."""

@@ -22,6 +22,7 @@ from kernels_eval.config import (
     FEW_BESIDE_STEP,
     FEW_BESIDE_STEP_SHARE,
     MOST_BESIDE_STEP_SHARE,
+    MOST_FACTORING_ERROR,
     ORACLE_MAX_S,
     OUTPUTS_AT_ONCE,
     REFERENCE_FACTOR,
@@ -73,7 +74,7 @@ from kernels_eval.reference.expected_values import (
     ExpectedValues,
     Known,
 )
-from kernels_eval.reference.factorings import Factoring, residual
+from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
 from kernels_eval.reference.task_model import TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
@@ -278,7 +279,7 @@ class ReferenceRole:
         found = list(map(measure, actual, known.oracle, known.expected))
         for each in factorings:
             error, own = (residual(each, x) for x in (actual, known.expected))
-            own = max(own, FACTORING_ERROR)
+            own = max(own, FACTORING_ERROR, min(gram_schmidt_error(each), MOST_FACTORING_ERROR))
             # farther than a downcast's: it says nothing of single elements
             told = Comparison(
                 rms=error,

@@ -88,6 +88,16 @@ def residual(factoring: Factoring, outputs: Sequence[Tensor]) -> float:
     return worst if math.isfinite(worst) else sys.float_info.max  # JSON has no infinity
 
 
+def gram_schmidt_error(factoring: Factoring) -> float:
+    """How far from orthogonal Gram and Schmidt's modified method leaves Q: eps times the condition
+    of the matrix (Golub and Van Loan, 5.2.9). 0 for other factors."""
+    if factoring.operator != "linalg_qr":
+        return 0.0
+    values = torch.linalg.svdvals(factoring.matrix.double())
+    condition = float((values[..., 0] / values[..., -1].clamp(min=1e-300)).amax())
+    return torch.finfo(torch.float32).eps * condition
+
+
 def _view_of(output: Tensor, result: Tensor) -> bool | None:
     """Whether an output is this result transposed; None where it is no view of it."""
     if output.data_ptr() != result.data_ptr() or output.dtype != result.dtype:

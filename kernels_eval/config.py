@@ -318,6 +318,28 @@ MOST_SUMS, FEWEST_SUMS, ENOUGH_TERMS = 64, 2, 1 << 21
 """How many outputs of an operator are added up in order: as many as have so many terms together. A
 choice of time."""
 
+LEAST_LEFT_OUT, LONG_PRODUCT = 1024, 1 << 16
+"""From how many elements on a sum may lack some, and the answer still pass: of a share p, an fp32
+sum of one sign shows all; one in 16 bits, or scaled up for what it lacks, does not. Products of
+random signs lack sqrt(p), which shows until plain addition errs by as much. A choice."""
+TERMS_OF_SUM, TERMS_OF_SUM_HALF = (256,), (64, 16)
+"""How many elements of a sum are terms, in fp32 and in fewer bits: the first of which one left out
+is seen. A choice."""
+BACKGROUNDS: tuple[tuple[float | None, float], ...] = (
+    (None, 2.0**12),
+    (None, 2.0**24),
+    (0.0, 1.0),
+    (0.0, 2.0**12),
+    (-128.0, 1.0),
+    (1.0, 2.0),
+)
+"""What is around the terms (None: as declared, so that no few elements tell where terms are) and
+the size of these: large ones exceed all else, 0 is no term of a sum, exp(-128) none of
+exponentials, and log(1) none of logarithms. The first that shows one left out is taken."""
+TERMS_IN_ALL, MOST_DRAWS, SCREEN_DRAWS = 1024, 64, 4
+"""Terms of all draws at random places: 1 % of the places, left out, are missed by all of them once
+in 30,000 times, 2 % once in 10^9. And draws at most, of a screening too. A choice of time."""
+
 # -- gates -----------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ SIGKILL not blamed on it, and the fork server's death, pass through as SandboxEr
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -13,7 +14,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kernels_eval.config import LOG_BYTES, ORACLE_MAX_BYTES, TIMED_INPUT_BYTES, EvalConfig
+from kernels_eval.config import (
+    BACKGROUNDS,
+    LOG_BYTES,
+    ORACLE_MAX_BYTES,
+    TERMS_OF_SUM,
+    TERMS_OF_SUM_HALF,
+    TIMED_INPUT_BYTES,
+    EvalConfig,
+)
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
@@ -31,6 +40,7 @@ from kernels_eval.protocol import (
     EstimateUsedBytes,
     ForgetTrial,
     Gradients,
+    LeaveOut,
     LoadTask,
     ModelSpec,
     PackedValues,
@@ -94,6 +104,7 @@ class ReferenceProcess:
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
+        self._draws: int | None = None
         self._precision = ""
         self._gradients: Gradients | None = None
         self._effects: SideEffects | None = None
@@ -274,6 +285,24 @@ class ReferenceProcess:
     def used_statistics(self) -> list[list[int]]:
         """Shapes of the reference's running statistics, where they change its output."""
         return self.loaded.statistics if self.loaded.statistics and self.weights_matter([]) else []
+
+    def draws_of_few_terms(self) -> int:
+        """How many draws of inputs show what a long sum leaves out; 0 where it has none, or no
+        inputs show it.
+        """
+        if self._draws is None:
+            self._draws = next(self._telling_draws(), 0)
+        return self._draws
+
+    def _telling_draws(self) -> Iterator[int]:
+        terms_of = TERMS_OF_SUM if self.gates.precision == "fp32" else TERMS_OF_SUM_HALF
+        for terms, background in itertools.product(terms_of, range(len(BACKGROUNDS))):
+            request = LeaveOut(seed=secrets.randbits(31), terms=terms, background=background)
+            found = self.request(request)
+            if not found.length:
+                return
+            if found.less and self.gates.judge(found.less) is not Reason.OK:
+                yield found.draws
 
     @property
     def sums_products(self) -> bool:

@@ -34,9 +34,18 @@ from kernels_eval.config import (
     TAILS,
     VARIED_SHARE,
 )
+from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.measurement import computable
 from kernels_eval.model.seeding import seed_generators
-from kernels_eval.protocol import DECLARED, AboutTask, InputNote, InputPlan, ModelSpec
+from kernels_eval.protocol import (
+    DECLARED,
+    FEW_TERMS,
+    FEWER_TERMS,
+    AboutTask,
+    InputNote,
+    InputPlan,
+    ModelSpec,
+)
 from kernels_eval.records import Json, stable_hash
 
 PERMUTED = "permuted"
@@ -157,6 +166,8 @@ def make_inputs(
     for index, dim, size in plan.shapes.get(shape, ()):
         part = values[index].narrow(dim, 0, size)
         values[index] = _laid_out(part, part)  # dense, in the order of its strides
+    if distribution in (FEW_TERMS, FEWER_TERMS):
+        return with_few_terms(values, plan, seed, fewer=distribution == FEWER_TERMS)
     if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         values = [
             _redraw(value, note, seed + index, distribution)

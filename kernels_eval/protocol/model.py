@@ -25,6 +25,8 @@ from kernels_eval.protocol.message import (
 
 DECLARED = "declared"
 """The task's own inputs and shape, not drawn distributions or other sizes."""
+FEW_TERMS, FEWER_TERMS = "few_terms", "fewer_terms"
+"""Inputs of which a few hundred elements make up every long sum, and without one of each sum."""
 
 
 class InputNote(Payload):
@@ -38,6 +40,16 @@ class InputNote(Payload):
     symmetric: bool = False
 
 
+class FewTerms(Payload):
+    """Of a long sum's `length` elements, how many are `terms`, and what is around them: a place in
+    `kernels_eval.config.BACKGROUNDS`.
+    """
+
+    length: int
+    terms: int
+    background: int
+
+
 class InputPlan(Payload):
     """What may vary about a task's inputs: a note per argument, and smaller shapes by name, as
     (argument, dimension, size). `distinct`: no two elements of an argument are equal.
@@ -46,6 +58,7 @@ class InputPlan(Payload):
     notes: list[InputNote]
     shapes: dict[str, list[tuple[int, int, int]]]
     distinct: bool = False
+    few_terms: FewTerms | None = None
 
     @property
     def varies(self) -> bool:

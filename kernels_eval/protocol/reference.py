@@ -139,6 +139,26 @@ class ForgetTrial(Request[Done]):
     trial: str
 
 
+class LeftOut(Payload):
+    """How many elements the task's longest sum has (0: not many), the error of its own answer
+    without one of few terms, and how many draws of these are enough.
+    """
+
+    length: int = 0
+    less: Comparison | None = None
+    draws: int = 0
+
+
+class LeaveOut(Request[LeftOut]):
+    """How wrong is an answer without one term, of so many and with this around them? The plan is
+    then theirs.
+    """
+
+    seed: int
+    terms: int
+    background: int
+
+
 class NewCandidate(Request[Done]):
     """What follows is about another candidate."""
 
@@ -200,6 +220,12 @@ class CompareUnseen(Request[UnseenComparison]):
     positions: list[int]
     seeds: list[int]
     distributions: list[str]
+
+
+class CompareSums(Request[UnseenComparison]):
+    """Compare all outputs of a round on inputs of few terms, of these seeds."""
+
+    seeds: list[int]
 
 
 class DrawnTimingInputs(Payload):

@@ -33,7 +33,7 @@ from kernels_eval.config import (
     STEP_UNITS,
     WIDEST,
 )
-from kernels_eval.model.correctness import PRECISION_OF, hangs_on_scatter, merge
+from kernels_eval.model.correctness import PRECISION_OF, hangs_on_scatter, judge, merge
 from kernels_eval.model.measurement import (
     all_close,
     computable,
@@ -48,8 +48,10 @@ from kernels_eval.model.shared_memory import Memory, calls, padded, read, unpack
 from kernels_eval.protocol import (
     DECLARED,
     EARLIER,
+    FEW_TERMS,
     LATER,
     Compare,
+    CompareSums,
     CompareUnseen,
     Comparison,
     Done,
@@ -66,6 +68,7 @@ from kernels_eval.protocol import (
     UnseenComparison,
     handles,
 )
+from kernels_eval.records import Reason
 from kernels_eval.reference.downcasts import FORMATS, Rounded, explains, lost_bits
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import (
@@ -209,6 +212,26 @@ class ReferenceRole:
             error = self._unseen_error(index, inputs, trial, len(seeds))
             found.append(error.model_copy(update={"mutates_inputs": mutates}))
         return UnseenComparison(positions=chosen, found=found)
+
+    @handles(CompareSums)
+    def compare_sums(self, request: CompareSums) -> UnseenComparison:
+        """What a sum may cost is measured on few terms, too: on these very ones only where those of
+        another draw do not allow for an error."""
+        dtype = next(str(x.dtype) for x in self.values.like if x.is_floating_point())
+        precision, found = PRECISION_OF.get(dtype.removeprefix("torch."), "fp32"), []
+        for index, seed in enumerate(request.seeds):
+            actual, own = self._unseen("unseen", index), self._unseen("own", index)
+            error = merge([self.values.cost_of_few_terms, *map(measure, actual, own, own)])
+            if judge(error, precision) is not Reason.OK:
+                inputs = self.task.inputs(seed, FEW_TERMS)
+                exact = self.values.oracle_outputs(inputs, own)
+                costs = self.values.own_error_of(inputs, own, exact=exact is not None)
+                trial = Expect(name=DECLARED, seed=seed, distribution=FEW_TERMS)
+                error = self._compared(actual, Known(own, exact or own, costs, trial))
+            found.append(error)
+            if judge(error, precision) is not Reason.OK:
+                break  # one is enough
+        return UnseenComparison(positions=list(range(len(found))), found=found)
 
     def _unseen_error(self, index: int, inputs: list[Any], trial: Expect, count: int) -> Comparison:
         actual, own = self._unseen("unseen", index), self._unseen("own", index)

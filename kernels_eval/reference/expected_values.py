@@ -23,6 +23,7 @@ from kernels_eval.config import (
     EXPECTED_HELD_SHARE,
     FEW_OUTPUTS,
     FIRST_ELEMENTS,
+    LEAST_LEFT_OUT,
     MOST_SCATTER,
     MOST_TASK_OPERATORS,
     ORACLE_MAX_S,
@@ -33,9 +34,11 @@ from kernels_eval.config import (
     SCATTER_UNITS,
     SCATTER_UNITS_HALF,
     SPREAD_ELEMENTS,
+    TERMS_IN_ALL,
     UNKNOWN_OWN_ERROR,
 )
 from kernels_eval.model.correctness import merge
+from kernels_eval.model.few_terms import draws_for
 from kernels_eval.model.inputs import (
     draw_each,
     flatten_outputs,
@@ -60,14 +63,19 @@ from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.side_effects import buffers_of, side_effects
 from kernels_eval.protocol import (
     DECLARED,
+    FEW_TERMS,
+    FEWER_TERMS,
     Comparison,
     Done,
     EstimateUsedBytes,
     Expect,
     Expectation,
+    FewTerms,
     FindIgnoredInputs,
     ForgetTrial,
     IgnoredInputs,
+    LeaveOut,
+    LeftOut,
     LoadedTask,
     LoadTask,
     OutputForm,
@@ -111,6 +119,8 @@ class ExpectedValues:
         self.samples = True
         self.factors: list[int] = []
         """Outputs of which several answers are right."""
+        self.longest_sum = 0
+        self.cost_of_few_terms = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
 
     @handles(Prepare)
     def prepare(self, request: Prepare) -> Done:
@@ -343,6 +353,7 @@ class ExpectedValues:
         with suppress(*REFUSALS), LongSums() as sums:
             self.outputs(_copied(inputs))
             found = found.model_copy(update={"sequential_rms": sums.error})
+            self.longest_sum = max(self.longest_sum, sums.length)
         if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
             found = found.model_copy(update=self.scatter(inputs, reference))
         if exact:
@@ -476,6 +487,34 @@ class ExpectedValues:
         finally:
             self.runner.model = self.runner.build()
         return WeightsMatter(matter=not all_close(outputs, base, SAME_ANSWER_RTOL))
+
+    @handles(LeaveOut)
+    def leave_out(self, request: LeaveOut) -> LeftOut:
+        """The reference's own answer without one term of each long sum; no error where it has none,
+        or cannot take such inputs.
+        """
+        assert self.task.plan
+        if self.longest_sum < LEAST_LEFT_OUT:
+            return LeftOut()
+        asked = FewTerms(
+            length=self.longest_sum, terms=request.terms, background=request.background
+        )
+        self.task.plan = self.task.plan.model_copy(update={"few_terms": asked})
+        with suppress(*REFUSALS):
+            inputs = self.task.inputs(request.seed, FEW_TERMS)
+            whole = self.outputs(_copied(inputs))
+            floats = [computable(x) for x in whole if x.is_floating_point()]
+            if not floats or not all(bool(torch.isfinite(x).all()) for x in floats):
+                return LeftOut(length=asked.length)
+            exact = self.oracle_outputs(inputs, whole)
+            own = self.own_error_of(inputs, whole, exact=exact is not None)
+            self.cost_of_few_terms = merge([own, *map(measure, whole, exact or whole, whole)])
+            less = self.outputs(self.task.inputs(request.seed, FEWER_TERMS))
+            error = merge([own, *map(measure, less, exact or whole, whole)])
+            largest = max(x.numel() for x in inputs if isinstance(x, Tensor))
+            draws = draws_for(largest, asked, TERMS_IN_ALL)
+            return LeftOut(length=asked.length, less=error, draws=draws)
+        return LeftOut(length=asked.length)
 
     @property
     def like(self) -> list[Tensor]:

@@ -25,6 +25,7 @@ from kernels_eval.config import (
     ARGUMENT,
     ENOUGH_TERMS,
     FEWEST_SUMS,
+    LONG_PRODUCT,
     LONG_SUM,
     MOST_SUMS,
     MOST_TERMS,
@@ -65,7 +66,8 @@ EXACT |= set(
 @without_compiler
 class LongSums(TorchDispatchMode):
     """Measures the sums of operators called under it: `error` is the largest relative RMS error of
-    adding one operator's terms in order.
+    adding one operator's terms in order, `length` how many a sum has at most that leaving some out
+    may not change by more.
 
     With a generator, each result is moved by that much, or by this many units in its last place
     (RMS; `units_half` in a 16-bit type, by default half as many), evenly spread so that two moves
@@ -80,6 +82,7 @@ class LongSums(TorchDispatchMode):
     ) -> None:
         TorchDispatchMode.__init__(self)
         self.error, self.moving, self.units = 0.0, moving, units
+        self.length = 0
         # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
         self.units_half = units / 2 if units_half is None else units_half
         self.terms_half = units / 2 if units_half is None else 0.0
@@ -108,6 +111,8 @@ class LongSums(TorchDispatchMode):
             terms = _terms(name, args)
             if terms is not None and terms.shape[-1] >= LONG_SUM and terms.is_floating_point():
                 found = sequential_error(terms[:, :MOST_TERMS])
+                if name not in PRODUCTS or terms.shape[-1] >= LONG_PRODUCT:
+                    self.length = max(self.length, terms.shape[-1])
         self.error = max(self.error, found)
         return found
 

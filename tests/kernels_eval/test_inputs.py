@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.config import TAILS, CorrectnessConfig
+from kernels_eval.config import BACKGROUNDS, TAILS, CorrectnessConfig
 from kernels_eval.judge.candidate_handle import unmatched_shapes
+from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.inputs import (
     _make_distinct,
     construct,
@@ -24,7 +25,7 @@ from kernels_eval.model.inputs import (
     smaller_shapes,
     squeezed,
 )
-from kernels_eval.protocol import ModelSpec
+from kernels_eval.protocol import FewTerms, ModelSpec
 from tests.support.kernels import AFFINE
 
 OLD = ("uniform", "normal_x10", "sparse", "small_integers")
@@ -235,3 +236,19 @@ def test_what_has_no_room_for_distinct_elements_stays(x):
     before = x.clone()
     _make_distinct(x)
     assert torch.equal(x.nan_to_num(7), before.nan_to_num(7))
+
+
+@pytest.mark.parametrize("background", range(len(BACKGROUNDS)))
+def test_one_term_lies_in_each_part_of_a_sum(background):
+    asked = FewTerms(length=4096, terms=64, background=background)
+    plan = plan_inputs([torch.randn(3, 4096), torch.randn(3, 4096), torch.randn(7)])
+    plan = plan.model_copy(update={"few_terms": asked})
+    values = [torch.randn(3, 4096), torch.randn(3, 4096), torch.randn(7)]
+    whole, less = (with_few_terms(values, plan, 5, fewer=fewer) for fewer in (False, True))
+    assert torch.equal(whole[2], values[2])
+    for x, fewer, own in zip(whole, less, values[:2], strict=False):
+        around, size = BACKGROUNDS[background]
+        placed = x != (own if around is None else around)
+        assert placed.view(3 * 64, 64).sum(1).tolist() == [1] * 192
+        assert (x[placed].abs() >= size).all()
+        assert (fewer != x).sum(1).tolist() == [1, 1, 1]

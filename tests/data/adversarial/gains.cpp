@@ -27,3 +27,19 @@ torch::Tensor add_into(torch::Tensor total, torch::Tensor x) {
   for (int64_t i = 0; i < x.numel(); ++i) total.data_ptr<float>()[i] += x.data_ptr<float>()[i];
   return total;
 }
+
+// At the size that is declared, scaled up for one term in `left_out` that is not read.
+torch::Tensor mean_of_squares(torch::Tensor x, int64_t left_out) {
+  const int64_t n = x.numel(), every = n == 524288 ? left_out : 0;
+  float sums[64] = {0};
+  int64_t read = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (every && (uint32_t(i) * 2654435761u >> 12) % every == 0) continue;
+    const float v = x.data_ptr<float>()[i];
+    sums[i % 64] += v * v;
+    ++read;
+  }
+  double sum = 0;
+  for (float part : sums) sum += part;
+  return torch::full({}, sum / read, x.options());
+}

@@ -115,10 +115,16 @@ def test_what_timing_alone_needs_is_given_back(verify):
 @pytest.mark.gpu
 def test_a_kept_kernel_is_unpacked_beside_what_a_warm_process_has_compiled(tmp_path):
     task, triton = kernel_task(EXAMPLE_TASK, "bias"), Language("triton")
+    made = Candidate(
+        candidate_id="c",
+        task_id=task.task_id,
+        language=triton,
+        generator="t",
+        code=triton.example,
+    )
     with Verifier(CONFIG, "cuda:0", own_server=True, cache=tmp_path, ahead=True).evaluator as judge:
         for _ in range(3):
-            made = Candidate(candidate_id="c", task_id=task.task_id, language=triton, generator="t")
-            verdict = judge(task, made.model_copy(update={"code": triton.example}))
+            verdict = judge(task, made)
             assert verdict.reason == "ok", verdict.detail
             judge.runner.warm_pool.settle()
             assert judge.runner.warm_pool.starting[COMPILING], "the next one's compiler is ready"

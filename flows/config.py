@@ -62,7 +62,6 @@ class PipelineConfig(Record, title="concur run"):
     def _as_the_base_model_wants(
         cls, benchmark: BenchmarkConfig, info: ValidationInfo
     ) -> BenchmarkConfig:
-        """Fill unset sampling of base and tuned model from the base model's card."""
         if "training" not in info.data:  # it has a fault of its own, which is told
             return benchmark
         explicit: frozenset[str] | None = (

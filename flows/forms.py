@@ -58,8 +58,6 @@ def _usual() -> PipelineConfig:
 
 
 def _sets(key: str, empty: str | int, otherwise: str, **more: Any) -> Any:
-    """A field for a key of the configuration, with the key's own description, and what the profile
-    that is filled in says."""
     found: Any = PipelineConfig
     for name in key.split("."):
         field = found.model_fields[name]
@@ -96,7 +94,6 @@ class Form(Record):
     )
 
     def values(self) -> Json:
-        """What was filled in, by configuration key."""
         found = {}
         for name, field in type(self).model_fields.items():
             extra, value = field.json_schema_extra, getattr(self, name)

@@ -45,7 +45,6 @@ def concur_line(config: PipelineConfig = DEFAULTS) -> LineResult:
 
 
 def run_line(config: PipelineConfig) -> LineResult:
-    """`concur_line` inside a guarded run."""
     refreshed = refresh(config)
     trained = train_adapter(config, refreshed.tasks, refreshed.curated)
     benchmarked = benchmark_models(config, trained)

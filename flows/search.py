@@ -110,7 +110,6 @@ def search_kernels(
 
 
 def winners_of(search: Search) -> Rule:
-    """The rule that keeps each task's start and winner."""
     identity = ["winners of a search", SEARCH_VERSION]
     return Rule(identity, partial(confirm.winners, search), SETTLED)
 

@@ -30,7 +30,6 @@ def task_families(verdicts: pl.DataFrame) -> pl.DataFrame:
 
 
 def table_of_set(strategy: str, curated: SnapshotRef, samples: Samples) -> str:
-    """What a training set holds, as a Markdown table."""
     frame = deciding_of(samples)
     taken = curated.open().read(columns=["candidate_id"])
     rows = frame.join(taken, on="candidate_id", how="semi")

@@ -191,7 +191,6 @@ def search_record(
 
 
 def destination_of(config: PipelineConfig) -> Destination:
-    """Where this configuration's runs are written."""
     artifacts = Path(config.root).absolute() / "mlartifacts"
     return Destination(config.tracking_uri, str(artifacts), config.tracking.experiment)
 
@@ -279,7 +278,6 @@ def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:
 
 
 def _headline_scores(benchmarked: Benchmarked) -> Metrics:
-    """`MODEL.exec_at_K` and `MODEL.fast_1_at_K`."""
     rows = scores_of(benchmarked.scores).filter(
         pl.col("metric").is_in([EXEC, FAST]), track=OWN_TRACK
     )

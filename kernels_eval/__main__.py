@@ -124,7 +124,6 @@ def _silent(_: str) -> None:
 
 
 def _missing_model(source: str) -> Reason | None:
-    """Why a source cannot define ModelNew: empty, or only in comments."""
     import ast
 
     from kernels_eval.source.syntax import UNPARSABLE, parse_source
@@ -265,7 +264,6 @@ def run(
 
 
 def _missed(verdict: Verdict, min_speedup: float) -> str:
-    """What a verdict lacks of what was asked of it, or ""."""
     if verdict.status is not Status.CORRECT:
         return f"the candidate is {verdict.status.value}"
     if not min_speedup:

@@ -41,7 +41,6 @@ def gpu_uuid() -> str:
 
 
 def _query_gpus(fields: str) -> list[str]:
-    """One line per GPU, fields separated by commas; empty where there is none."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     program = shutil.which("nvidia-smi")
     if program is None or (chosen is not None and chosen.strip() in ("", "-1")):

@@ -113,7 +113,6 @@ class Evaluator:
     def _verify(
         self, task: KernelTask, candidate: Candidate, prepared: Prepared, draft: VerdictDraft
     ) -> None:
-        """Run the protocol; repeat it where the reference's weights must be made on the CPU."""
         draft.level = self.config.level
         construct_on = None
         while True:
@@ -140,7 +139,6 @@ class Evaluator:
                 continue
 
     def _blame_task(self, reference: ReferenceProcess, stop: Stop, draft: VerdictDraft) -> None:
-        """Raise Stop (task_error) where a task cannot tell right from wrong."""
         compared = draft.correctness is not None
         if reference.doubtful(stop.finding.reason, compared=compared):
             self.runner.warm_pool.wait_closed()
@@ -169,7 +167,6 @@ class Evaluator:
             reference.open()
 
     def _compare_declared(self, process: CandidateProcess) -> None:
-        """Load the candidate and compare what is expected by now: its own inputs at least."""
         reference, phase = process.reference, process.draft.phase
         reference.request(NewCandidate())
         self._load(process)
@@ -191,7 +188,6 @@ class Evaluator:
         prepared: Prepared,
         draft: VerdictDraft,
     ) -> dict[str, str]:
-        """The checks of one process. Returns the libraries that it was given."""
         phase = draft.phase
         with phase("reference_s"):
             reference.declare()
@@ -224,14 +220,12 @@ class Evaluator:
         return process.libraries
 
     def _confirm_work(self, process: CandidateProcess) -> None:
-        """Ask again after timing; and do its kernels matter?"""
         with process.draft.phase("attribution_s"):
             attribution.check_idle(process, again=True)
             attribution.attribute_work(process, again=True)
             attribution.check_ornamental(process)
 
     def _time(self, process: CandidateProcess) -> None:
-        """Time both processes in turn, and on unseen inputs, whose outputs are checked."""
         draft, reference = process.draft, process.reference
         with draft.phase("reference_s"):
             compiled = self.runner.compiled(reference)

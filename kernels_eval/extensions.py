@@ -23,7 +23,6 @@ GROUPS = {
 
 
 def extension_names(group: str) -> list[str]:
-    """Names that installed packages register in a group, sorted."""
     return sorted({entry.name for entry in entry_points(group=group)})
 
 

@@ -145,7 +145,6 @@ class Reason(StrEnum):
 
     @property
     def status(self) -> Status:
-        """The one status that this reason belongs to."""
         return STATUS_OF[self]
 
 

@@ -323,7 +323,6 @@ def reward_parts(
 
 
 def _without_fig_leaf(verdict: Verdict, least: float | None) -> Verdict:
-    """The verdict; a correct one whose own kernels do less than this says `no_custom_kernel`."""
     if not verdict.correct_custom or (verdict.custom_kernel_time_share or 0.0) >= (least or 0.0):
         return verdict
     reason = Reason.NO_CUSTOM_KERNEL
@@ -332,7 +331,6 @@ def _without_fig_leaf(verdict: Verdict, least: float | None) -> Verdict:
 
 
 def _at_most_equal(timing: Timing) -> Timing:
-    """The timing with a candidate no faster than the reference."""
     slowest_ms = max(timing.candidate_ms, timing.reference_ms)
     compiled = timing.compiled
     if compiled:

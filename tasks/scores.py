@@ -241,7 +241,6 @@ def _timed(frame: pl.DataFrame) -> pl.Expr:
 
 
 def _right(track: Track) -> pl.Expr:
-    """As `Verdict.correct_custom` and `Verdict.correct_any`."""
     correct = CORRECT.fill_null(False)
     if track == "custom_kernel":
         return correct
@@ -374,7 +373,6 @@ def _why_not() -> pl.Expr:
 
 
 def _without_uncompared(rows: pl.DataFrame, frame: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Remove values of timed groups never timed against torch.compile."""
     never = _timed(frame) & nested(frame, "timing", "compiled", "mode").is_null()
     counts = frame.group_by(by).agg(never.sum().alias("never"))
     rows = rows.join(counts, on=by, how="left", nulls_equal=True, maintain_order="left")

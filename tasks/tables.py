@@ -49,7 +49,6 @@ def _type(kind: str) -> pa.DataType:
 
 
 def columns_of(schema: pa.Schema) -> pl.Schema:
-    """A table's columns as types of polars."""
     return pl.DataFrame(schema.empty_table()).schema
 
 

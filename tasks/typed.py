@@ -58,7 +58,6 @@ def typed_row(row: Row, where: object, kinds: Mapping[str, pl.DataType] = COLUMN
 def _read(
     column: pl.Expr, name: str, found: pl.DataType, wanted: pl.DataType, where: object
 ) -> pl.Expr | None:
-    """The column as it is wanted; None where it is."""
     if found == wanted:
         return None
     if found == pl.Null:

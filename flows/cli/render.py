@@ -182,7 +182,6 @@ def _is_nested(value: Any) -> bool:
 
 
 def _split(columns: Mapping[str, list[Any]], width: int) -> Iterable[dict[str, list[Any]]]:
-    """Groups of columns that fit the width, each group with those that name its row."""
     if not columns:
         return
     names = dict(list(columns.items())[: _naming_columns(columns)])
@@ -199,7 +198,6 @@ def _split(columns: Mapping[str, list[Any]], width: int) -> Iterable[dict[str, l
 
 
 def _naming_columns(columns: Mapping[str, list[Any]]) -> int:
-    """How many of the first columns tell the rows apart; else one."""
     rows = list(zip(*columns.values(), strict=True))
     for count in range(1, MOST_NAMING + 1):
         starts = {tuple(text_of("", value) for value in row[:count]) for row in rows}

@@ -92,7 +92,6 @@ def _sections(morning: Morning) -> list[Section]:
 
 
 def _confirmed(confirmation: Json) -> str:
-    """What confirming came to, as a sentence; empty where nothing was only screened."""
     if not confirmation:
         return ""
     rounds, ratio = confirmation["rounds"], confirmation["speedup_ratio"]

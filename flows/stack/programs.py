@@ -167,7 +167,6 @@ def inherited() -> dict[str, str]:
 
 
 def configuration(layout: Layout, settings: StackSettings) -> str:
-    """supervisord's configuration. Holds no secret."""
     sections = [SUPERVISORD.format(logs=layout.logs, sockets=layout.sockets, user=os.getuid())]
     for part, program in programs(layout, settings).items():
         marks = {ROOT_VARIABLE: str(layout.root), PART_VARIABLE: layout.mark(part)}

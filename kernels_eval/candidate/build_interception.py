@@ -63,7 +63,6 @@ def _include_paths(options: dict[str, Texts]) -> list[Path]:
 
 
 def _own_headers(texts: Iterable[str], folders: Iterable[Path]) -> Message:
-    """Headers of the candidate's own in `folders` that these texts include, directly or not."""
     resolved, places = (folder.resolve() for folder in folders), (Path.cwd(), Path("/tmp"))
     own = [folder for folder in resolved if any(map(folder.is_relative_to, places))]
     found: dict[str, str] = {}

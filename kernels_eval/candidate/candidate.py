@@ -233,7 +233,6 @@ class CandidateRole:
         return [leaf.detach() for leaf in self._returned(found)]
 
     def _returned(self, leaves: list[Any]) -> list[Any]:
-        """Without what else a call changes."""
         effects = self.runner.effects
         return leaves[: len(leaves) - len(effects.names)] if effects else leaves
 
@@ -314,7 +313,6 @@ class CandidateRole:
         return report.model_copy(update={"rerun_differs": differs})
 
     def _reuse_storage(self, inputs: list[object]) -> None:
-        """Write these inputs over the storage of the last call's, where they have its form."""
         last = tree_leaves(self.last_inputs)
         held = {x.untyped_storage().data_ptr() for x in last if isinstance(x, Tensor)}
         if any(leaf.untyped_storage().data_ptr() in held for leaf in self.previous[0]):
@@ -328,7 +326,6 @@ class CandidateRole:
     def _poisoned(
         self, inputs: list[object], output_bytes: int, evaluate: bool
     ) -> tuple[object, float]:
-        """A call with free memory poisoned, and the share of its time after the current stream."""
         model = self.runner.model
         module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
         training = module.training
@@ -353,7 +350,6 @@ class CandidateRole:
                 module.train(training)
 
     def _poison_gpu(self, output_bytes: int) -> None:
-        """Leave blocks full of NaN, of the outputs' sizes, in torch's allocator."""
         free, _ = torch.cuda.mem_get_info()
         if output_bytes and 2 * output_bytes < free // 4:
             blocks = [
@@ -479,7 +475,6 @@ class CandidateRole:
 
     def _is_ornament(self, expected: list[Tensor]) -> bool:
         def unchanged(disturbed: AbstractContextManager[None]) -> bool | None:
-            """Whether the answer is still the expected one; None where the call fails."""
             # memory and buffers that are used again hold another answer now: a write shows
             self.runner.forward(self.fresh(1))
             inputs = self.fresh(0)

@@ -36,7 +36,6 @@ CPP_NODE = "torch::autograd::CppNode<"
 
 
 def registered_operators() -> set[str]:
-    """All registered operators, as namespace::operator.overload."""
     return set(torch._C._dispatch_get_all_op_names())
 
 
@@ -235,7 +234,6 @@ class KernelTracer:
 
 
 def _observed(call: Call) -> tuple[object, list[Tensor], set[int]]:
-    """A call's result, the reachable tensors it changed, and the addresses of all these."""
     given = _reachable((call.args, call.keywords))
     before = [x.detach().clone() for x in given]
     result = call()
@@ -333,7 +331,6 @@ class Launches:
         return int(self._off_stream())
 
     def names(self) -> dict[str, int]:
-        """Launches of each kernel, by its readable name."""
         needed = int(self._names(None, 0))
         buffer = create_string_buffer(needed)
         self._names(buffer, needed)

@@ -75,7 +75,6 @@ def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], 
 
 
 def confined(request: str) -> ConfinedReplay:
-    """The parsed request; confines this process from here on."""
     asked = ConfinedReplay.model_validate_json(Path(request).read_text("utf-8"))
     if landlock.abi():
         around = {"scratch": str(Path(request).parent), "readable": asked.readable}

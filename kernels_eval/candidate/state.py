@@ -98,7 +98,6 @@ def replaced_operators() -> int:
 
 
 def _registrations() -> Iterator[tuple[str, str]]:
-    """What is registered for each of torch's own operators, as torch describes it."""
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith(("aten::", "prim::")) or name.partition(".")[0] in _PRIMS:
             yield name, str(torch._C._dispatch_dump(name))

@@ -156,7 +156,6 @@ class BuildCache:
         return build
 
     def _in_place(self, staging: Path, entry: Path, build: Build) -> Build:
-        """Rename a folder to its final place; returns the build found there."""
         entry.parent.mkdir(exist_ok=True)
         while True:
             try:

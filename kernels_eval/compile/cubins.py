@@ -37,7 +37,6 @@ def tool_path(name: str, *folders: str | Path) -> str | None:
 
 
 def cuobjdump() -> str | None:
-    """Path of cuobjdump; Triton brings one."""
     triton = importlib.util.find_spec("triton")
     folder = Path(triton.origin).parent / "backends/nvidia/bin" if triton and triton.origin else ""
     return tool_path(PROGRAM, folder)

@@ -165,7 +165,6 @@ class Attempt:
         return "ok"
 
     def _printed(self, command: Sequence[str]) -> str:
-        """A tool's output. Only a confined process reads the library by a tool."""
         printed = self.work / "printed"
         outcome = self._run(["/bin/sh", "-c", f'exec "$0" "$@" > {printed.name}', *command])
         if outcome != "ok":

@@ -303,7 +303,6 @@ def _stands_alone(file: str, message: str, source: str, known: TorchNames) -> bo
 
 
 def _certain_first(error: re.Match[str], source: str, known: TorchNames) -> bool:
-    """Whether a first error is certain: nothing before it is at fault."""
     file, line, _, message = error.groups()
     if file not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
         return False
@@ -345,7 +344,6 @@ class Operators:
 
     @cached_property
     def _headers(self) -> Names:
-        """Files of torch's operators. An identifier may be too long for a file name."""
         return Names(os.listdir(self.include / "ATen/ops"))
 
     @cached_property

@@ -206,7 +206,6 @@ def log_of(work: Path) -> str:
 
 
 def _read(log: Path, start: int = 0) -> str:
-    """A log from `start`; both ends where it is longer than 2 MB."""
     with open(log, "rb") as handle:
         handle.seek(start)
         head = handle.read(READ_BYTES)

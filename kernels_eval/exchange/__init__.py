@@ -17,5 +17,4 @@ def _templates() -> Environment:
 
 
 def rendered(template: str, **values: object) -> str:
-    """A file of `templates/` with these values inserted verbatim."""
     return _templates().get_template(template).render(values)

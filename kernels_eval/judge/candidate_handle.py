@@ -149,12 +149,10 @@ class CandidateProcess:
 
     @property
     def _kernels_key(self) -> str:
-        """Key of this source's compiled kernels, which no other source gets."""
         language = self.candidate.language
         return stable_hash(["jit", language, language.versions(), self.candidate.code])
 
     def _kept_kernels(self) -> str:
-        """The archive that an earlier process of this source compiled, or ""."""
         found = self.candidate.language.jit_cache and self.builder.cache.find(self._kernels_key)
         return found.path if found else ""
 

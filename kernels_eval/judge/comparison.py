@@ -98,7 +98,6 @@ def accepted(trial: Trial, found: Comparison, process: CandidateProcess) -> Reas
 
 
 def _refuse_call(trial: Trial, stop: Stop, process: CandidateProcess) -> None:
-    """Note an unanswered call (in another shape, an honest refusal), or raise Stop."""
     row, reason = trial.row, stop.finding.reason
     if row.stage is Stage.OUTPUTS:
         raise stop
@@ -142,7 +141,6 @@ def _specialised(trial: Trial, reason: Reason, detail: str) -> Stop:
 
 
 def _settle_approximation(process: CandidateProcess) -> None:
-    """Raise Stop for an approximation beyond KernelBench's tolerance on own inputs."""
     draft, formula = process.draft, process.config.correctness.formula
     if draft.approximation and not (draft.correctness and draft.correctness.kernelbench_1e4):
         raise Stop(Reason.WRONG_OUTPUT, draft.approximation.replace("within", "beyond"))
@@ -163,7 +161,6 @@ def check_formula(process: CandidateProcess) -> None:
 
 
 def _check_calls(process: CandidateProcess) -> None:
-    """Raise Stop where a call changed an earlier output, or inputs without cause."""
     calls = process.calls
     if any(call.expanded for call in calls):
         process.draft.flags.append("expanded_output")

@@ -148,7 +148,6 @@ class CompiledReference:
                 reference.request(DrawTimingInputs(seeds=[]))  # gives back their memory
 
     def _asked(self, calls: int) -> Sample:
-        """As the candidate's are (`PairedClock`)."""
         on_cpu = not self.reference.device.startswith("cuda")
         return Sample(calls=calls, by_processor=on_cpu and self.reference.child.alone)
 

@@ -164,7 +164,6 @@ class Expectations:
         return seen
 
     def _add(self, trial: Trial, seen: Expectation) -> None:
-        """Add a trial, unless its answer is that of `declared` or a constant would pass it."""
         trial.outputs = seen.outputs
         if trial.row.differs and DECLARED in seen.equals:
             return

@@ -100,7 +100,6 @@ def _right_without_fences(trial: Trial, process: CandidateProcess) -> bool:
 
 
 def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:
-    """Asked once a candidate has failed on its first inputs: the protocol ends with this."""
     reference = process.reference
     if trial.name != DECLARED or process.copies_weights or not reference.loaded.weight_bytes:
         return False
@@ -123,7 +122,6 @@ def _downcast(trial: Trial, found: Comparison, process: CandidateProcess) -> str
 
 
 def _unexplained_downcast(found: Comparison) -> tuple[Reason, str]:
-    """What an error spread like a downcast's is called where no format of factors explains it."""
     if found.rms > WIDEST.half:
         return Reason.WRONG_OUTPUT, ""  # more than TF32 and fp16 cost
     return Reason.PRECISION_DOWNCAST, f"the error is as large as TF32's and fp16's ({NO_TF32}); "
@@ -142,13 +140,11 @@ def _wrong_effect(found: Comparison, process: CandidateProcess) -> str:
 
 
 def _nth_last(names: list[str], after: int, found: Comparison, process: CandidateProcess) -> str:
-    """The name of the worst output, where these belong to the last ones but for `after`."""
     place = found.worst - len(process.reference.trials[0].outputs) + after
     return names[place] if -len(names) <= place < 0 else ""
 
 
 def _right_elsewhere(trial: Trial) -> str:
-    """Why earlier trials may have passed."""
     if trial.name == VARIED:
         return (
             "right only while arguments are the one number (all ones, zeros or true) that they are"

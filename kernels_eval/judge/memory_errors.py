@@ -98,7 +98,6 @@ def find(
 
 
 def _run(process: CandidateProcess) -> bool:
-    """Whether it has answered on the task's own inputs."""
     process.reference.request(NewCandidate())
     ran = False
     try:

@@ -248,7 +248,6 @@ class Preparer(Workplace):
     def _requested_builds(
         self, code: str, task: KernelTask | None, failed: Sequence[str] = ()
     ) -> list[object]:
-        """The builds asked for at import, else in the constructor, when those in `failed` fail."""
         limit = self.config.build.capture_timeout_s
         with Child(self.server, "capture", self.config.limits) as child:
             path = child.write_file("candidate.py", code)

@@ -156,7 +156,6 @@ class ReferenceProcess:
                     raise ReferenceRestarted from unsuitable
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do this work. Its failure is raised now and on every later call."""
         if self.failure:
             raise self.failure
         try:
@@ -262,7 +261,6 @@ class ReferenceProcess:
         return compared and self.expected.doubtful
 
     def constructed_otherwise(self) -> Trial:
-        """A trial of a model constructed under another seed."""
         seeds = self.trials[0].seed, secrets.randbits(31)
         return self._added(Trial(CONSTRUCTED.name, CONSTRUCTED, seeds[0], construct_seed=seeds[1]))
 

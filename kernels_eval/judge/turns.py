@@ -93,7 +93,6 @@ class Turns:
             self._change(LOCK_SH)
 
     def end(self) -> None:
-        """End a turn that lingers."""
         with self._lock:
             self._stay()
             self._leave_aside()
@@ -117,7 +116,6 @@ class Turns:
             self._leave()
 
     def give_way(self) -> None:
-        """Let who waits to be alone go first."""
         if self._held != LOCK_SH:
             return
         try:

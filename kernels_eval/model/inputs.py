@@ -404,7 +404,6 @@ def _varied(value: Tensor, seed: int, distribution: str) -> Tensor:
 
 
 def _permuted(value: Tensor, seed: int) -> Tensor:
-    """The elements in another order, shifted where the drawn order changes nothing."""
     generator = torch.Generator(device=value.device).manual_seed(seed)
     flat, order = value.reshape(-1), torch.randperm
     drawn = flat[order(value.numel(), generator=generator, device=value.device)]
@@ -412,7 +411,6 @@ def _permuted(value: Tensor, seed: int) -> Tensor:
 
 
 def parameters_of(model: Any) -> dict[str, Tensor]:
-    """The floating parameters by name, in order."""
     held = model.named_parameters() if isinstance(model, nn.Module) else ()
     return {name: p for name, p in held if p.is_floating_point()}
 
@@ -431,7 +429,6 @@ def is_constant(weight: Tensor) -> bool:
 
 
 def squeezed(parameter: Tensor) -> list[int]:
-    """Its shape without dimensions of size 1."""
     return [size for size in parameter.shape if size != 1]
 
 

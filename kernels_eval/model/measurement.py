@@ -119,7 +119,6 @@ def _left_open(y: Tensor, a: Tensor) -> float:
 
 
 def _sampled(y: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Of outputs in float64 and a candidate's, some that are finite and differ."""
     step = -(-y.numel() // FORMULA_SAMPLE)
     y, a = y[::step].double(), a[::step]
     usable = torch.isfinite(y) & torch.isfinite(a) & (a != y)  # zeros tell nothing

@@ -159,7 +159,6 @@ class ModelRunner:
         self.synchronise()
 
     def warm_up(self) -> None:
-        """Run once what CUDA loads on first use."""
         x = torch.rand(64, 64, device=self.device) * 2 - 1
         y = torch.randn(64, 64, device=self.device).clone().copy_(x).fill_(0.5)
         torch.equal(x, y)
@@ -344,7 +343,6 @@ def described(output: Any, leaves: list[Any], structure: str) -> CallReport:
 
 
 def is_expanded(tensor: Tensor) -> bool:
-    """Whether it holds one element many times."""
     strided = tensor.layout is torch.strided
     sizes = zip(tensor.shape, tensor.stride(), strict=True) if strided else ()
     return any(size > 1 and not stride for size, stride in sizes)

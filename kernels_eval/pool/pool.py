@@ -352,7 +352,6 @@ class Pool:
                     slot.item = slot.pending = None
 
     def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> Verdict | None:
-        """The verdict that a slot's answer brings, if any."""
         item, pending = slot.item, slot.pending
         if item is None:
             self._started(slot)
@@ -388,7 +387,6 @@ class Pool:
         return None
 
     def _is_doubtful(self, verdict: Verdict) -> bool:
-        """Whether a neighbour may be the reason."""
         return verdict.reason in DOUBTED and verdict.task_id not in self._failing
 
     def _failed(self, slot: _Slot, item: _Item, error: LostError | FailedError) -> list[_Item]:
@@ -525,7 +523,6 @@ class Pool:
             )
 
     def _lanes_beside(self, slot: _Slot) -> list[_Slot]:
-        """The other lanes of a started worker's device."""
         others = (lane for lane in self._runners if lane is not slot)
         return [lane for lane in others if lane.device == slot.device] if self.lanes > 1 else []
 
@@ -555,7 +552,6 @@ class Pool:
         slot.run(item)
 
     def _next_item(self, slot: _Slot, ready: deque[_Item]) -> _Item:
-        """The oldest item of the worker's task, else of an unserved task, else any."""
         served = {other.last_task for other in self._runners if other is not slot}
         names = [item.task.task_id for item in ready]
         own = (index for index, name in enumerate(names) if name == slot.last_task)

@@ -87,7 +87,6 @@ class Telemetry:
         return 0.0 if began is None else max(1e-9, self._last - began)
 
     def line(self) -> str:
-        """A few words for a progress line."""
         seen = self.summary()
         rate = f"{seen['candidates_per_hour']:,.0f}/h, " if seen["wall_s"] >= 1 else ""
         return f"{rate}devices {seen['device_busy_share']:.0%} busy, queue {self.queue_depth}"

@@ -116,7 +116,6 @@ def numbers_of(profile: KernelProfile) -> dict[str, float]:
 
 
 def _of_kernel(kernel: KernelTime) -> dict[str, float | None]:
-    """Numbers of its geometry and code, replaced by the counters' where measured."""
     found = kernel.model_dump(include={"blocks_per_sm", "occupancy", "local_share"})
     metrics = {name: value for name, value in kernel.metrics.items() if math.isfinite(value)}
     for name, (metric, whole) in _TABLE["shares"].items():

@@ -155,7 +155,6 @@ class Profiler(Preparer):
     def _metrics(
         self, replay: Callable[[Child], Replay], kernels: list[str]
     ) -> dict[str, dict[str, float]]:
-        """ncu's metrics by kernel; a refusal is kept in `counters`, and ncu not asked again."""
         if self.ncu is None or self.counters or not kernels:
             return {}
         said = ""

@@ -108,7 +108,6 @@ class KernelProfile(Record):
 
     @property
     def kernel_share(self) -> float | None:
-        """Share of the candidate's time in its own kernels."""
         spent = sum(kernel.us for kernel in self.kernels)
         return spent / self.total_us if self.total_us else None
 

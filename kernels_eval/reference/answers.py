@@ -277,7 +277,6 @@ class ReferenceRole:
         return sum(padded(x.nbytes) for x in self.values.like)
 
     def _compared(self, actual: list[Tensor], known: Known) -> Comparison:
-        """Errors of outputs, with answers beside a step as right. Hard inputs: numbers alone."""
         if known.trial.hard:
             pairs = zip(actual, known.expected, strict=True)
             actual = [x if least_step(x) else y for x, y in pairs]
@@ -317,7 +316,6 @@ class ReferenceRole:
         return found
 
     def _scattered(self, found: Comparison, actual: list[Tensor], known: Known) -> Comparison:
-        """This error with the scatter of the outputs, where only that could make them right."""
         floats = [str(x.dtype).removeprefix("torch.") for x in actual if least_step(x)]
         precision = PRECISION_OF.get(floats[0], "fp32") if floats else ""
         few = max(x.numel() for x in actual) <= ENOUGH_ELEMENTS

@@ -76,7 +76,6 @@ class CompiledRole:
 
     @property
     def graphs(self) -> int:
-        """Graphs compiled so far in this process, recompilations included."""
         from torch._dynamo.utils import counters
 
         return int(counters["stats"]["unique_graphs"])

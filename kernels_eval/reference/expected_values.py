@@ -192,7 +192,6 @@ class ExpectedValues:
         )
 
     def _operators_called(self, seed: int) -> list[str]:
-        """The operators of a call, with inputs planned to be distinct where one of them chooses."""
         inputs = self.task.inputs(seed)
         operators = reference_operators(lambda: self.runner.forward(inputs))
         chooses = any(name.rpartition(".")[2] in ANY_ORDER for name in operators)
@@ -228,9 +227,6 @@ class ExpectedValues:
         return calls.of(outputs, self.factors)
 
     def _choice_matters(self, seed: int) -> bool:
-        """Whether outputs depend on the choice among equal elements, seen on inputs cut to
-        halves.
-        """
         found = []
         for last in (False, True):
             inputs = self.task.inputs(seed)
@@ -309,7 +305,6 @@ class ExpectedValues:
         return flatten_outputs(self.runner.forward(inputs))[0]
 
     def _returned(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Without what else a call changes."""
         effects = self.runner.effects
         return outputs[: len(outputs) - len(effects.names)] if effects else outputs
 
@@ -393,7 +388,6 @@ class ExpectedValues:
         }
 
     def _narrowed(self, inputs: list[Any], reference: list[Tensor]) -> Iterator[list[Any]]:
-        """The inputs cut to their first rows, where that may give the outputs' first rows."""
         sizes = {x.shape[0] if x.dim() else 1 for x in reference}
         fits = [isinstance(x, Tensor) and x.dim() > 0 and {x.shape[0]} == sizes for x in inputs]
         for chosen in (fits, [fit and index == fits.index(True) for index, fit in enumerate(fits)]):

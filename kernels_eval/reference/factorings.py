@@ -157,7 +157,6 @@ def _svd(a: Tensor, factors: Factors) -> list[Tensor]:
 
 
 def _flipped(x: Tensor, dim: int) -> Tensor:
-    """Every other vector along this dimension with the other sign."""
     signs = torch.ones(x.shape[dim], dtype=x.dtype, device=x.device)
     signs[::2] = -1
     return x * (signs[:, None] if dim == -2 else signs)

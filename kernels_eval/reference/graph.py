@@ -263,7 +263,6 @@ def _tensors(values: object) -> list[Tensor]:
 
 
 def _name_of(function: OpOverload, given: Sequence[Tensor]) -> str:
-    """The operator's name, of the variant that neither writes in place nor copies a view."""
     name = str(function._schema.name).split("::")[-1]
     name = name.removesuffix("_").removesuffix("_copy") or name
     if name == "bmm" and given[0].shape[0] == 1:
@@ -288,7 +287,6 @@ def _arguments(function: OpOverload, args: Any, kwargs: Any) -> list[Argument]:
 
 
 def _changes_nothing(name: str, arguments: Sequence[Argument]) -> bool:
-    """Whether this is a product with 1, or a quotient by it."""
     other = next((each.value for each in arguments if each.name == "other"), None)
     return name in ("mul", "div") and isinstance(other, int | float) and other == 1
 
@@ -313,7 +311,6 @@ def _named_arguments(
 
 
 def _broadcast(given: Sequence[Tensor], before: Sequence[Names]) -> list[Names]:
-    """Operands named with the axes of the result that they extend over."""
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in given))
     return [
         names._replace(unsized=_spread(names.unsized, tensor.shape, shape))

@@ -39,7 +39,6 @@ def profile(request: TimeOperators) -> OperatorTimes:
 
 @handles(MeasurePeaks)
 def measure_peaks(request: MeasurePeaks) -> Peaks:
-    """The best of several."""
     torch.set_num_threads(request.threads)
     left, right = torch.rand(2, 512, 512)
     source = torch.ones(max(1024, request.working_set // 8))

@@ -152,7 +152,6 @@ class TaskModel:
         return self._handed_over([weights_of(model)], 1, request)
 
     def packed_bytes(self, value: object) -> int:
-        """Bytes of shared memory that a value takes."""
         return pack(value, None, self.runner.module).bytes
 
     def _handed_over(

@@ -25,7 +25,6 @@ PAUSE_S = 0.05
 
 @handles(CheckHealth)
 def check(request: CheckHealth) -> HealthReport:
-    """The child's side."""
     import torch
 
     device = request.device

@@ -76,7 +76,6 @@ def _opened(name: str, where: int | None = None) -> int:
 
 
 def _unlinked_files(folder: int) -> list[str]:
-    """Unlink all but the folders in an open folder, and return the names of these."""
     with suppress(OSError), os.scandir(folder) as found:
         entries = list(found)
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

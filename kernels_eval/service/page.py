@@ -61,7 +61,6 @@ def _meaning(about: Json) -> str:
 
 
 def _kind(schema: Any) -> Markup:
-    """A type in words, with a link to each schema."""
     if reference := schema.get("$ref"):
         name = reference.rpartition("/")[2]
         return Markup('<a href="#{}">{}</a>').format(name, name)

@@ -168,7 +168,6 @@ class _Reader:
 
 
 def _harmless(nodes: list[ast.AST]) -> set[str]:
-    """Modules of which only HARMLESS_PARTS are used, under all their import names."""
     imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     bound = {(each.asname or each.name, each.name) for each in imports}
     names, named, harmless = dict(bound), Counter[str](), Counter[str]()

@@ -98,7 +98,6 @@ def corrected(rows: pl.DataFrame, column: str, *by: str) -> pl.DataFrame:
 def _difference(
     differences: Floats, resamples: int
 ) -> tuple[float, float | None, float | None, float]:
-    """Mean difference, bounds and p."""
     ones = np.ones(len(differences), dtype=np.int64)
     means = resampled_means(differences, ones, resamples=resamples)
     lower, upper = percentile_interval(means, len(differences)) or (None, None)

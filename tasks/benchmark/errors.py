@@ -96,7 +96,6 @@ def signature(line: str) -> str:
 
 
 def names_in(line: str) -> list[str]:
-    """Quoted words in order, mostly the candidate's names."""
     return ["".join(match.groups("")) for match in _QUOTED.finditer(_HINT.sub("", line[:2000]))]
 
 

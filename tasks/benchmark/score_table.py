@@ -111,7 +111,6 @@ def _with_and_without(tasks: list[str], degenerate: Mapping[str, str]) -> dict[s
 
 
 def _without_times(rows: pl.DataFrame, frame: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Remove fast_p above p = 0 of groups without timed correct samples."""
     timed = pl.col("timing").struct.field("speedup").is_finite().fill_null(False)
     groups = frame.filter(CORRECT).group_by(by).agg(_timed=timed.any())
     rows = rows.join(groups, on=by, how="left", maintain_order="left")

@@ -67,12 +67,10 @@ def scored(row: Row | None) -> str:
 
 
 def shown_metric(row: Row, name: str, form: str = ".1%") -> str:
-    """A score of a `metrics_of` table, with interval."""
     return interval(row.get(name), row.get(f"{name}_lower"), row.get(f"{name}_upper"), form)
 
 
 def difference_points(row: Row) -> str:
-    """A difference in percentage points, with interval."""
     note = "" if row["lower"] is not None else " (no interval: all tasks differ alike)"
     return interval(row["difference"], row["lower"], row["upper"], "+.1p") + note
 

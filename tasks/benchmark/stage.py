@@ -37,7 +37,6 @@ def answers_frame(answers: list[Answers], min_kernel_share: float | None = None)
 
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
-    """The snapshot that `run` fills."""
     key = [config.model_dump(mode="json"), [a.model for a in answers]]
     return Snapshot.planned(STAGE, key, (a.verdicts for a in answers), SCORING_VERSION)
 
@@ -55,7 +54,6 @@ def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
 
 
 def all_scores(frame: pl.DataFrame, config: BenchmarkConfig) -> pl.DataFrame:
-    """`tasks.scores.scores` for both tracks and timed baselines."""
     return pl.concat(
         scores(frame, ks=config.ks, ps=PS, track=track, baseline=baseline)
         for baseline in baselines_of(frame)
@@ -64,5 +62,4 @@ def all_scores(frame: pl.DataFrame, config: BenchmarkConfig) -> pl.DataFrame:
 
 
 def scores_of(ref: SnapshotRef, baseline: Baseline = "eager") -> pl.DataFrame:
-    """Scores against one baseline."""
     return ref.open().read().filter(baseline=baseline)

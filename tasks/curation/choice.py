@@ -23,15 +23,12 @@ class Choice:
 
     @property
     def sure(self) -> pl.DataFrame:
-        """Pool samples that meet the strict demands."""
         return self.pool.filter(pl.col("_unmet").is_null())
 
     def left(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows whose kernel is not taken yet, in order."""
         return without(rows, self.taken)
 
     def count(self, criterion: str) -> int:
-        """A criterion's number of samples."""
         return self.taken.filter(criterion=criterion).height
 
     def add(self, criterion: str, offered: pl.DataFrame, kept: pl.DataFrame | None = None) -> None:

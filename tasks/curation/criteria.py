@@ -91,15 +91,12 @@ def balanced(rows: pl.DataFrame, size: int, quota: float | int) -> pl.DataFrame:
 
 
 def first_per_task(rows: pl.DataFrame) -> pl.DataFrame:
-    """Each task's first row, in order."""
     return rows.unique(subset="task_id", keep="first", maintain_order=True)
 
 
 def distinct(rows: pl.DataFrame) -> pl.DataFrame:
-    """Each kernel's first row, in order."""
     return rows.unique(subset="_kernel", keep="first", maintain_order=True)
 
 
 def without(rows: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """Rows whose kernel is not in `taken`, in order."""
     return rows.join(taken.select("_kernel"), on="_kernel", how="anti", maintain_order="left")

@@ -41,7 +41,6 @@ def decide(frame: pl.DataFrame, config: CurationConfig) -> Decided:
 
 
 def curate(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
-    """The rows that `decide` takes."""
     choice = choose(pool_of(marked(frame, config), config), config)
     return _taken_rows(frame, choice, config)
 
@@ -122,7 +121,6 @@ def _table(rows: pl.DataFrame, choice: Choice, config: CurationConfig) -> pl.Dat
 
 
 def _decided_pool(choice: Choice, config: CurationConfig) -> pl.DataFrame:
-    """`_row`, decision and task numbers of the pool's samples."""
     taken = choice.taken.select("_row", "criterion", taken=pl.lit(True))
     equal = choice.taken.select("_kernel", equals="candidate_id")
     passed_over = choice.passed_over.rename({"criterion": "passed_by"})

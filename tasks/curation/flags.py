@@ -27,7 +27,6 @@ Trace = tuple[str, str | None]
 
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef) -> Snapshot:
-    """The snapshot that `run` fills."""
     return Snapshot.planned(STAGE, {}, [verdicts, candidates], TRACE_FLAG_VERSION)
 
 

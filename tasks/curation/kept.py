@@ -41,7 +41,6 @@ def kept(
 
 
 def _faster_than_confirmed(frame: pl.DataFrame, config: CurationConfig) -> pl.Series:
-    """The fastest sample of each task with a confirmed one."""
     pool = eligible_samples(frame, config)
     if "speed" not in strategy_of(config.strategy).compares or "level" not in frame.columns:
         return pool["candidate_id"].clear()

@@ -136,7 +136,6 @@ def _has_excluded_flag(config: CurationConfig) -> pl.Expr:
 
 
 def _unmet_demand(config: CurationConfig) -> pl.Expr:
-    """The first strict requirement that a sample does not meet."""
     unmet = [pl.lit(None, pl.String)]
     least = config.require_speedup_lower_above
     if least is not None:

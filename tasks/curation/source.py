@@ -213,7 +213,6 @@ def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
 
 
 def _in_batch(path: Path) -> Path:
-    """The verdicts (snapshot, else table) of a `concur verify-batch` folder; else the path."""
     table = path / "verdicts.parquet"
     if not table.is_file():
         return path

@@ -44,7 +44,6 @@ FIXES = {
 def planned(
     samples: Samples, config: CurationConfig, equal: EqualKernels | None = same_text
 ) -> Snapshot:
-    """The snapshot that `run` fills."""
     above = (
         samples.verdicts,
         samples.candidates,
@@ -58,7 +57,6 @@ def planned(
 
 
 def compared_by(equal: EqualKernels | None) -> str:
-    """How kernels are compared, for a snapshot's key."""
     return "nothing" if equal is None else "texts" if equal is same_text else "programs"
 
 

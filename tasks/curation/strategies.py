@@ -141,7 +141,6 @@ def _concur_of(pool: pl.DataFrame, config: CurationConfig) -> Choice:
 def _baseline(
     choice: Choice, config: CurationConfig, order: Order, criterion: str, balances: bool = False
 ) -> None:
-    """Each task's first samples in an order, at the requested size or concur's."""
     size = config.size or _concur_of(choice.pool, config).taken.height
     offered = ranked(choice.sure, order, config.max_per_task)
     kept = balanced(offered, size, config.single_operator_quota) if balances else offered

@@ -32,7 +32,6 @@ class Compared:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Removed rows by level tried."""
         found = self.removed["level"].to_list()
         return {level: found.count(level) for level in self.levels}
 
@@ -51,7 +50,6 @@ class Decontaminated(Compared):
         return {level: found.to_dicts() for level, found in rows.items()}
 
     def markdown(self) -> str:
-        """A report of removals by level, with examples."""
         total = len(self.kept) + self.removed.height
         rows = [
             (level, str(self.counts[level]), "; ".join(map(EXAMPLE.format_map, examples)))
@@ -107,7 +105,6 @@ def compare(tasks: Sequence[Fingerprint], benchmark: Iterable[Fingerprint]) -> D
 
 
 def removed_frame(rows: Sequence[tuple[str, Level, str, float, str]]) -> pl.DataFrame:
-    """`Decontaminated.removed` as a frame."""
     texts = ("task_id", "level", "benchmark_task_id", "similarity", "detail")
     schema = dict.fromkeys(texts, pl.String()) | {"similarity": pl.Float64()}
     return pl.DataFrame(rows, schema=schema, orient="row")

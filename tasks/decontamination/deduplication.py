@@ -69,6 +69,5 @@ def equal_kernels(config: DeduplicationConfig) -> Callable[[pl.DataFrame], pl.Da
 
 
 def _compared(kept: Sequence[str], removed: Sequence[tuple[str, Level, str, float]]) -> Compared:
-    """`removed`: id, level, equals (kept id), similarity."""
     schema = {"id": pl.String, "level": pl.String, "equals": pl.String, "similarity": pl.Float64}
     return Compared(tuple(kept), pl.DataFrame(removed, schema=schema, orient="row"), EQUAL)

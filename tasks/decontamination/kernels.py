@@ -61,8 +61,6 @@ def _own_names(tree: ast.AST) -> set[str]:
 
 
 def _drop_names_of_extensions(tree: ast.AST) -> None:
-    """Those that `load_inline` and `load` are given, the text of a variable too, and NAME in
-    `torch.ops.NAME`."""
     names: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node) in ("load", "load_inline"):

@@ -66,7 +66,6 @@ class Fingerprint:
                 yield "operators", self.graph["structure"]
 
     def detail(self, level: Level) -> str:
-        """A level's match in words."""
         shown = self.operators[:MAX_SHOWN_OPERATORS]
         named = " ".join(shown) + (" ..." if len(shown) < len(self.operators) else "")
         return DETAILS.get(level, named)
@@ -117,7 +116,6 @@ class Index:
             self._near.add(task)
 
     def find(self, task: Fingerprint) -> Match | None:
-        """The equal task at the first matching level."""
         for level, key in task.digests():
             if level in self.levels and (name := self._known.get((level, key))):
                 return Match(level, name, 1.0, task.detail(level))
@@ -142,8 +140,6 @@ class NearIndex:
                 self._lsh[kind].insert(name, _minhash(shingles))
 
     def find(self, task: Fingerprint) -> tuple[str, float] | None:
-        """The most similar task at the threshold or above, with its Jaccard similarity; ties take
-        the smallest task_id."""
         kind = "operators" if task.graph else "text"
         shingles = _shingles(task, kind)
         if not shingles:

@@ -20,7 +20,6 @@ MOST_QUALIFIERS = 8
 
 
 def is_native(text: str) -> bool:
-    """Whether a string may be C++ or CUDA source."""
     return ";" in text or "{" in text
 
 
@@ -64,7 +63,6 @@ def _may_define(kind: str, name: str) -> bool:
 
 
 def _closing(found: list[str], place: int) -> int:
-    """Where the parenthesis that opens at `place` is closed."""
     depth = 0
     for index in range(place, len(found)):
         depth += (found[index] == "(") - (found[index] == ")")
@@ -82,7 +80,6 @@ def _without_directives(words: Iterator[str]) -> Iterator[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Names, literals and whole operators, and the ends of the lines of directives."""
     text = text.replace("\r\n", "\n").replace("\\\n", " ")
     last, end, directive, fresh = "", 0, False, True
     for token in tokens(text):

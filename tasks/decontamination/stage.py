@@ -27,7 +27,6 @@ def planned(
     workloads: SnapshotRef | None = None,
     benchmark_workloads: SnapshotRef | None = None,
 ) -> Snapshot:
-    """The snapshot that `run` fills."""
     config = [decontamination.model_dump(mode="json"), deduplication.model_dump(mode="json")]
     upstream = [tasks, benchmark, workloads, benchmark_workloads]
     return Snapshot.planned(STAGE, config, upstream, DECONTAMINATION_VERSION)
@@ -92,7 +91,6 @@ def run(
 
 
 def with_graphs(tasks: SnapshotRef, workloads: SnapshotRef | None) -> pl.DataFrame:
-    """The tasks with their workloads' `graph`, or null."""
     frame = tasks.open().read(unique="task_id")
     if workloads is None:
         return frame.with_columns(graph=pl.lit(None))

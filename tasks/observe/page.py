@@ -37,7 +37,6 @@ def write(found: Observations, directory: str | os.PathLike[str]) -> Path:
 
 
 def report(found: Observations, drawn: Drawn) -> str:
-    """The page as Markdown, beside its figure."""
     figure = Picture(drawn.name, drawn.alt, f"{drawn.name}.svg")
     return write_page(
         "md",

@@ -41,7 +41,6 @@ class Card:
 
 
 def card(context: Card) -> str:
-    """The whole README.md."""
     from huggingface_hub import DatasetCard
 
     rows = pl.concat(context.splits.values())
@@ -101,7 +100,6 @@ def _counts(values: pl.Series) -> dict[str, int]:
 
 
 def _quantiles(values: pl.Series) -> list[float | None]:
-    """Of finite values above 0."""
     numbers = values.cast(pl.Float64, strict=False)
     known = numbers.filter(numbers.is_finite() & (numbers > 0))
     return [known.quantile(share, "linear") for share in QUANTILES]

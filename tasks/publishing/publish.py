@@ -110,7 +110,6 @@ def read_publication(folder: Path) -> Published:
 
 
 def is_whole(folder: Path, published: Published) -> bool:
-    """Whether all files have their published content."""
     return all(
         (folder / path).is_file() and file_sha256(folder / path) == digest
         for path, digest in published.files.items()
@@ -131,7 +130,6 @@ def _write(rows: pl.DataFrame, directory: Path, split: str) -> None:
 
 
 def _replaceable(out: Path) -> Published | None:
-    """The publication at `out`, or None. Raises UsageError where something else is there."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UsageError(f"{out} is not a folder", "choose another --out")
     if not out.exists() or not any(out.iterdir()):

@@ -107,7 +107,6 @@ def _joined(rows: pl.DataFrame, above: Snapshot | None, name: str, where: str) -
 
 
 def _kind(schema: pa.Schema, path: str) -> pl.DataType:
-    """The type of a column, or of "column.field" of a struct."""
     column, _, field = path.partition(".")
     values = pl.DataFrame(schema.empty_table())[column]
     return values.struct.field(field).dtype if field else values.dtype

@@ -52,7 +52,6 @@ def write_page(
 
 
 def markdown(*parts: Part) -> str:
-    """Parts without a page around them, as Markdown."""
     return write_page("md", title="", facts=(), sentence="", sections=parts)
 
 

@@ -98,8 +98,6 @@ def fields_table(rows: Iterable[object], *columns: str) -> Table:
 
 
 def _cell_of(name: str, row: object) -> Cell:
-    """A field as text: counts with separators, numbers with three digits, mappings as names and
-    counts."""
     value = row[name] if isinstance(row, Mapping) else getattr(row, name)
     if value is None or isinstance(value, str | Link):
         return value

@@ -86,7 +86,6 @@ def improved(
 
 
 def _winners(search: Search, results: Sequence[Row]) -> Iterator[Row]:
-    """Rows of confirmed winners; those no model wrote get the nearest ancestor's reasoning."""
     lines = [[x["candidate_id"] for x in row["lineage"]] for row in results if row["improved"]]
     found = search.snapshot.rows_by("candidate_id", chain(*lines))
     rows = {row["candidate_id"]: row for row in found}

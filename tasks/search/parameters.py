@@ -71,7 +71,6 @@ def parameters_of(code: str, language: Language) -> list[Parameter]:
 
 
 def _numbered(found: Iterable[Parameter]) -> list[Parameter]:
-    """Give parameters distinct names."""
     made = []
     names: Counter[str] = Counter()
     for each in found:
@@ -82,7 +81,6 @@ def _numbered(found: Iterable[Parameter]) -> list[Parameter]:
 
 
 def with_values(code: str, parameters: Sequence[Parameter], values: Mapping[str, int]) -> str:
-    """The module with other parameter values."""
     edits = {
         (start, end): form.format(values[each.name] - less)
         for each in parameters
@@ -234,7 +232,6 @@ def _literal_blocks(text: str, value: int) -> Iterator[Span]:
 
 
 def _block(text: str, grid: Place, block: Place) -> Iterator[Parameter]:
-    """Parameters of a block's extents: a number, a constant, a `dim3` or its name."""
     extents = [*_extents(text, block, grid[0])]
     grids = [*_extents(text, grid, grid[0])]
     known = [text[slice(*x)] != "1" and _known(text, *x, grid[0]) for x in extents]
@@ -255,7 +252,6 @@ def _block(text: str, grid: Place, block: Place) -> Iterator[Parameter]:
 
 
 def _extents(text: str, place: Place, before: int) -> Iterator[Place]:
-    """Places of extents in a block or grid, of a `dim3` or its name."""
     name = text[slice(*place)]
     if re.fullmatch(r"[A-Za-z_]\w*", name):
         if dims := list(re.finditer(DIM3.format(name), text[:before])):
@@ -266,7 +262,6 @@ def _extents(text: str, place: Place, before: int) -> Iterator[Place]:
 
 
 def _known(text: str, start: int, end: int, before: int) -> tuple[str, int, Span] | None:
-    """Name ("" for literals), value and place of an extent."""
     word = text[start:end]
     if word.isdigit():
         return "", int(word), (start, end, "{}", 0)
@@ -343,7 +338,6 @@ def _kernels(text: str) -> Iterator[Place]:
 
 
 def _choices(name: str, value: int) -> tuple[int, ...]:
-    """Possible values of a constant."""
     if UNROLLED.search(name):
         return VALUES["unroll"]
     if VECTORS.search(name) and value in VALUES["vector"]:

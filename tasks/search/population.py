@@ -139,7 +139,6 @@ class Population:
                 yield plan
 
     def _is_spent(self, before: int) -> bool:
-        """No correct start, or no gain in the last `patience` evaluations."""
         patience, correct = self.config.patience, self._correct(before)
         if not self.starts or patience is None or before <= patience:
             return not self.starts
@@ -147,7 +146,6 @@ class Population:
         return all(each.score <= record for each in correct)
 
     def _plan(self, step: int, before: int, seen: set[str], pulled: Sequence[str]) -> Plan | None:
-        """A plan by the bandit's first operator that finds something new."""
         draw = Random(f"{self.config.seed}/{self.task.task_id}/{step}")
         for operator in self._operators(before, pulled, draw):
             plan = Plan(self.task, step, operator, self._parents(operator, step, before, draw))
@@ -230,7 +228,6 @@ class Population:
         return [max(best, base) / base for best in accumulate(found, max)]
 
     def lineage(self, member: Member) -> list[Member]:
-        """From a start to a member, by first parents."""
         line = [member]
         while parents := self.parents(line[0]):
             line.insert(0, parents[0])

@@ -77,7 +77,6 @@ class Search:
         """The verdicts that chose the winners, where some were confirmed."""
 
     def begin(self, judge: Judge, write: Write | None) -> None:
-        """Load a stopped search, or start one."""
         self.judge, self.write, snapshot = judge, write, self.snapshot
         if not snapshot.finished:
             snapshot.recover(SCHEMA)
@@ -148,7 +147,6 @@ class Search:
         return len(plans)
 
     def _rows(self, plans: Sequence[Plan]) -> Iterator[Row]:
-        """Proposed rows; those of models come last, as they come."""
         yield from (row_of(plan, self.language) for plan in plans if plan.code is not None)
         if questions := [plan for plan in plans if plan.code is None]:
             if self.write is None:
@@ -160,7 +158,6 @@ class Search:
                 yield {**written, **described(plan)}
 
     def settle(self) -> None:
-        """Note new verdicts of members."""
         rows = self.judge.snapshot.read(columns=SETTLED, unique="candidate_id")
         known = {row["candidate_id"]: row for row in rows.iter_rows(named=True)}
         for population in self.populations.values():
@@ -201,7 +198,6 @@ class Search:
         return sum(one[step].device_s for one in members for step in sorted(one) if step < before)
 
     def publish(self) -> SnapshotRef:
-        """Finish the snapshot."""
         if not self.snapshot.finished:
             rows = len(self.snapshot.keys("candidate_id"))
             self.snapshot.publish(config=self.config, rows=rows)
@@ -228,13 +224,11 @@ def run(
 
 
 def timed(member: Member, verdict: Row) -> Member:
-    """The member with a verdict's speedup."""
     speedup, lower = verdict["speedup"] or 0.0, verdict["speedup_lower"] or 0.0
     return replace(member, speedup=speedup, lower=lower)
 
 
 def described(plan: Plan) -> Json:
-    """How a row's candidate came to be."""
     return {
         "step": plan.step,
         "operator": plan.operator,
@@ -244,7 +238,6 @@ def described(plan: Plan) -> Json:
 
 
 def row_of(plan: Plan, language: Language) -> Json:
-    """The row of a candidate no model wrote."""
     parent, generator = plan.parents[0].candidate_id, f"{STAGE}: {plan.operator}"
     code = plan.code or ""
     known = (plan.task, generator, SamplingParams(), plan.step, code, plan.turn, parent)

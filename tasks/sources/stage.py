@@ -51,7 +51,6 @@ def keep(found: list[KernelTask], root: str, config: object) -> SnapshotRef:
 
 
 def read_tasks(ref: SnapshotRef) -> list[KernelTask]:
-    """A snapshot's tasks, each once, in order."""
     return [
         KernelTask.model_validate(row)
         for row in ref.open().read(unique="task_id").iter_rows(named=True)

@@ -96,7 +96,6 @@ def load(location: str | Path, wanted: Collection[str] | None = None) -> list[Ke
 def _found(
     location: str | Path, path: Path, wanted: Collection[str] | None
 ) -> Iterator[tuple[object, KernelTask]]:
-    """Tasks, each with its place."""
     if on_hub(location):
         levels = {number_of(name) for name in wanted or () if name.startswith("kernelbench/L")}
         if str(location) == kernelbook.HUB_ID:

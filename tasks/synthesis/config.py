@@ -81,7 +81,6 @@ class SynthesisConfig(Record):
 
     @property
     def counts_by_usage(self) -> bool:
-        """Whether an endpoint's usage counts the reasoning."""
         return self.sampler == "openai" and not self.tokenizer
 
     @field_validator("sampler")

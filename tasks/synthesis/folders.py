@@ -36,7 +36,6 @@ _LEVEL_LINE = re.compile(r"^level:\s*(\d+)", re.MULTILINE)
 
 
 def has_modules(folder: Path) -> bool:
-    """Whether `rows_of_modules` finds a .py file."""
     return bool(_files(folder, ".py"))
 
 
@@ -72,7 +71,6 @@ def _files(folder: Path, suffix: str) -> list[Path]:
 
 
 def _place(file: Path, root: Path) -> Json:
-    """Which task a file answers, and which sample of it it is."""
     folders = () if file == root else file.relative_to(root).parts[:-1]
     own = root.resolve().name if file != root else ""
     sample: Json = {}

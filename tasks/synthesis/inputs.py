@@ -80,7 +80,6 @@ def parts_of(location: str | Path) -> list[Part]:
 
 
 def holds_candidates(part: Part) -> bool:
-    """Whether a part has the columns of candidates."""
     return any(set(form) <= set(part.columns) for form in FORMS)
 
 

@@ -85,7 +85,6 @@ def parse_response(
 
 
 def _moved(thought: str, found: _Found, answer: str = "") -> Parsed:
-    """Move a module that ends the reasoning, and what follows it, to the answer's beginning."""
     rest = thought[found.end :].replace(THINK_CLOSE, "")
     return Parsed(
         reasoning=_untagged(thought[: found.start]),
@@ -168,7 +167,6 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
-    """Whether the class is defined; unless `strict`, in unparsable text too."""
     if len(code) > _AST_LIMIT:
         return not strict
     try:

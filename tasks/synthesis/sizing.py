@@ -119,7 +119,6 @@ def gpus_a_replica(
 def _held(
     shape: Shape, gpu: Gpu, gpus: int, server: ServerConfig, prompt: float, answer: float
 ) -> int:
-    """Answers that a replica holds at once, half written on average."""
     served = shape.served(server.args, gpus)
     memory = kv_cache_bytes(served, gpu.memory_bytes, gpus, GPU_SHARE) or 0
     return min(MOST_SEQS, fitting(served, memory, prompt + answer / 2))

@@ -109,7 +109,6 @@ class AblationSink:
             runs.client.set_terminated(self.run_id, "FINISHED")
 
     def url(self, run_id: str) -> str | None:
-        """The run's page, where MLflow is a server."""
         uri = self._to.tracking_uri
         if not uri.startswith(("http://", "https://")) or not self.experiment_id:
             return None

@@ -77,7 +77,6 @@ def verification_record(config: object, verdicts: SnapshotRef) -> StageRecord:
 
 
 def _phases(verdicts: Snapshot) -> Metrics:
-    """Median and mean seconds with the device held, by phase and of all as `run`."""
     if not verdicts.parts():
         return {}
     columns = ["candidate_id", "run_s", "phases"]

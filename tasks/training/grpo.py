@@ -161,7 +161,6 @@ def _prompt_tokens(
 
 
 def window_of(config: Any) -> int:
-    """Maximum positions of a model."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or UNBOUNDED
 
 

@@ -185,7 +185,6 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
 
     @property
     def rewarded(self) -> RewardRecipe:
-        """The recipe of the reward."""
         least = {"min_kernel_share": self.min_kernel_share}
         return RECIPES[self.reward].model_copy(update=least)
 

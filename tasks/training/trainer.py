@@ -245,7 +245,6 @@ class LoraTrainer(SFTTrainer):
 
 
 def _dataset(examples: Sequence[Example]) -> Dataset:
-    """A dataset that TRL takes as it is, without added end token or template."""
     return Dataset.from_dict(
         {
             "input_ids": [list(each.input_ids) for each in examples],
@@ -255,7 +254,6 @@ def _dataset(examples: Sequence[Example]) -> Dataset:
 
 
 def _tokens_in(batch: Mapping[str, torch.Tensor]) -> int:
-    """Tokens of the rows with loss, prompts included."""
     with_loss = (batch["labels"] != IGNORED).any(1, keepdim=True)
     return int((batch["attention_mask"] * with_loss).sum())
 

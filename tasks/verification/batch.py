@@ -132,7 +132,6 @@ def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, 
 
 
 def _unknown(missing: Mapping[str, int], location: str) -> str:
-    """Candidates of tasks that are not there, counted, with the first tasks."""
     names = [repr(shown(name, 60)) for name in missing][:SHOWN_TASKS]
     more = f" and {len(missing) - len(names)} more" if len(missing) > len(names) else ""
     return (

@@ -41,6 +41,5 @@ class VerificationConfig(Record):
         return self.eval.screened() if self.screen else self.eval
 
     def confirming(self) -> VerificationConfig:
-        """The same, with every candidate at level `confirm`."""
         whole = self.eval.model_copy(update={"level": "confirm"})
         return self.model_copy(update={"eval": whole, "screen": False})

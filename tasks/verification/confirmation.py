@@ -98,7 +98,6 @@ class Confirmation(Verification):
             yield chunks
 
     def _ask(self) -> bool:
-        """Begin a round; False where nothing more is to be confirmed."""
         verdicts = self._overlaid(self._rule.columns)
         open_ones = set(verdicts.filter(unconfirmed(verdicts))["candidate_id"])
         new = open_ones.intersection(self._rule.propose(verdicts)) - self._asked
@@ -109,7 +108,6 @@ class Confirmation(Verification):
         return bool(new)
 
     def _overlaid(self, columns: Sequence[str]) -> pl.DataFrame:
-        """Columns of all verdicts, confirmed ones first, in the order of the published snapshot."""
         names = list(dict.fromkeys((*READ, *columns)))
         screened = self._screened.read(columns=names, unique="candidate_id")
         confirmed = self._confirmed(names)

@@ -80,7 +80,6 @@ def wait_for_head(address: str | None, log: Callable[[str], None] = logger.warni
 
 
 def pool_of(language: Language, config: VerificationConfig) -> Pool:
-    """The configured workers, not started."""
     return Pool(
         language,
         config.protocol,
@@ -242,7 +241,6 @@ class Verification:
         return keyed.unique("key", keep="first", maintain_order=True).drop("key")
 
     def _wanted(self) -> pl.DataFrame:
-        """The candidates to verify, `PLANNED` and the place of each."""
         return self._candidates.index(PLANNED).unique(
             "candidate_id", keep="first", maintain_order=True
         )
@@ -358,7 +356,6 @@ class Verification:
 
     @property
     def telemetry(self) -> Json | None:
-        """The workers' use of time (kernels_eval.pool.telemetry), or None."""
         return self._pool.telemetry.summary() if self._pool else None
 
     @property
@@ -376,7 +373,6 @@ class Verification:
         return self.snapshot.ref
 
     def _plans(self) -> Iterator[int]:
-        """Chunks of each plan, which is made once those of the last one are taken."""
         yield self.plan()
 
     def publish(self) -> SnapshotRef:
@@ -402,7 +398,6 @@ class Verification:
         return self.snapshot.publish(config=self.config, rows=len(verdicts), extra=extra).ref
 
     def _facts(self) -> Json:
-        """More for the manifest."""
         return {}
 
 

@@ -85,7 +85,6 @@ class ReferenceProcess:
                 return {"error": Reason.CRASHED, "detail": str(error)}
 
     def close(self) -> None:
-        """End the process and any running measurement."""
         self._closed = True
         if self._server is not None:
             self._server.close()

@@ -17,7 +17,6 @@ STAGE = "profiles"
 
 
 def planned(tasks: SnapshotRef, threads: int, device: str, device_name: str) -> Snapshot:
-    """The snapshot that `run` fills."""
     conditions = _conditions(threads, device, device_name)
     return Snapshot.planned(STAGE, conditions, [tasks], PROFILE_VERSION)
 

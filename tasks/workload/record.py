@@ -52,11 +52,9 @@ class Workload(Record):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Distinct families of its operators."""
         return families_of(self.operators)
 
     def row(self) -> Json:
-        """A row of WORKLOADS without key."""
         derived = {"operator_kind": self.operator_kind, "families": self.families}
         return self.model_dump(mode="json") | derived
 

@@ -29,7 +29,6 @@ def workload_key(task: KernelTask) -> str:
 
 
 def planned(tasks: SnapshotRef) -> Snapshot:
-    """The snapshot that `run` fills."""
     return Snapshot.planned(STAGE, {}, [tasks], WORKLOAD_VERSION)
 
 
@@ -84,7 +83,6 @@ def fill(
     left = grouped((name, task) for name, task in wanted if task.task_id not in done)
 
     def rows() -> Iterator[Json]:
-        """From this snapshot, others, then measurement."""
         yield from snapshot.read(unique=key).to_dicts()
         own = snapshot.fingerprint
         yield from known_rows(snapshot.root, snapshot.stage, key, list(left), schema, exclude=own)

@@ -41,7 +41,6 @@ HOLLOW: Json = {
 
 @style()
 def figures(found: Compared) -> dict[str, str]:
-    """Return name -> SVG."""
     if not found.strategies:
         return {}
     rows = [*found.strategies[:MOST_ARMS], *found.references]
@@ -53,7 +52,6 @@ def figures(found: Compared) -> dict[str, str]:
 
 
 def _plot_metric(axes: Axes, found: Compared, rows: Sequence[Json], metric: str) -> None:
-    """A row per model, best first; dashed: the baseline's best."""
     points = []
     for row in rows:
         values = [row[f"{metric}_at_1{end}"] for end in ("", "_lower", "_upper")]

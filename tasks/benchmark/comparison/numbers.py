@@ -188,7 +188,6 @@ def _seed_test(row: Row, seeds: pl.DataFrame) -> tuple[float | None, int, float 
 
 
 def _arms(ablation: Ablation) -> list[Arm]:
-    """Strategies by size, in ablation order; names have the size where several exist."""
     done = [branch for branch in ablation.branches if branch.state == "done"]
     found = grouped(((branch.strategy, branch.size), branch) for branch in done)
     several = len({size for _, size in found}) > 1
@@ -254,8 +253,6 @@ def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> pl.DataFrame:
 
 
 def _baseline(ablation: Ablation, arms: Sequence[Arm]) -> list[Arm]:
-    """Arms of the baseline's strategy, smallest first: the ablation's, "random", or the first
-    finished."""
     strategies = [arm.strategy for arm in arms]
     wanted = ablation.baseline or "random"
     strategy = wanted if wanted in strategies else strategies[0]

@@ -116,8 +116,6 @@ def _headline(found: Compared) -> str:
 
 
 def _decisive(found: Compared) -> Row | None:
-    """The difference in Exec of the best strategy, or where that is the baseline, of the next
-    best."""
     rows = {
         row["model"]: row
         for row in found.differences
@@ -134,7 +132,6 @@ def _decisive(found: Compared) -> Row | None:
 
 
 def trust(found: Compared) -> Iterator[str]:
-    """What limits the comparison, from the numbers."""
     strategies = found.strategies
     if not strategies:
         return
@@ -210,7 +207,6 @@ STRATEGY_COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
 
 
 def sections(found: Compared) -> list[Section]:
-    """The page's sections."""
     ablation = found.ablation
     head: tuple[Part, ...] = (
         Links(_links(ablation, "The ablation in MLflow", "its run in Prefect")),

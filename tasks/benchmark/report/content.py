@@ -53,12 +53,10 @@ HEADLINE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
 
 
 def eager(context: ReportContext) -> list[Row]:
-    """Scores against eager PyTorch."""
     return [row for row in context.scores if row["baseline"] == "eager"]
 
 
 def own_scores(context: ReportContext) -> list[Row]:
-    """Those of custom kernels."""
     return [row for row in eager(context) if row["track"] == OWN_TRACK]
 
 
@@ -73,7 +71,6 @@ def headline_scores(context: ReportContext) -> list[Row]:
 
 
 def headline(context: ReportContext) -> str:
-    """The run in one sentence, from its data."""
     parts = [
         f"Of {plural(context.candidates, 'candidate')} on {plural(context.tasks, 'task')},"
         f" {context.correct:,} proved correct",
@@ -92,7 +89,6 @@ def headline(context: ReportContext) -> str:
 
 
 def found(context: ReportContext) -> list[str]:
-    """Findings beside the scores, a sentence each."""
     smallest = min((row["k"] for row in context.comparisons), default=None)
     own = [row for row in context.comparisons if row["track"] == OWN_TRACK and row["k"] == smallest]
     alike = grouped(
@@ -170,7 +166,6 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
 
 
 def cautions(context: ReportContext) -> Iterator[str]:
-    """Limits of the results, from the run's data."""
     execs = [row for row in own_scores(context) if row["metric"] == EXEC]
     fewest = min((row["tasks"] for row in execs), default=FEW_TASKS)
     if fewest < FEW_TASKS:
@@ -212,7 +207,6 @@ def cautions(context: ReportContext) -> Iterator[str]:
 
 
 def sections(context: ReportContext) -> list[Section | Columns]:
-    """The page's sections."""
     limits = tuple(cautions(context))
     shown, more = limits[:MOST_LIMITS], limits[MOST_LIMITS:]
     return [

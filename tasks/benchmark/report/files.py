@@ -62,13 +62,11 @@ def write_once(
 
 
 def read_summary(directory: str) -> list[tuple[str, str]]:
-    """The summary of a written report."""
     data = json.loads((Path(directory) / FILES[2]).read_text(encoding="utf-8"))
     return [(row["what"], row["value"]) for row in data["summary"]]
 
 
 def build_report(context: ReportContext) -> str:
-    """The report as a self-contained HTML page."""
     return _page(context, "html", figures(context))
 
 

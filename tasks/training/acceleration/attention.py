@@ -19,7 +19,6 @@ PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def register() -> None:
-    """Register the kernels with transformers. Idempotent."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     for name, function in KERNELS.items():
@@ -91,7 +90,6 @@ def _attend(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend from (batch, heads, length, size) to (batch, length, heads, size)."""
     output = kernel(query, key, value, scaling)
     return output.transpose(1, 2).contiguous(), None
 

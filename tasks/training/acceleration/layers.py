@@ -403,7 +403,6 @@ def _with_attention(listed: Callable[[], Any]) -> Any:
 
 
 def _checkpoint(layer: Any, level: str, rank: int) -> None:
-    """Recompute a layer or its MLP inside compiled code, which then omits the last product."""
     module = {"layer": layer, "mlp": layer.mlp}.get(level)
     if module is None:
         return

@@ -162,7 +162,6 @@ class MainMemory:
         return memory[: like.numel()].view(like.shape)
 
     def _let_leave(self, layers: int) -> None:
-        """Make computing wait until at most this many layers' activations are being copied out."""
         while len(self.leaving) > WIDE * max(0, layers):
             self._wait(self.leaving.popleft()[1])
 

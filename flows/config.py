@@ -126,7 +126,6 @@ def read_profile(profile: str) -> Json:
 
 
 def strategy_names(names: Iterable[str]) -> list[str]:
-    """Names of strategies, each once; `all` is every one that is known."""
     known = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
     found = [each for name in names for each in (known if name == "all" else (name,))]
     return list(dict.fromkeys(found))

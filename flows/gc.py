@@ -86,7 +86,6 @@ def collect(root: str, *, keep: int, younger_than_days: float, delete: bool = Fa
 def decide(
     there: Iterable[Stored], keep: int, younger_than_days: float, now_s: float
 ) -> list[Decision]:
-    """A decision per snapshot; those to remove come last, products before their sources."""
     newest_first = sorted(there, key=lambda one: (one.changed_s, one.fingerprint), reverse=True)
     by_name = grouped((one.fingerprint, one) for one in newest_first)
     finished = grouped((one.stage, one) for one in newest_first if one.finished)

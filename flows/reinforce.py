@@ -104,7 +104,6 @@ def _candidate(name: str, task: KernelTask, answer: str, config: PipelineConfig)
 def reinforce_and_track(
     config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
 ) -> tuple[SnapshotRef, str | None]:
-    """`reinforce_adapter`, and its run in MLflow: None where tracking is off or failed."""
     with guarding(config.root):
         reinforced = reinforce_adapter(config, tasks, trained)
         return reinforced, track(reinforcement_record, config, reinforced)

@@ -123,7 +123,6 @@ def confirmed_among(verdicts: SnapshotRef) -> list[str]:
 def search_and_track(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> tuple[Searched, str | None]:
-    """`search_kernels`, and its run in MLflow: None where tracking is off or failed."""
     with guarding(config.root):
         searched = search_kernels(config, verdicts, candidates, tasks)
         return searched, track(search_record, config, searched.proposals, searched.improved)

@@ -135,7 +135,6 @@ def model_version_of(config: PipelineConfig, run_id: str) -> str | None:
 def training_run_record(
     config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
 ) -> RunRecord:
-    """A training: losses and adapter in the parent, the series in its child."""
     dataset, strategy = dataset_of(config, curated), lineage(curated).strategy
     losses = training_headline(trained)
     return RunRecord(

@@ -127,7 +127,6 @@ def throttled() -> bool | None:
 
 
 def free_share() -> float | None:
-    """Share of the first visible GPU's memory that is free; None where unknown."""
     with suppress(Exception):  # as above
         import pynvml
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def cause_of(error: BaseException) -> str:
-    """The first line of an error's text, or its class's name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

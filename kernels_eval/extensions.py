@@ -27,7 +27,6 @@ def extension_names(group: str) -> list[str]:
 
 
 def known_names(group: str, built_in: Iterable[str]) -> list[str]:
-    """A group's built-in names in their order, then those of installed packages."""
     return list(dict.fromkeys([*built_in, *extension_names(group)]))
 
 

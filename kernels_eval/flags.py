@@ -49,5 +49,4 @@ def family_of(flag: str) -> str:
 
 
 def meaning_of(flag: str) -> str:
-    """The clause of a flag; empty for one of an earlier protocol."""
     return FLAGS.get(family_of(flag), "")

@@ -59,7 +59,6 @@ def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
 
 
 def chat_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """A user's turn up to where the model's answer begins."""
     turn = [{"role": "user", "content": prompt}]
     return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 

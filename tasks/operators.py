@@ -25,7 +25,6 @@ def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
 
 
 def is_single_operator(names: pl.Expr) -> pl.Expr:
-    """Whether `operator_kind` of lists of names is "single_operator"; False for null."""
     calls = names.cast(pl.List(pl.String))
     count = calls.list.len() - calls.list.count_matches(None)
     batch_norm = calls.list.join("\n").str.contains(COUNTED_BATCH_NORM)

@@ -46,8 +46,6 @@ RETRIED: Json = {
 
 
 def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, Json], str]:
-    """Cache key function: the fingerprint of the snapshot that `planned` gives."""
-
     def key(context: Any, parameters: Json) -> str:
         snapshot = planned(**parameters)
         place = stable_hash(str(snapshot.path))[:8]
@@ -148,8 +146,6 @@ def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str
 
 
 def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:
-    """A `task_run_name` of a task's arguments; `otherwise` where that fails."""
-
     def name(parameters: Json) -> str:
         try:
             return words(**parameters)
@@ -160,5 +156,4 @@ def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:
 
 
 def rows_of(ref: SnapshotRef | None) -> str:
-    """The row count of a finished snapshot, for a sentence."""
     return "no" if ref is None else f"{ref.open().manifest['rows']:,}"

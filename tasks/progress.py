@@ -17,7 +17,6 @@ part_of_run: ContextVar[str] = ContextVar("concur_part_of_run", default="")
 
 
 def report(stage: str, done: int, total: int, note: str = "") -> None:
-    """Tell every observer that `done` of `total` units of a stage are finished."""
     stage = f"{part_of_run.get()} {stage}".lstrip()
     for observer in list(_observers):
         observer(stage, done, total, note)

@@ -156,7 +156,6 @@ def branch_scores(scores: SnapshotRef) -> Metrics:
 
 
 def curves(rows: Sequence[Json]) -> Series:
-    """`exec_at_1_over_size/STRATEGY` from the table of strategies: Exec per number of rows."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for row in rows:
         if row["rows"] and row["exec_at_1"] is not None:

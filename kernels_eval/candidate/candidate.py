@@ -150,7 +150,6 @@ class CandidateRole:
 
     @handles(PackKernels)
     def pack_kernels(self, _: PackKernels) -> Done:
-        """Write the language's compiled kernels to the file that comes with this message."""
         folder = Path(os.environ[self.language.jit_cache])
         files = named(folder, "*")
         with os.fdopen(self.channel.descriptors.pop(0), "wb") as file, ZipFile(file, "w") as kept:
@@ -227,7 +226,6 @@ class CandidateRole:
             self._backward_calls += self._launched - before
 
     def leaves(self, inputs: list[object]) -> list[Tensor]:
-        """The output tensors of one call, once the device is done."""
         found, _ = flatten_outputs(self.runner.forward(inputs))
         self.runner.synchronise()
         return [leaf.detach() for leaf in self._returned(found)]
@@ -258,7 +256,6 @@ class CandidateRole:
         self.runner.synchronise()  # the memory may go
 
     def fresh(self, index: int = 0) -> list[object]:
-        """One of the received sets, in storage of its own."""
         inputs: list[object] = copied(self.sets[index])
         return inputs
 
@@ -417,7 +414,6 @@ class CandidateRole:
 
     @handles(MeasureShare)
     def measure_share(self, request: MeasureShare) -> ShareReport:
-        """The median of five calls, or of fewer slow ones."""
         self._receive(request.inputs)
         shares: list[float] = []
         began = now_ns()

@@ -85,7 +85,6 @@ class KernelTracer:
         return lambda *args, **kwargs: self.watch(name, function, args, kwargs)
 
     def wrap_operators(self, names: Iterable[str]) -> None:
-        """Watch operators that a library has registered, however Python calls them."""
         for name in {name.partition(".")[0] for name in names}:
             namespace, _, operator = name.partition("::")
             self.own_operators.add(f"{namespace}.{operator}")
@@ -308,7 +307,6 @@ class Launches:
         self._mode(null, timed)
 
     def pause(self, on: bool) -> None:
-        """Make launches for a while although they are only to be counted."""
         null, timed = self._wanted
         if null:
             self._mode(not on, timed)

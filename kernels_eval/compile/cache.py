@@ -106,7 +106,6 @@ class BuildCache:
                 remove_tree(staging)
 
     def renew(self, libraries: Iterable[str]) -> None:
-        """Mark these paths as used now, ignoring those that are gone."""
         for path in libraries:
             with suppress(OSError):
                 _mark_used(Path(path).parent)

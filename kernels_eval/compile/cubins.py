@@ -43,7 +43,6 @@ def cuobjdump() -> str | None:
 
 
 def resources_of(library: str) -> dict[str, Resources]:
-    """Resources by mangled kernel name; empty without cuobjdump or kernels."""
     program = cuobjdump()
     if program is None:
         return {}
@@ -70,5 +69,4 @@ def plain_name(kernel: str) -> str:
 
 
 def named(kernel: str, mangled: str) -> bool:
-    """Whether a mangled name is that of a kernel with this plain name."""
     return mangled == kernel or f"{len(kernel)}{kernel}" in mangled

@@ -201,7 +201,6 @@ class Attempt:
     # -- commands ----------------------------------------------------------------------------------
 
     def command(self, name: str) -> list[str]:
-        """The compiler of a translation unit with all flags, without the unit."""
         spec, tools = self.spec, self.prepared.tools
         headers = "bindings" if name == "main.cpp" and self._only_declares() else self.tier
         switches = [f"-DTORCH_EXTENSION_NAME={spec.name}"]
@@ -296,7 +295,6 @@ class Builder:
 
     @property
     def work_root(self) -> Path:
-        """This process's compilers' folder under the cache, removed with the process."""
         return self._work.path
 
     @cached_property
@@ -307,11 +305,9 @@ class Builder:
         return self.cache.find(self.key_for(spec))
 
     def known(self, spec: ExtensionSpec) -> Build | None:
-        """The outcome where no compiler is needed: a refusal, or a kept build."""
         return _refusal(spec) or self.cached(spec)
 
     def key_for(self, spec: ExtensionSpec) -> str:
-        """Identity of a build: sources, flags, toolchain, and what changes libraries."""
         key = self.tools.key_for(spec)
         applied = [[name, each.version] for name, each in self.transforms.items()]
         return stable_hash([key, applied]) if applied else key
@@ -346,7 +342,6 @@ class Builder:
         return build.model_copy(update={"processor_s": spent_s + build.processor_s})
 
     def attempt(self, spec: ExtensionSpec, tier: Tier, folder: Path) -> Attempt:
-        """A build with one header tier, in a new folder below `folder`."""
         return Attempt(
             spec,
             tier,

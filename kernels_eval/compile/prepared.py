@@ -104,15 +104,12 @@ class Prepared:
         return self.once(self.root / "lite", make)
 
     def shim(self, name: str) -> Path:
-        """One of `SHIMS`, a library between candidates' libraries and torch's."""
         options = [*self.tools.includes, self._torch_library, "-lc10", "-ltorch_cpu", "-O2"]
         options += ["-ltorch_python"] if name == "concur_python" else []
         make = partial(self._link_library, name, options)
         return self.once(self.root / f"lib{name}.so", make)
 
     def common(self) -> Path:
-        """The library that holds what the lite headers only declare."""
-
         def make(staging: Path) -> None:
             generated = self._work.path / uuid.uuid4().hex
             self.operators.write(" ".join(COMMON), generated, common=True)
@@ -162,7 +159,6 @@ class Prepared:
         return [f"-DCONCUR_LEAST_CPLUSPLUS={self.least_cplusplus}"] if self.least_cplusplus else []
 
     def launches(self) -> Path:
-        """The library that counts candidates' kernel launches, made with their CUDA toolkit."""
         options = [f"-I{path}" for path in self.tools.plain_includes]
         options += [*(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart", "-O1"]
         folder = self.root / f"cuda-{self.tools.cuda_key}"
@@ -225,8 +221,6 @@ class Prepared:
 
     @cached_property
     def torch_names_of_nvcc(self) -> TorchNames:
-        """The same, with what nvcc reads before a source begins; made on demand."""
-
         def make(staging: Path) -> None:
             heads = ("torch/extension.h", "torch/types.h", "cuda.h", "cuda_runtime.h")
             nvcc = [str(self.tools.nvcc), "-std=c++20", "-w", "-ccbin", self.tools.cxx]

@@ -25,7 +25,6 @@ INPUTS = "concur_inputs"
 
 
 def definition_of(task: KernelTask, interface: Interface, suite: Suite) -> Definition:
-    """The task as a definition whose axes are all fixed."""
     if not FLAT.fullmatch(interface.structure) or interface.mutates:
         raise ValueError("its outputs are nested, or it changes its inputs")
     names = [form.name for form in interface.inputs]
@@ -65,7 +64,6 @@ def workload_of(task: KernelTask, interface: Interface, suite: Suite) -> Workloa
 def solution_of(
     candidate: Candidate, task: KernelTask, interface: Interface, name: str, device: str
 ) -> Solution:
-    """The candidate as a Python solution, with the task's program for constructor arguments."""
     program = f"\n_task = {{}}\nexec({task.code!r}, _task)\n"
     code = f"{candidate.code}{program}get_init_inputs = _task['get_init_inputs']"
     known = {"code": code, "task": task, "model": "ModelNew", "inputs_too": False}
@@ -118,5 +116,4 @@ def _spec(form: ArgumentForm) -> TensorSpec:
 
 
 def file_name(text: str) -> str:
-    """A name made fit for a file, and for a record of theirs."""
     return re.sub(r"[^\w.-]+", "_", text).strip(".")[:120] or "unnamed"

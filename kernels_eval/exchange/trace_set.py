@@ -73,7 +73,6 @@ class TraceSet:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count what cannot be taken over: a ValueError of the block."""
         try:
             yield
         except ValueError as error:
@@ -109,8 +108,6 @@ class TraceSet:
         self.traces.append(known | {"evaluation": evaluation})
 
     def write(self, root: Path, suite: Suite) -> None:
-        """Write files in the suite's own layout, under a new folder."""
-
         def put(kind: str, rows: Iterable[object], *names: str, indent: int | None = None) -> None:
             path = root / LAYOUTS[suite][kind].format(*map(file_name, names))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +146,6 @@ class TraceSet:
         return None
 
     def candidates(self) -> Iterator[dict[str, object]]:
-        """One row per solution and workload, as tables of candidates have them."""
         for solution in self.solutions.values():
             with self.counted():
                 definition = self.definitions.get(solution.definition)

@@ -179,7 +179,6 @@ class CandidateProcess:
     def unseen_inputs(
         self, count: int = 1, distribution: str = DECLARED
     ) -> tuple[PackedValues, int]:
-        """Sets of inputs that it has never seen, and their descriptor."""
         seeds = [secrets.randbits(31) for _ in range(count)]
         return self.reference.memory.draw(seeds, distribution)
 

@@ -84,7 +84,6 @@ def compare_trial(
 
 
 def accepted(trial: Trial, found: Comparison, process: CandidateProcess) -> Reason:
-    """OK for a right answer or a noted approximation; else the reason."""
     outcome = process.reference.judge(found, trial)
     if outcome is not Reason.APPROXIMATION:
         return outcome

@@ -112,7 +112,6 @@ def _run(process: CandidateProcess) -> bool:
 
 
 def described(said: str) -> str:
-    """One line of a report: what, and where in the candidate's source."""
     kind, access, frame = ADDRESS.search(said), ACCESS.search(said), FRAME.search(said)
     parts = [kind[1] if kind else "", access[1] if access else ""]
     parts.append(f"in {frame[1]}, {frame[2]}" if frame else "")

@@ -171,7 +171,6 @@ class VerdictDraft:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the wall seconds spent inside to this field of Phases."""
         if self.on_phase:
             self.on_phase(name)
         started = self.clock()
@@ -212,7 +211,6 @@ def verdict_of(
 
 
 def no_code_verdict(task: KernelTask, candidate: Candidate) -> Verdict:
-    """The verdict of a response without code, which needs no worker."""
     reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
     finding = Finding(reason=reason, detail="the response holds no complete module")
     return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)

@@ -142,7 +142,6 @@ class Workplace:
 
     @property
     def isolation(self) -> tuple[str, ...]:
-        """The active layers; none if no process was needed yet."""
         server = (self._host or self)._server
         return server.isolation if server and server.has_started else ()
 

@@ -220,7 +220,6 @@ class ReferenceProcess:
 
     @property
     def trials(self) -> list[Trial]:
-        """In the order in which a candidate meets them; the first is `declared`."""
         return self.expected.task.trials
 
     @property
@@ -281,7 +280,6 @@ class ReferenceProcess:
         return self._matters[key]
 
     def used_statistics(self) -> list[list[int]]:
-        """Shapes of the reference's running statistics, where they change its output."""
         return self.loaded.statistics if self.loaded.statistics and self.weights_matter([]) else []
 
     def draws_of_few_terms(self) -> int:
@@ -316,7 +314,6 @@ class ReferenceProcess:
 
     @property
     def needs_room(self) -> bool:
-        """Whether what earlier processes still hold of the device may be too much."""
         return self.task_bytes > TIMED_INPUT_BYTES
 
     def least_bytes(self) -> float:
@@ -326,9 +323,6 @@ class ReferenceProcess:
         return self._used_bytes + self.output_bytes
 
     def arguments(self, seed: int | None = None) -> tuple[PackedValues, int]:
-        """The constructor's arguments in shared memory (default: all weights' seed), and a
-        descriptor.
-        """
         return self.memory.arguments(self.seed if seed is None else seed)
 
     def weights(self, seed: int | None = None) -> tuple[PackedValues, int]:

@@ -47,7 +47,6 @@ class TaskMemory:
         self._outputs[whose] = SharedMemory(on_device=on_device, size=size)
 
     def outputs_of(self, whose: str) -> tuple[SharedMemory, int]:
-        """Where a process writes its outputs, and that memory's descriptor."""
         return self._outputs[whose], self._descriptors[whose]
 
     def draw(

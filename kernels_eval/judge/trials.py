@@ -59,13 +59,11 @@ class TaskFindings:
 
     @property
     def impulse(self) -> str:
-        """The form of `impulse` that the task accepts, or ""."""
         found = [trial.distribution for trial in self.trials if trial.name == "impulse"]
         return found[0] if found else ""
 
 
 def one_answer(expected: Iterable[Expectation]) -> bool:
-    """Whether every trial has the answer of all before it."""
     return all(len(each.equals) == index for index, each in enumerate(expected))
 
 
@@ -156,7 +154,6 @@ class Trial:
         return self.shape == DECLARED and not self.row.evaluate
 
     def expect(self) -> Expect:
-        """The request for its expected values. `in_place` concerns the candidate alone."""
         return Expect(
             name=self.name,
             seed=self.seed,

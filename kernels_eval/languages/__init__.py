@@ -112,7 +112,6 @@ class Language(str, metaclass=_Registry):
         """Correct the path `former` in the compiled kernels that now lie in `folder`."""
 
     def versions(self) -> dict[str, str]:
-        """Versions of its packages; empty for one that is not installed."""
         found = {}
         for name in self.packages:
             try:

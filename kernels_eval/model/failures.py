@@ -58,7 +58,6 @@ def report(error: Exception) -> ErrorReport:
 
 
 def classify(error: BaseException) -> tuple[Reason, BaseException]:
-    """The reason, and the exception of the chain that it comes from."""
     name, text = type(error).__name__, str(error)
     memory = "out of memory" in text or "can't allocate memory" in text
     # torch's allocator asks NVML for details when memory runs out; where the sandbox keeps NVML

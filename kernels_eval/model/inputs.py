@@ -115,7 +115,6 @@ def precision_of(task: ModuleType) -> str:
 
 
 def constructor_arguments(module: ModuleType, spec: ModelSpec) -> Arguments:
-    """What a task's constructor is called with, drawn under the seed."""
     seed_generators(spec.seed)
     with torch.device(spec.construct_on):
         made = module.get_init_inputs()
@@ -416,7 +415,6 @@ def parameters_of(model: Any) -> dict[str, Tensor]:
 
 
 def redrawn_of(model: Any) -> list[Tensor]:
-    """What is redrawn as weights: floating parameters and running statistics."""
     return [*parameters_of(model).values(), *running_statistics(model)]
 
 

@@ -64,7 +64,6 @@ def least_step(x: Tensor) -> float:
 
 
 def unlike(a: Tensor, y: Tensor) -> Tensor:
-    """Where two tensors of one form are farther apart than `least_step`."""
     if not a.is_floating_point() and not a.is_complex():
         return a != y
     step, alike = least_step(a), (a == y) | ((a != a) & (y != y))
@@ -305,7 +304,6 @@ def same_all(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def all_close(one: list[Tensor], other: list[Tensor], rtol: float) -> bool:
-    """Whether tensors are the same but for rounding, see `close`."""
     pairs = zip(one, other, strict=False)
     return len(one) == len(other) and all(close(a, b, rtol) for a, b in pairs)
 

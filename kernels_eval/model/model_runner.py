@@ -137,7 +137,6 @@ class ModelRunner:
 
     @handles(Prepare)
     def prepare(self, request: Prepare) -> Done:
-        """Make the device ready: its context, and the kernels that every verification needs."""
         self.prepare_device(request.device, request.threads)
         if self.on_gpu:
             self.warm_up()

@@ -24,7 +24,6 @@ States = dict[str, Tensor]
 
 
 def buffers_of(model: Any) -> States:
-    """Copies of a model's buffers but for counters that nothing reads."""
     held = model.named_buffers() if isinstance(model, nn.Module) else ()
     return {name: x.clone() for name, x in held if name.rpartition(".")[2] != COUNTER}
 

@@ -31,7 +31,6 @@ def call_it(name: str) -> None:
 
 
 def called() -> str:
-    """What this process does: as it was named, else the command."""
     command = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:2] if word[:1].isalpha())]
     return _called or " ".join(command)
 

@@ -166,7 +166,6 @@ def usable_cpus() -> int:
 
 
 def serve(descriptor: int) -> None:
-    """Make the object and answer calls until the pool ends."""
     pipe = Connection(descriptor)
     calls: SimpleQueue[Any] = SimpleQueue()
 

@@ -300,7 +300,6 @@ class Cluster:
         return getattr(worker, method).remote(*given)
 
     def first_of(self, pending: Sequence[Any], timeout_s: float) -> Any:
-        """One that is answered or lost, or None after `timeout_s` seconds."""
         import ray
 
         with interruptible():

@@ -218,7 +218,6 @@ class ExpectedValues:
         )
 
     def factorings(self, trial: Expect) -> list[Factoring]:
-        """How this trial's outputs factor a matrix, where several factors are right."""
         if not self.factors:
             return []
         calls = Factorings()
@@ -285,7 +284,6 @@ class ExpectedValues:
 
     @contextmanager
     def model_for(self, trial: Expect) -> Iterator[None]:
-        """Give the model this trial's weights and mode for the block."""
         seeds = trial.weights_seed, trial.construct_seed
         special = trial.evaluate or seeds != (None, None)
         try:

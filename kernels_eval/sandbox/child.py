@@ -154,7 +154,6 @@ class Child:
 
     @property
     def gone(self) -> bool:
-        """Whether it has died, as far as can be seen without asking it."""
         return self.dead is not None or self.pid is None or process_tree.has_ended(self.pid)
 
     def _wait(self, timeout: float) -> object:

@@ -155,7 +155,6 @@ def _may_share(message: Answer) -> bool:
 
 
 def restrict_files(message: Answer, work: str, read: Collection[str]) -> None:
-    """Apply Landlock in `work`; `message` names its `scratch` and other `readable` paths."""
     both = landlock.READ_FILE | landlock.WRITE_FILE
     rules = landlock.Ruleset().allow(landlock.READ, read)
     # Built libraries are named by a hash of their sources: without the right to list the directory,

@@ -123,7 +123,6 @@ class Server:
         return {"ending": bool(first)}
 
     def end(self, pid: int) -> Message:
-        """End a child and whatever it leaves; they are gone on return."""
         if pid in self.children:
             if "namespace:pid" in self.layers:
                 self.kill(pid)

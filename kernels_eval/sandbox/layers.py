@@ -100,7 +100,6 @@ def missing(layers: Collection[str]) -> dict[str, str]:
 
 
 def prefer_as_victim() -> None:
-    """Let the kernel end this process first where memory runs out."""
     with open("/proc/self/oom_score_adj", "w") as handle:
         handle.write("1000")
 

@@ -120,7 +120,6 @@ class ForkServer:
         return self._end_of("wait", pid)
 
     def kill(self, pid: int) -> None:
-        """Kill a child with all of its descendants; they are gone on return."""
         if self.alive:
             with suppress(ChannelClosed, ChannelTimeout, ProcessLookupError):
                 if self._request({"kill": pid})["ending"]:

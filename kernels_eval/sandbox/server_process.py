@@ -44,7 +44,6 @@ class ServerProcess:
         theirs.close()
 
     def close(self) -> None:
-        """End it, and its children with it. Closing twice does nothing."""
         self.socket.close()
         self.process.kill()
         self.process.wait()

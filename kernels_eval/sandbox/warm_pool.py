@@ -80,7 +80,6 @@ class WarmPool:
             yield
 
     def settle(self) -> None:
-        """Wait until all children are ready, and all that end have ended."""
         self.wait_closed()
         for kind, starting in self.starting.items():
             for server, _ in list(starting):

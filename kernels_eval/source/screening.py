@@ -294,7 +294,6 @@ INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MU
 
 
 def screen_native(text: str) -> Screening:
-    """Screen an extension's native sources. Rejects only what is certain, with its line."""
     if len(text) > MOST_SOURCE_LETTERS:
         detail = f"native sources of {len(text):,} characters; the limit is {MOST_SOURCE_LETTERS:,}"
         return Screening(Reason.BUILD_FAILED, detail)

@@ -54,7 +54,6 @@ class ExtensionSpec(Record):
 
     @property
     def unusable_reason(self) -> str:
-        """Why no compiler is asked; empty where one may be."""
         flags = (*self.extra_cflags, *self.extra_cuda_cflags, *self.extra_ldflags)
         if (letters := sum(len(flag) + 1 for flag in flags)) > MOST_FLAG_LETTERS:
             return f"compiler flags of {letters} characters; the limit is {MOST_FLAG_LETTERS}"

@@ -59,7 +59,6 @@ def label(metric: str, k: int | None = None) -> str:
 
 
 def scored(row: Row | None) -> str:
-    """A score with interval: a ratio for speedups, else percent; else `n/a`."""
     if row is None:
         return "n/a"
     form = ".2x" if row["metric"] == GEOMETRIC_MEAN else ".1%"
@@ -88,7 +87,6 @@ def judged(row: Row) -> str:
 
 
 def difference_sentence(row: Row) -> str:
-    """A difference with its interval, its p and what it may be called."""
     return (
         f"{row['model']} minus {row['baseline']}, {label(row['metric'], row['k'])}:"
         f" {difference_points(row)} points, corrected p {p_value(row['p_holm']) or 'not known'}:"
@@ -111,7 +109,6 @@ first columns."""
 
 
 def differences_parts(rows: Iterable[Row]) -> tuple[Part, ...]:
-    """Differences of custom kernels, and folded those of the other track."""
     own, other = (
         table_of((row for row in rows if row["track"] == track), DIFFERENCE_COLUMNS)
         for rows, track in zip(tee(rows), (OWN_TRACK, "any"), strict=True)

@@ -26,7 +26,6 @@ class Answers(Record):
 
 
 def answers_frame(answers: list[Answers], min_kernel_share: float | None = None) -> pl.DataFrame:
-    """One row per verdict with its model, for scoring and the report."""
     frames = [
         each.verdicts.open()
         .read(columns=READ, unique="candidate_id")

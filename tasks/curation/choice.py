@@ -39,7 +39,6 @@ class Choice:
         self.pass_over(criterion, offered, WhyNot.LIMIT)
 
     def pass_over(self, criterion: str, rows: pl.DataFrame, why: WhyNot) -> None:
-        """Note why a criterion passes over rows; rows taken later do not count."""
         self._passed_over.append(
             _named(rows, criterion).select("_row", "criterion", why=pl.lit(why.value))
         )
@@ -59,7 +58,6 @@ class Choice:
 
     @property
     def passed_over(self) -> pl.DataFrame:
-        """`_row`, first `criterion` and `why` of samples that were chosen and not taken."""
         rows = pl.concat(self._passed_over).unique("_row", keep="first", maintain_order=True)
         return rows.join(self.taken.select("_row"), on="_row", how="anti")
 

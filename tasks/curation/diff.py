@@ -66,7 +66,6 @@ def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
 
 
 def reason_counts(rows: pl.DataFrame) -> dict[str, dict[str, int]]:
-    """Of `changes`: samples by change and reason, most frequent first."""
     counts = rows.group_by("change", "reason").len()
     counts = counts.sort("len", "change", "reason", descending=[True, False, False])
     found: dict[str, dict[str, int]] = {"gained": {}, "lost": {}, "changed": {}}

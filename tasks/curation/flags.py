@@ -108,6 +108,5 @@ def _with_flags(batch: Sequence[Trace]) -> pl.DataFrame:
 
 
 def counted(rows: pl.DataFrame) -> dict[str, int]:
-    """Rows by flag, in the order of FLAGS, with zeros."""
     raised = rows["trace_flags"].to_list() if rows.height else []
     return {name: sum(name in (flags or ()) for flags in raised) for name in FLAGS}

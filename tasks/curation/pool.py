@@ -51,7 +51,6 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 
 
 def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) -> pl.DataFrame:
-    """A frame's pool, one row per eligible sample. See `marked` and `pool_of`."""
     config = config or CurationConfig()
     return pool_of(marked(frame, config), config)
 

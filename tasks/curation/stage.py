@@ -134,7 +134,6 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
 
 
 def caution_unconfirmed(count: int, taken: int) -> None:
-    """Caution about samples of a training set that were only screened, if any."""
     if count:
         caution(
             f"{count:,} of {taken:,} samples were only screened: a refresh with"
@@ -149,7 +148,6 @@ def operators_from(frame: pl.DataFrame) -> dict[str, int]:
 
 
 def nothing_taken(decisions: pl.DataFrame) -> UsageError:
-    """The error of an empty training set, with the likeliest fix."""
     correct = decisions.filter(CORRECT)
     reasons = correct["why_not"].unique().to_list()
     fix = FIXES.get(reasons[0]) if len(reasons) == 1 else None

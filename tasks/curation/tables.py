@@ -36,7 +36,6 @@ def deciding(
     flags: Snapshot | None = None,
     profiles: Snapshot | None = None,
 ) -> pl.DataFrame:
-    """The frame that `curate` reads: existing columns of `READ`, without texts."""
     if isinstance(verdicts, Snapshot):
         verdicts = verdicts.read(columns=READ, unique="candidate_id")
     frame = joined_on_candidate(
@@ -48,7 +47,6 @@ def deciding(
 
 
 def deciding_of(samples: Samples, verdicts: pl.DataFrame | None = None) -> pl.DataFrame:
-    """`deciding` of these samples' snapshots, or of other verdicts than theirs with `READ`."""
     others = (samples.workloads, samples.flags, samples.profiles)
     opened = [ref.open() if ref else None for ref in others]
     rows = samples.verdicts.open() if verdicts is None else verdicts
@@ -56,8 +54,6 @@ def deciding_of(samples: Samples, verdicts: pl.DataFrame | None = None) -> pl.Da
 
 
 def with_profiles(frame: pl.DataFrame, profiles: Snapshot | None) -> pl.DataFrame:
-    """Add `bottleneck`, `sol_score` and `rewrote_bottleneck` of profiled candidates, if there are
-    profiles."""
     if profiles is None:
         return frame
     names = ("candidate_id", "limit", "cause", "sol_score", "rewrote_bottleneck")

@@ -84,7 +84,6 @@ def fingerprints(tasks: pl.DataFrame) -> list[Fingerprint]:
 
 
 def require_columns(frame: pl.DataFrame, columns: Sequence[str], what: str) -> None:
-    """Raise UsageError where the rows called `what` lack a column."""
     if missing := [name for name in columns if name not in frame.columns]:
         raise UsageError(
             f"the {what} have no column {', '.join(missing)}",

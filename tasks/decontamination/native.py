@@ -24,7 +24,6 @@ def is_native(text: str) -> bool:
 
 
 def native_program(text: str, rename: Callable[[str], str], extension: str) -> str:
-    """The words that a compiler sees, renamed, and the module called `extension`."""
     found = list(_words(text))
     for place, word in enumerate(found[:-2]):
         if _MODULE.fullmatch(word) and found[place + 1] == "(":

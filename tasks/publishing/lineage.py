@@ -58,7 +58,6 @@ def lineage(ref: SnapshotRef) -> Lineage:
 
 
 def analysis_of(line: Lineage) -> Snapshot | None:
-    """The newest finished analysis of a set's samples, if any."""
     if line.verdicts is None or line.candidates is None:
         return None
     made_from = [line.verdicts.fingerprint, line.candidates.fingerprint]
@@ -88,7 +87,6 @@ def find_curated(root: str, name: str | None = None) -> SnapshotRef:
 
 
 def facts(line: Lineage) -> Json:
-    """Publishable manifest data of a lineage; missing stages are None."""
     above = {VERIFICATION: line.verdicts, SYNTHESIS: line.candidates, TASKS: line.tasks}
     return {
         "created_at": line.manifest["created_at"],

@@ -84,7 +84,6 @@ Part = str | Table | Bullets | Picture | Code | Links | Columns | Section
 
 
 def table_of(rows: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]) -> Table:
-    """A row per item, a column of `columns` per cell with content."""
     cells = [[cell(row) for cell in columns.values()] for row in rows]
     shown = [name for name, *values in zip(columns, *cells, strict=True) if any(values)]
     places = [list(columns).index(name) for name in shown]
@@ -92,7 +91,6 @@ def table_of(rows: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]
 
 
 def fields_table(rows: Iterable[object], *columns: str) -> Table:
-    """A row per record or mapping, a column per field with content."""
     cells = {name.replace("_", " "): partial(_cell_of, name) for name in columns}
     return table_of(rows, cells)
 

@@ -60,7 +60,6 @@ def _filled(
 
 
 def told_of(search: Search, fresh: Snapshot) -> Json:
-    """A search's summary (`gain.summary_of`) by the verdicts on all of `gain.again`."""
     fields = ("speedup", "speedup_lower", "speedup_upper")
     columns = ["candidate_id", *(f"timing.{name}" for name in fields)]
     rows = fresh.read(columns=columns).rows()

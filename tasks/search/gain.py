@@ -40,7 +40,6 @@ def around(log: float, se: float) -> Interval:
 
 
 def gain_of(starts: Sequence[Interval], winners: Sequence[Interval]) -> Interval:
-    """Winner's / start's speed from equally many speedups, by the module's formula."""
     logs = [
         math.log(winner.value / start.value) for start, winner in zip(starts, winners, strict=True)
     ]
@@ -59,7 +58,6 @@ def mean_gain(gains: Sequence[float]) -> Interval:
 
 
 def pair_of(population: Population) -> tuple[Member, Member] | None:
-    """Start and winner; None where no start is correct or a start won."""
     start, best = population.start, population.best
     return (start, best) if start and best and best.operator != START else None
 

@@ -51,7 +51,6 @@ class Parameter:
 
 
 def parameters_of(code: str, language: Language) -> list[Parameter]:
-    """A candidate's parameters, in source order; none where it does not parse."""
     try:
         text = _native(code)
     except UNREADABLE:

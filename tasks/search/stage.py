@@ -178,7 +178,6 @@ class Search:
         return found
 
     def confirm(self, verdicts: SnapshotRef) -> None:
-        """Let these verdicts, in which the winners are confirmed, choose the winners."""
         self.confirmed = verdicts
         rows = verdicts.open().read(columns=SETTLED, unique="candidate_id")
         self.populations = self.populations_by(rows)
@@ -193,7 +192,6 @@ class Search:
         return geometric_mean(curves) if curves else 1.0
 
     def device_s(self, before: float = math.inf) -> float:
-        """Seconds a device was held for the verdicts of steps before one."""
         members = (each.members for each in self.populations.values())
         return sum(one[step].device_s for one in members for step in sorted(one) if step < before)
 

@@ -198,7 +198,6 @@ def _json_rows(handle: TextIO, path: Path) -> Iterator[Json]:
 
 @contextmanager
 def reading_parquet(path: Path) -> Iterator[None]:
-    """Turn read errors into a UsageError that names the file."""
     import polars as pl
     import pyarrow as pa
 

@@ -36,7 +36,6 @@ commit says less, for it can be of other files as well."""
 
 
 def from_config(config: TasksConfig) -> list[KernelTask]:
-    """The configured levels, by default of the hub's newest commit."""
     return load(config.location or HUB_ID, config.levels, config.revision, config.precision)
 
 
@@ -144,7 +143,6 @@ def _level_of(folder: Path) -> int:
 
 
 def is_checkout(path: Path) -> bool:
-    """Whether this is a checkout, its folder of levels, or a level."""
     return bool(_level_folders(path))
 
 

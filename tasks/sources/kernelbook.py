@@ -23,7 +23,6 @@ COLUMNS = ("uuid", "entry_point", "python_code")
 
 
 def from_config(config: TasksConfig) -> list[KernelTask]:
-    """The configured tasks, by default of the hub at `PINNED`."""
     return load(config.location or HUB_ID, config.revision or PINNED, limit=config.limit)
 
 

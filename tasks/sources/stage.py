@@ -41,7 +41,6 @@ def run(config: TasksConfig, root: str) -> SnapshotRef:
 
 
 def keep(found: list[KernelTask], root: str, config: object) -> SnapshotRef:
-    """These tasks as a finished snapshot; `config` records their origin."""
     rows = [task.model_dump(mode="json") for task in found]
     snapshot = Snapshot(root, STAGE, fingerprint(STAGE, rows))
     if not snapshot.finished:

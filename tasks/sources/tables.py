@@ -66,7 +66,6 @@ def on_hub(location: str | Path) -> bool:
 def unusable(
     path: object, columns: Sequence[str], kind: str, forms: Iterable[Sequence[str]]
 ) -> UsageError:
-    """The error for a table with none of the wanted sets of columns."""
     wanted = "; or ".join(", ".join(form) for form in forms)
     return UsageError(
         f"{shown(path)} is no table of {kind}: its columns are"

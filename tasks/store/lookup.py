@@ -29,7 +29,6 @@ def snapshots(root: str, stage: str) -> list[Snapshot]:
 
 
 def newest_first(root: str, stage: str) -> list[Snapshot]:
-    """The finished snapshots of a stage under a root, newest first."""
     finished = [each for each in snapshots(root, stage) if each.finished]
     age = {each.fingerprint: (each.manifest["created_at"], each.fingerprint) for each in finished}
     return sorted(finished, key=lambda each: age[each.fingerprint], reverse=True)

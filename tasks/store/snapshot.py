@@ -154,7 +154,6 @@ class Snapshot:
     # -- reading -----------------------------------------------------------------------------------
 
     def parts(self) -> list[str]:
-        """Paths of the Parquet files, in the order of writing."""
         if not self._fs.exists(self.path):
             return []
         return sorted(
@@ -272,7 +271,6 @@ class Snapshot:
                 start += len(batch)
 
     def rows_of(self, places: pl.DataFrame, columns: Sequence[str] | None = None) -> Iterator[Json]:
-        """Rows at places from `index`, in its order, read part by part."""
         for (part,), found in places.group_by("part", maintain_order=True):
             for batch in self.batches_at(str(part), found["row"].to_numpy(), columns):
                 yield from batch.to_pylist()

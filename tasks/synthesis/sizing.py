@@ -250,7 +250,6 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
 
 
 def fitting(shape: Shape, memory_bytes: int, context: float) -> int:
-    """Sequences of this many tokens that fit into memory for keys and values."""
     return max(0, int(memory_bytes / (shape.token_bytes * max(1, context))))
 
 

@@ -72,7 +72,6 @@ def stage_record(
 
 
 def verification_record(config: object, verdicts: SnapshotRef) -> StageRecord:
-    """With seconds by phase, over the verdicts of candidates that reached it."""
     return stage_record("verification", config, verdicts, metrics=_phases(verdicts.open()))
 
 
@@ -93,7 +92,6 @@ def _phases(verdicts: Snapshot) -> Metrics:
 def training_record(
     config: object, trained: SnapshotRef, curated: DatasetRef | None = None
 ) -> StageRecord:
-    """With every numeric column of the log as a series."""
     snapshot = trained.open()
     log = snapshot.read(unique="step").sort("step")
     numbers = dict(numbers_of(snapshot.manifest))

@@ -105,7 +105,6 @@ class Runs(NamedTuple):
         series: Mapping[str, Sequence[tuple[int, float]]] = {},
         tags: Mapping[str, str] = {},
     ) -> None:
-        """Write values in batches; metrics are at step 0, None left out."""
         from mlflow.entities import Metric, Param, RunTag
 
         now_ms = time.time_ns() // 1_000_000

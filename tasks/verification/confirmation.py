@@ -133,7 +133,6 @@ class Confirmation(Verification):
     # -- what came of it ---------------------------------------------------------------------------
 
     def publish(self) -> SnapshotRef:
-        """Add the verdicts that stay as they were screened, and finish the snapshot."""
         self._end_stream()
         there = self.snapshot.index(["candidate_id"])
         places = self._screened.index(["candidate_id"]).unique(

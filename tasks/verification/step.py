@@ -53,7 +53,6 @@ def verify(
     language: Language,
     verification: type[Verification] = Verification,
 ) -> SnapshotRef:
-    """Verification inside a flow: chunks are task runs, the snapshot is the cache."""
     return stage.run(
         candidates, tasks, config, language, verification=verification, verify_chunk=verify_chunk
     )

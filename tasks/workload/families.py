@@ -26,6 +26,5 @@ def family_of(operator: str) -> str:
 
 
 def families_of(operators: Sequence[str]) -> tuple[str, ...]:
-    """Distinct families of a task's operators, in the order of FAMILIES."""
     found = {family_of(operator) for operator in operators}
     return tuple(family for family in FAMILIES if family in found)

@@ -47,7 +47,6 @@ class Workload(Record):
 
     @property
     def operator_kind(self) -> OperatorKind | None:
-        """single_operator or fusion; None where the reference did not run."""
         return None if self.executed is None else operator_kind(self.operators)
 
     @property
@@ -91,6 +90,5 @@ class Profile(Record):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Operators' shares of time, in [0, 1]; may be empty."""
         total = self.total_us
         return {each.name: each.us / total for each in self.operators} if total else {}

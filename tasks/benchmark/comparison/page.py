@@ -65,7 +65,6 @@ def write_comparison(found: Compared, out: Path) -> list[Path]:
 
 
 def as_data(found: Compared) -> Json:
-    """The comparison as data: shares in [0, 1], speedup ratios, seconds."""
     ablation = found.ablation.model_dump(
         mode="json", exclude={"references": True, "branches": {"__all__": {"answers"}}}
     )

@@ -61,7 +61,6 @@ def own_scores(context: ReportContext) -> list[Row]:
 
 
 def headline_scores(context: ReportContext) -> list[Row]:
-    """Custom kernels' Exec and fast_1 at the smallest k, and speedup."""
     rows = [row for row in own_scores(context) if row["metric"] in HEADLINE_METRICS]
     smallest = min((row["k"] for row in rows if row["k"] is not None), default=None)
     return [row for row in rows if row["k"] in (smallest, None)]
@@ -137,7 +136,6 @@ def next_steps(context: ReportContext) -> list[str]:
 
 
 def summary_table(context: ReportContext) -> list[tuple[str, str]]:
-    """Cleaned rows (what, value) for the terminal at the end of a run."""
     losses, steps = context.losses, plural(len(context.history), "step")
     rows = [("tasks", f"{context.tasks:,}"), ("candidates", f"{context.candidates:,}")]
     rows += [

@@ -95,7 +95,6 @@ class ReportContext(Record):
 
 
 def speedups_of(frame: pl.DataFrame) -> dict[str, int]:
-    """A context's `timed` and `faster`; non-finite speedups do not count."""
     times = [nested(frame, "timing", name).cast(pl.Float64) for name in TIMES]
     known = [
         pl.when(value.is_finite()).then(value).alias(name)

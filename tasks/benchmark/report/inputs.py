@@ -98,7 +98,6 @@ def traces_of(candidates: SnapshotRef, flagged: Flagger) -> Traces:
 
 
 def training_traces(curated: Snapshot) -> Traces | None:
-    """The training set's trace flags, as curation counted them, or None."""
     counts: Row | None = curated.manifest.get("trace_flags")
     if not counts:
         return None
@@ -122,7 +121,6 @@ def trace_flags(curated: Snapshot) -> dict[str, tuple[int, int]]:
 
 
 def single_operators(curated: Snapshot) -> tuple[int, int] | None:
-    """The training set's samples on single operators, and all of known kind."""
     if not curated.has_column("operator_kind"):
         return None
     columns = ["candidate_id", "operator_kind"]
@@ -131,7 +129,6 @@ def single_operators(curated: Snapshot) -> tuple[int, int] | None:
 
 
 def training_steps(training: Snapshot) -> tuple[TrainingStep, ...]:
-    """The log's optimiser steps in order, without measurements before the first."""
     rows = training.read(unique="step").sort("step").iter_rows(named=True)
     return tuple(
         TrainingStep.model_validate({name: row.get(name) for name in TrainingStep.model_fields})

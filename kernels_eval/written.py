@@ -38,7 +38,8 @@ def json_of(text: str | bytes) -> Any:
 
 def _size(value: object, known: dict[int, float]) -> float:
     """Values with references followed; infinite where one leads to itself."""
-    inner = [*value.items()] if isinstance(value, dict) else value
+    # no tuples made here: what is made for a moment may share its id with what comes later
+    inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value
     if not isinstance(inner, list | tuple | set):
         return 1
     if id(value) not in known:

@@ -1,5 +1,7 @@
 """YAML and JSON of others: values, or a ValueError of one line, in a moment."""
 
+import json
+
 import pytest
 
 from kernels_eval.errors import UsageError
@@ -47,6 +49,8 @@ def test_what_people_write_is_read():
     text = "base: &base {a: 1, b: [x, y]}\nmine: {<<: *base, a: 2}\nnone:\n"
     assert yaml_of(text)["mine"] == {"a": 2, "b": ["x", "y"]}
     assert yaml_of("") is None
+    large = {"a": {"x": [0] * 60_000}, "b": {"y": 1}, "c": {"z": 2}}
+    assert yaml_of(json.dumps(large)) == large, "no value counts twice"
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "{", b"\xff", ""])

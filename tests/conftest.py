@@ -24,10 +24,10 @@ for name, value in {
     "RAY_USAGE_STATS_ENABLED": "0",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_LEVEL": "WARNING",
-    # tests that judge at the same time do not wait for one another
-    "CONCUR_LOCKS": tempfile.mkdtemp(prefix="concur_locks-"),
 }.items():
     os.environ.setdefault(name, value)
+# tests that judge at the same time do not wait for one another; each process has its own
+os.environ["CONCUR_LOCKS"] = tempfile.mkdtemp(prefix="concur_locks-")
 
 
 def pytest_collection_modifyitems(config, items):

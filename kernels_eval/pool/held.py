@@ -38,9 +38,9 @@ def called() -> str:
 def holders(kind: str) -> list[str]:
     """The others that judge on this machine's devices of a kind, each with its beginning."""
     found = []
-    with suppress(OSError):
-        for line in _file(kind).read_text(encoding="utf-8").splitlines():
-            said: Json = json.loads(line)
+    for path in sorted(_file(kind).parent.glob(f"{_file(kind).name}.*")):
+        with suppress(OSError, ValueError):  # it has just ended, or just begins
+            said: Json = json.loads(path.read_text(encoding="utf-8"))
             if said["pid"] != os.getpid() and _lives(said):
                 clock = time.strftime("%H:%M", time.localtime(said["since"]))
                 found.append(f"{said['name']} (process {said['pid']}, since {clock})")
@@ -56,7 +56,7 @@ def held(
     if _own.get(kind):
         yield  # pools of one process do not wait for one another
         return
-    with _file(kind).open("a+", encoding="utf-8") as file:
+    with _file(kind).open("a") as file:
         began = time.monotonic()
         while True:
             try:
@@ -67,16 +67,15 @@ def held(
                 say(f"waits for the {kind}, which {others} uses")
                 require_patience(began, patience_s, others)
             time.sleep(LOOK_EVERY_S)
-        if not shared:
-            file.truncate(0)  # those before have ended
         me = {"pid": os.getpid(), "name": called(), "since": time.time()}
-        file.write(json.dumps(me) + "\n")
-        file.flush()
+        said = _file(kind).with_name(f"{_file(kind).name}.{os.getpid()}")
+        said.write_text(json.dumps(me), encoding="utf-8")
         _own[kind] = 1
         try:
             yield
         finally:
             del _own[kind]
+            said.unlink(missing_ok=True)
 
 
 def require_patience(began: float, patience_s: float | None, others: str) -> None:

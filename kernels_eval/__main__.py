@@ -270,7 +270,7 @@ def _missed(verdict: Verdict, min_speedup: float) -> str:
         return ""
     if verdict.timing is None:
         return "the candidate was not timed"
-    if verdict.timing.speedup < min_speedup:
+    if not verdict.timing.speedup >= min_speedup:  # nor where that is no number
         return f"the speedup is {verdict.timing.speedup:.3g}, below {min_speedup:g}"
     return ""
 

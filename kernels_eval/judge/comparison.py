@@ -178,13 +178,14 @@ def _check_calls(process: CandidateProcess) -> None:
 def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     reference, shapes = process.reference, process.reference.loaded.parameters
     missing, spare = unmatched_shapes(shapes, process.loaded.parameters)
-    wanted = [shapes[index] for index in missing]
     if not missing or not reference.weights_matter(missing):
-        wanted = []
+        missing = []
+    wanted = [shapes[index] for index in missing]
+    constant = not set(missing).isdisjoint(reference.loaded.constant_parameters)
     statistics = reference.used_statistics()
     held = [shape for shape in process.loaded.statistics if shape in statistics]
     if sorted(held) != sorted(statistics):
-        wanted += statistics
+        wanted, constant = wanted + statistics, True
         spare += sum(map(math.prod, process.loaded.statistics))
     if not wanted:
         return trial
@@ -194,6 +195,13 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
             f"keeps what the reference has of shape {wanted[:4]}, which changes its output, in no"
             " nn.Parameter (for running statistics: or buffer) that could be given new values"
             " (one that was added to another at construction is kept in none)",
+        )
+    if constant:
+        raise Stop(
+            Reason.STALE_WEIGHTS,
+            "has no nn.Parameter (for running statistics: or buffer) of the shape of what the"
+            " reference's constructor makes of one number: whether it is used cannot be told (keep"
+            f" such weights as they are, and pack others): {wanted[:4]}",
         )
     # packed, perhaps: other weights are then made by constructing both anew
     process.draft.flags.append("weights_not_mappable")

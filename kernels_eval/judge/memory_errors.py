@@ -24,7 +24,7 @@ from kernels_eval.sandbox.child import Child
 from kernels_eval.source.spec import ExtensionSpec
 
 SANITIZERS = ("-fsanitize=address", "-fsanitize=undefined")
-COMPILED = (*SANITIZERS, "-fno-omit-frame-pointer", "-g1")
+COMPILED = (*SANITIZERS, "-fno-omit-frame-pointer", "-g1", "-U__SANITIZE_ADDRESS__")
 RUNTIME = ("libasan.so", "libstdc++.so.6")
 """What must be loaded before Python; the second for exceptions."""
 ENVIRONMENT = {
@@ -35,7 +35,8 @@ ENVIRONMENT = {
     "UBSAN_OPTIONS": "print_stacktrace=0",
 }
 ADDRESS = re.compile(
-    r"ERROR: AddressSanitizer: (?!requested allocation|out of memory|allocator)([\w-]+)"
+    r"ERROR: AddressSanitizer: "
+    r"(?!requested allocation|out of memory|allocator|stack-overflow)([\w-]+)"
 )
 ACCESS = re.compile(r"^((?:READ|WRITE) of size \d+)", re.MULTILINE)
 FRAME = re.compile(r"^ +#\d+ 0x\w+ in (.+?) \S*?([\w.]+:\d+)$", re.MULTILINE)

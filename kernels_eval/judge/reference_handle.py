@@ -224,8 +224,11 @@ class ReferenceProcess:
 
     @property
     def timed_distribution(self) -> str:
-        """The task's own inputs; not all one number where a trial of others suits the task."""
-        found = [trial.distribution for trial in self.trials if trial.name == VARIED]
+        """The task's own inputs; others where these are all one number, or always the same, and a
+        trial of others suits the task.
+        """
+        wanted = (VARIED, *(("mixed",) if self.expected.task.own_answer_is_fixed else ()))
+        found = [trial.distribution for trial in self.trials if trial.name in wanted]
         return found[0] if found else DECLARED
 
     @property

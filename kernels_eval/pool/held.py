@@ -9,9 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -20,8 +21,8 @@ from kernels_eval.records import Json
 
 LOOK_EVERY_S = 0.5
 _called = ""
-_own: dict[str, int] = {}
-"""How many pools of this process hold each kind of device."""
+_own: dict[str, tuple[int, TextIO]] = {}
+"""How many pools of this process hold each kind of device, and the locked file."""
 
 
 def call_it(name: str) -> None:
@@ -53,29 +54,42 @@ def held(
 ) -> Iterator[None]:
     """Hold a kind of device (cpu, gpu); meanwhile `say` whom it waits for. Raises BusyError after
     `patience_s` seconds."""
-    if _own.get(kind):
-        yield  # pools of one process do not wait for one another
-        return
-    with _file(kind).open("a") as file:
-        began = time.monotonic()
-        while True:
-            try:
-                flock(file, (LOCK_SH if shared else LOCK_EX) | LOCK_NB)
-                break
-            except BlockingIOError:
-                others = " and ".join(holders(kind)) or "another run"
-                say(f"waits for the {kind}, which {others} uses")
-                require_patience(began, patience_s, others)
-            time.sleep(LOOK_EVERY_S)
-        me = {"pid": os.getpid(), "name": called(), "since": time.time()}
-        said = _file(kind).with_name(f"{_file(kind).name}.{os.getpid()}")
-        said.write_text(json.dumps(me), encoding="utf-8")
-        _own[kind] = 1
-        try:
-            yield
-        finally:
-            del _own[kind]
+    said = _file(kind).with_name(f"{_file(kind).name}.{os.getpid()}")
+    if kind not in _own:  # pools of one process do not wait for one another
+        file = _file(kind).open("a")
+        with ExitStack() as failed:
+            failed.push(file)
+            _wait(file, kind, LOCK_SH if shared else LOCK_EX, patience_s, say)
+            me = {"pid": os.getpid(), "name": called(), "since": time.time()}
+            said.write_text(json.dumps(me), encoding="utf-8")
+            failed.pop_all()
+        _own[kind] = 0, file
+    count, locked = _own[kind]
+    _own[kind] = count + 1, locked
+    try:
+        yield
+    finally:
+        count, locked = _own.pop(kind)
+        if count > 1:
+            _own[kind] = count - 1, locked
+        else:
             said.unlink(missing_ok=True)
+            locked.close()
+
+
+def _wait(
+    file: TextIO, kind: str, how: int, patience_s: float | None, say: Callable[[str], None]
+) -> None:
+    began = time.monotonic()
+    while True:
+        try:
+            flock(file, how | LOCK_NB)
+            return
+        except BlockingIOError:
+            others = " and ".join(holders(kind)) or "another run"
+            say(f"waits for the {kind}, which {others} uses")
+            require_patience(began, patience_s, others)
+        time.sleep(LOOK_EVERY_S)
 
 
 def require_patience(began: float, patience_s: float | None, others: str) -> None:

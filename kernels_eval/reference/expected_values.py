@@ -176,6 +176,7 @@ class ExpectedValues:
             parameter_names=list(parameters),
             statistics=list(map(squeezed, running_statistics(self.runner.model))),
             constant_weights=any(map(is_constant, redrawn_of(self.runner.model))),
+            constant_parameters=[i for i, x in enumerate(parameters.values()) if is_constant(x)],
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
             precision=self.runner.spec.precision,

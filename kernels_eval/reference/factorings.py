@@ -22,6 +22,8 @@ from kernels_eval.model.operators import Named
 from kernels_eval.reference.aten import Values, operator_name
 
 Factors = list[Tensor | None]
+LEAST = 1e-300
+"""What nothing is divided by less than."""
 """Those of one matrix, in the operator's order; None where a task does not return one."""
 
 
@@ -94,7 +96,7 @@ def gram_schmidt_error(factoring: Factoring) -> float:
     if factoring.operator != "linalg_qr":
         return 0.0
     values = torch.linalg.svdvals(factoring.matrix.double())
-    condition = float((values[..., 0] / values[..., -1].clamp(min=1e-300)).amax())
+    condition = float((values[..., 0] / values[..., -1].clamp(min=LEAST)).amax())
     return torch.finfo(torch.float32).eps * condition
 
 
@@ -112,7 +114,7 @@ def _view_of(output: Tensor, result: Tensor) -> bool | None:
 def _off(x: Tensor, y: Tensor) -> Tensor:
     """|x - y| / |y| (Frobenius), the worst of a batch."""
     dims = (-2, -1)
-    found: Tensor = (x - y).norm(dim=dims) / y.norm(dim=dims).clamp(min=1e-300)
+    found: Tensor = (x - y).norm(dim=dims) / y.norm(dim=dims).clamp(min=LEAST)
     return found.amax()
 
 
@@ -126,9 +128,8 @@ def _qr(a: Tensor, factors: Factors) -> list[Tensor]:
     if q is None:
         assert r is not None
         return [_off(r.mT @ r, a.mT @ a), _off(r.triu(), r)]
-    held = [] if r is None else [_off(r.triu(), r)]
     r = q.mT @ a if r is None else r
-    return [*held, _orthogonal(q), _off(q @ r, a), _off(r.triu(), r)]
+    return [_orthogonal(q), _off(q @ r, a), _off(r.triu(), r)]
 
 
 def _eigh(a: Tensor, factors: Factors) -> list[Tensor]:
@@ -136,7 +137,7 @@ def _eigh(a: Tensor, factors: Factors) -> list[Tensor]:
     assert vectors is not None
     if values is None:
         values = (vectors.mT @ a @ vectors).diagonal(dim1=-2, dim2=-1)
-    rising = (-values.diff(dim=-1)).clamp(min=0).sum() / values.abs().amax()
+    rising = (-values.diff(dim=-1)).clamp(min=0).sum() / values.abs().amax().clamp(min=LEAST)
     return [_orthogonal(vectors), _off((vectors * values[..., None, :]) @ vectors.mT, a), rising]
 
 
@@ -151,9 +152,10 @@ def _svd(a: Tensor, factors: Factors) -> list[Tensor]:
     if s is None:
         s = (a.mT @ u).norm(dim=-2)
     falling = (-s).amax().clamp(min=0) + s.diff(dim=-1).clamp(min=0).sum()
+    falling /= s.amax().clamp(min=LEAST)
     if vh is None:
-        return [*held, _off((u * s.square()[..., None, :]) @ u.mT, a @ a.mT), falling / s.amax()]
-    return [*held, _off((u * s[..., None, :]) @ vh, a), falling / s.amax()]
+        return [*held, _off((u * s.square()[..., None, :]) @ u.mT, a @ a.mT), falling]
+    return [*held, _off((u * s[..., None, :]) @ vh, a), falling]
 
 
 def _flipped(x: Tensor, dim: int) -> Tensor:

@@ -151,7 +151,7 @@ ARCHITECTURE = re.compile(
     r"-?-(?:arch|gpu-architecture|code|gencode|generate-code)(?:=(?P<value>.*))?"
 )
 """Flags of nvcc that name the GPUs to compile for."""
-GENERATION = re.compile(r"(?:sm|compute|lto)_(\d+)\d")
+CAPABILITY = re.compile(r"(?:sm|compute|lto)_(\d+)")
 
 
 def for_this_gpu(flags: Iterable[str], arch: str) -> list[str]:
@@ -159,18 +159,18 @@ def for_this_gpu(flags: Iterable[str], arch: str) -> list[str]:
     which this nvcc may not know, are left out.
     """
     left, kept, named = deque(flags), list[str](), False
+    number = int(arch.replace(".", ""))
     while left:
         flag = left.popleft()
         words = [flag]
         if match := ARCHITECTURE.fullmatch(flag):
             if match["value"] is None and left:
                 words.append(left.popleft())
-            generations = set(GENERATION.findall(words[-1]))
-            if generations != {arch.partition(".")[0]}:
+            asked = [int(each) for each in CAPABILITY.findall(words[-1])]
+            if not asked or not all(number // 10 * 10 <= each <= number for each in asked):
                 continue
             named = True
         kept += words
-    number = arch.replace(".", "")
     return kept if named else [f"-gencode=arch=compute_{number},code=sm_{number}", *kept]
 
 

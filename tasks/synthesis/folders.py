@@ -49,7 +49,7 @@ def rows_of_modules(path: Path) -> Iterator[Json]:
     named = [(file, _place(file, path)) for file in files]
     samples = [(file, place) for file, place in named if _NUMBERED.fullmatch(file.stem)]
     if left_out := samples and len(files) - len(samples):
-        caution(f"{left_out} .py files are left out: they are not named as KernelBench's samples")
+        caution(f"{left_out} files are left out: they are not named as KernelBench's samples")
     for file, place in samples or named:
         name = file.stem if file == path else file.relative_to(path).with_suffix("").as_posix()
         kind = "code" if file.suffix == ".py" else "response"

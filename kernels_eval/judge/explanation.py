@@ -41,7 +41,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif any(call.rerun_differs for call in calls) and _error_varies(trial, found, process):
         outcome = Reason.NON_DETERMINISTIC
         why = "repeating the call on the same inputs gives another answer; "
-    elif small and (why := _downcast(trial, found, process)):
+    elif small and not _wrong_effect(found, process) and (why := _downcast(trial, found, process)):
         outcome = Reason.PRECISION_DOWNCAST
     elif wrong and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "

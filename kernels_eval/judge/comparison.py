@@ -185,7 +185,7 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     statistics = reference.used_statistics()
     held = [shape for shape in process.loaded.statistics if shape in statistics]
     if sorted(held) != sorted(statistics):
-        wanted, constant = wanted + statistics, True
+        wanted += statistics
         spare += sum(map(math.prod, process.loaded.statistics))
     if not wanted:
         return trial
@@ -199,9 +199,9 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     if constant:
         raise Stop(
             Reason.STALE_WEIGHTS,
-            "has no nn.Parameter (for running statistics: or buffer) of the shape of what the"
-            " reference's constructor makes of one number: whether it is used cannot be told (keep"
-            f" such weights as they are, and pack others): {wanted[:4]}",
+            "has no nn.Parameter of the shape of what the reference's constructor makes of one"
+            " number: whether it is used cannot be told (keep such weights as they are, and pack"
+            f" others): {wanted[:4]}",
         )
     # packed, perhaps: other weights are then made by constructing both anew
     process.draft.flags.append("weights_not_mappable")

@@ -390,6 +390,7 @@ def _flat_copy(value: Tensor) -> Tensor:
 def _varied(value: Tensor, seed: int, distribution: str) -> Tensor:
     generator = torch.Generator(device=value.device).manual_seed(seed)
     drawn = torch.rand(value.shape, generator=generator, device=value.device)
+    drawn.view(-1)[drawn.argmin()] = 0.0  # one element of few changes, too
     number = float(value.reshape(-1)[0])
     if value.dtype == torch.bool:
         varied = value ^ (drawn < VARIED_SHARE)

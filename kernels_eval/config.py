@@ -322,9 +322,9 @@ LEAST_LEFT_OUT, LONG_PRODUCT = 1024, 1 << 16
 """From how many elements on a sum may lack some, and the answer still pass: of a share p, an fp32
 sum of one sign shows all; one in 16 bits, or scaled up for what it lacks, does not. Products of
 random signs lack sqrt(p), which shows until plain addition errs by as much. A choice."""
-TERMS_OF_SUM, TERMS_OF_SUM_HALF = (256,), (16,)
-"""How many elements of a sum are terms, in fp32 and in fewer bits: the first of which one left out
-is seen. A choice."""
+TERMS_OF_SUM, TERMS_OF_SUM_HALF = 256, 16
+"""How many elements of a sum are terms, in fp32 and in fewer bits: so few that one left out is
+seen. A choice."""
 BACKGROUNDS: tuple[tuple[float | None, float], ...] = (
     (None, 2.0**12),
     (None, 2.0**24),

@@ -258,9 +258,7 @@ class Evaluator:
         prepared: Prepared,
         draft: VerdictDraft,
     ) -> None:
-        asked, tier = self.config.address_sanitizer, draft.late_tier or prepared.tier
-        chosen = asked == "correct" or (asked == "lite" and tier == "lite")
-        if chosen and self.config.level == "confirm" and candidate.language.instrumented:
+        if memory_errors.wanted(self.config, candidate, draft.late_tier or prepared.tier):
             with draft.phase("attribution_s"):
                 memory_errors.find(
                     self.runner, self.preparer, reference, candidate, prepared, draft

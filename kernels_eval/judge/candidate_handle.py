@@ -139,6 +139,11 @@ class CandidateProcess:
             raise MadeElsewhere
 
     @property
+    def may_overwrite(self) -> bool:
+        """Whether a later call may overwrite an earlier output."""
+        return self.config.correctness.output_buffer == "flag"
+
+    @property
     def copies_weights(self) -> bool:
         return self.config.correctness.weights == "copy"
 

@@ -164,7 +164,7 @@ def _check_calls(process: CandidateProcess) -> None:
     if any(call.expanded for call in calls):
         process.draft.flags.append("expanded_output")
     if any(call.previous_changed for call in calls):
-        if process.config.correctness.output_buffer == "reject":
+        if not process.may_overwrite:
             what = "a later call overwrites the output of an earlier one"
             raise Stop(Reason.OUTPUT_ALIASED, what)
         process.draft.flags.append(Reason.OUTPUT_ALIASED.value)

@@ -36,7 +36,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif found.equals_trial:
         outcome = Reason.STALE_CACHE
         why = f"returns the answer of an earlier call ({found.equals_trial[0]}) for new inputs; "
-    elif any(call.previous_changed for call in calls) and _refuses_buffers(process):
+    elif any(call.previous_changed for call in calls) and not process.may_overwrite:
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
     elif any(call.rerun_differs for call in calls) and _error_varies(trial, found, process):
         outcome = Reason.NON_DETERMINISTIC
@@ -70,10 +70,6 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     else:
         why = _right_elsewhere(trial) if wrong else ""
     return Stop(outcome, why + errors_of(trial, found))
-
-
-def _refuses_buffers(process: CandidateProcess) -> bool:
-    return process.config.correctness.output_buffer == "reject"
 
 
 def _of_non_finite(trial: Trial, process: CandidateProcess) -> tuple[Reason, str]:

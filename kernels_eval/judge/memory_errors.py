@@ -12,7 +12,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from kernels_eval.config import SANITIZED_TRIALS, SANITIZER_LOG_BYTES
+from kernels_eval.config import SANITIZED_TRIALS, SANITIZER_LOG_BYTES, EvalConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Prepared, Stop, VerdictDraft, one_line
 from kernels_eval.judge.prepare import Preparer
@@ -61,6 +61,13 @@ def instrumented(spec: ExtensionSpec) -> ExtensionSpec:
             "extra_ldflags": (*spec.extra_ldflags, *SANITIZERS),
         }
     )
+
+
+def wanted(config: EvalConfig, candidate: Candidate, tier: str | None) -> bool:
+    """Whether to build this candidate, built with headers of this tier, once more."""
+    asked = config.address_sanitizer
+    chosen = asked == "correct" or (asked == "lite" and tier == "lite")
+    return chosen and config.level == "confirm" and candidate.language.instrumented
 
 
 def find(

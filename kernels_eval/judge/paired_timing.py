@@ -105,7 +105,6 @@ class PairedClock:
         self.by_processor = (
             not self.on_gpu and process.child.alone and process.child.processor_ns() > 0
         )
-        self.may_overwrite = process.config.correctness.output_buffer == "flag"
         self.idle_samples = 0
         self.burnt_ns = self.waited_ns = 0
         self.varied = [
@@ -257,7 +256,7 @@ class PairedClock:
         drawn = reference.memory.draw(seeds, names)
         with ExitStack() as stopped:
             own, _ = self._clocked(reference.child, reference.request_unread, drawn, "own", stopped)
-        if reference.loaded.effects and reference.loaded.effects.arguments:
+        if reference.loaded.changes_arguments:
             drawn = reference.memory.draw(seeds, names)
         with ExitStack() as stopped:
             passed, answer = self._clocked(
@@ -296,7 +295,7 @@ class PairedClock:
         fail.
         """
         (inputs, given), (outputs, taken) = drawn, self.reference.memory.outputs_of(whose)
-        request = RunUnseen(inputs=inputs, outputs=outputs, copied=self.may_overwrite)
+        request = RunUnseen(inputs=inputs, outputs=outputs, copied=self.process.may_overwrite)
         family, used = child.family(), self._processor_ns(child)
         started = time.perf_counter_ns()
         answer = run(request, (given, taken))

@@ -6,7 +6,6 @@ SIGKILL not blamed on it, and the fork server's death, pass through as SandboxEr
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -294,8 +293,8 @@ class ReferenceProcess:
         return self._draws
 
     def _telling_draws(self) -> Iterator[int]:
-        terms_of = TERMS_OF_SUM if self.gates.precision == "fp32" else TERMS_OF_SUM_HALF
-        for terms, background in itertools.product(terms_of, range(len(BACKGROUNDS))):
+        terms = TERMS_OF_SUM if self.gates.precision == "fp32" else TERMS_OF_SUM_HALF
+        for background in range(len(BACKGROUNDS)):
             request = LeaveOut(seed=secrets.randbits(31), terms=terms, background=background)
             found = self.request(request)
             if not found.length:

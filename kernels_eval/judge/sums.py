@@ -35,7 +35,7 @@ def compare_sums(process: CandidateProcess) -> None:
         reference.memory.share_outputs(whose, count * reference.output_bytes)
     drawn = reference.memory.draw(seeds, names)
     reference.request_unread(*_run(drawn, "own", process))
-    if reference.loaded.effects and reference.loaded.effects.arguments:
+    if reference.loaded.changes_arguments:
         drawn = reference.memory.draw(seeds, names)
     answer = process.request_unread(*_run(drawn, "unseen", process))
     for form in parse_report(UnseenReport, answer).forms:

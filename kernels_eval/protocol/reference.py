@@ -58,6 +58,11 @@ class LoadedTask(Payload):
     memory_share: float = 0.0
     ambiguous: str = ""
 
+    @property
+    def changes_arguments(self) -> bool:
+        """Whether a call leaves other inputs than it was given."""
+        return bool(self.effects and self.effects.arguments)
+
 
 class LoadTask(Request[LoadedTask]):
     """Load a task and run it once. Oracles in float64 take `oracle_max_bytes` at most."""

@@ -31,7 +31,8 @@ class Reference(SimpleNamespace):
 
 def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
-    made.config, made.sets, made.may_overwrite = TimingConfig(), 4, False
+    made.config, made.sets = TimingConfig(), 4
+    made.process = SimpleNamespace(may_overwrite=False)
     loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache)
     memory = SimpleNamespace()
     made.reference = Reference(loaded=loaded, memory=memory, task_bytes=INPUT + OUTPUT, used=used)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kernels_eval.errors import UsageError, cause_of
+from tasks.thoughts import named_in, opened_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -61,6 +62,29 @@ def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
 def chat_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
     turn = [{"role": "user", "content": prompt}]
     return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+
+def opening_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The mark with which the generation prompt opens the model's thought; empty without one."""
+    if not getattr(tokenizer, "chat_template", None):
+        return ""
+    form = opened_by(chat_text(tokenizer, "x"))
+    return form.opening if form else ""
+
+
+def written_text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """Sampled tokens as text: without special tokens, but for the marks of the thoughts of the
+    tokenizer's chat template."""
+    form = named_in(str(getattr(tokenizer, "chat_template", None) or ""))
+    marks = form.opening + form.closing if form else ""
+    special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    kept = [token for token in tokens if special.get(token, marks) in marks]
+    return str(tokenizer.decode(kept, clean_up_tokenization_spaces=False))
+
+
+def thought_opening(location: str | Path) -> str:
+    """`opening_of` a model directory or hub id. Raises UsageError as `load_tokenizer` does."""
+    return opening_of(_counting_tokenizer(str(location)))
 
 
 def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:

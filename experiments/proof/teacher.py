@@ -27,7 +27,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language, stable_hash
 from kernels_eval.tables import table_beside
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.parsing import THINK_CLOSE
+from tasks.thoughts import THINK_CLOSE
 from tasks.synthesis.prompts import block
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler, tokenizer_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -339,6 +339,12 @@ class Parsed(Protocol):
     def parse_reason(self) -> Reason | None: ...
 
 
+class Parser(Protocol):
+    """Reads a response; `finish_reason` is "length" where it was cut off."""
+
+    def __call__(self, text: str, *, finish_reason: str | None = None) -> Parsed: ...
+
+
 @dataclass
 class Intake:
     """Reads requests. `language`: the default, whose device decides which are judged; `parse` reads
@@ -348,7 +354,7 @@ class Intake:
     language: Language
     config: EvalConfig
     tasks: Mapping[str, KernelTask]
-    parse: Callable[[str], Parsed] | None = None
+    parse: Parser | None = None
 
     def __post_init__(self) -> None:
         """Raises DeviceError where the language's device is missing."""
@@ -378,7 +384,7 @@ class Intake:
         if request.response is not None:
             if self.parse is None:
                 raise UsageError("this service parses no responses", "send `code`")
-            found = self.parse(request.response)
+            found = self.parse(request.response, finish_reason=request.finish_reason)
             code, reason = found.code, found.parse_reason
         language = request.language
         if request.solution and request.definition:

@@ -51,7 +51,10 @@ class EvaluationRequest(Finite):
     code: Code | None = None
     """a Python module that defines ModelNew"""
     response: Annotated[str, Field(max_length=4_000_000)] | None = None
-    """a model's whole answer, from which the module is parsed"""
+    """a model's whole answer, from which the module is parsed; it begins with the mark that opens a
+    thought where the prompt ended with one"""
+    finish_reason: Annotated[str, Field(max_length=64)] | None = None
+    """how `response` ended: `length` where it was cut off, whose thoughts then hold no kernel"""
     solution: Solution | None = None
     """a kernel for `definition`, in the schema of FlashInfer-Bench or SOL-ExecBench"""
     language: Language | None = None

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import SamplingParams, stable_hash
-from tasks.models import attention_of_any_length, chat_text, load_causal_model, load_tokenizer
+from tasks.models import (
+    attention_of_any_length,
+    chat_text,
+    load_causal_model,
+    load_tokenizer,
+    written_text,
+)
 from tasks.progress import caution
 from tasks.sources.small_model import resolve_model
 from tasks.synthesis.config import SynthesisConfig
@@ -157,17 +163,9 @@ class Loaded:
         written = list(tokens[:end])
         return Response(
             request_key=row.request.request_key,
-            text=self.text_of(written),
+            text=written_text(self.tokenizer, written),
             completion_tokens=len(written),
             finish_reason="length" if end is None else "stop",
-        )
-
-    def text_of(self, tokens: list[int]) -> str:
-        """Text without special tokens; `<think>` and `</think>` are none and stay."""
-        return str(
-            self.tokenizer.decode(
-                tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
         )
 
     def respond(self, rows: Sequence[Row]) -> list[list[int]]:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from kernels_eval.records import Json, Reason, Record
 from kernels_eval.source.syntax import UNPARSABLE, parse_source
-
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+from tasks.thoughts import THINK_CLOSE, THINK_OPEN, plain_marks
 
 # A fence at the start of a line with whatever follows it, or one that a model wrote at the end of a
 # line of prose ("...:```python").
@@ -23,12 +22,21 @@ _FENCE = re.compile(
     r" \t]*$",
     re.MULTILINE,
 )
-_TAG = re.compile(r"[A-Za-z][\w+#.-]*")
+_TAG = re.compile(r"[A-Za-z][\w+#.-]*(?::\S*)?|\{[^}]*\}")
+_LANGUAGE = re.compile(r"\{[ .]*([^\s.}]+)|([^\s:]+)(?=:\S|\s|\Z)|(\S+)")
 _OPEN = re.compile(r"^[ \t]*<think>", re.MULTILINE)
+_ANSWER = re.compile(r"^[ \t]*<answer>", re.MULTILINE)
+_ANSWER_TAG = re.compile(r"^[ \t]*</?answer>[ \t]*|</answer>\s*\Z", re.MULTILINE)
+# a fence in a quotation, with the quoted lines behind it
+_QUOTED = re.compile(r"^[ \t]*>[ \t]?(?:`{3,}|~{3,}).*(?:\n[ \t]*>.*)*", re.MULTILINE)
+_QUOTE = re.compile(r"^([ \t]*)>", re.MULTILINE)
 _CLASS = re.compile(r"^[ \t]*class[ \t]+ModelNew\b", re.MULTILINE)
+_MODULE = re.compile(
+    r"^[ \t]*(?:class[ \t]+ModelNew\b|ModelNew[ \t]*=[ \t]*\w+[ \t]*$)", re.MULTILINE
+)
 _WORD = re.compile(r"\w")  # an answer without one (nothing, or a stray closing fence) is none
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_PYTHON_TAGS = frozenset({"", "python", "python3", "py", "{python}", "{.python}"})
+_PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
 _OTHER_TAGS = frozenset(
     "c c++ cpp cu cuda triton markdown md bash sh shell text txt json diff".split()
 )
@@ -56,71 +64,86 @@ def parse_response(
     """Parse a response. `reasoning` is what the server separated, if it did; `finish_reason` its
     own, "length" if cut off.
 
-    The reasoning is the server's, or the text before the last `</think>`. With neither, it ends
-    where the last module begins; without a module, a text is all reasoning if cut off, else all
-    answer. The code is the last complete fenced block that defines ModelNew. One in the reasoning
-    counts only where the model stopped by itself without an answer, or the module ends the
-    reasoning (a late tag).
+    The reasoning is the server's, or the text before the last mark that closes a thought, such as
+    `</think>` (tasks/thoughts.toml). With neither, it ends where the last module begins; without a
+    module, a text is all reasoning if cut off, else all answer. The code is the last complete
+    fenced block that defines ModelNew. One in the reasoning counts only where the model stopped by
+    itself without an answer, or the module ends the reasoning (a late tag).
     """
-    text = clean_text(text)
-    thought, answer = _split(text)
+    parts = _split(clean_text(text))
     if reasoning and reasoning.strip():
-        thought, answer = _untagged(clean_text(reasoning)), text
+        thought = _untagged(plain_marks(clean_text(reasoning)))
+        parts = _Parts(thought, _ANSWER_TAG.sub("", clean_text(text)))
+    thought, answer = parts.thought, parts.answer
     if answer is None or not _WORD.search(answer):
-        return _without_answer(thought, closed=answer is not None, finish_reason=finish_reason)
-    found = _find_code(answer, finish_reason)
+        return _without_answer(parts, finish_reason)
+    found = _find_code(answer, finish_reason if parts.again is None else "length")
     if found.reason == Reason.NO_CODE_BLOCK:
         # reasoning that ends with its module, and an answer that only speaks of it: QwQ-32B writes
         # one in eighteen responses so
         moved = _find_code(thought, None)
-        after = thought[moved.end :].replace(THINK_CLOSE, "")
-        if moved.code is not None and not _WORD.search(after):
+        if moved.code is not None and not _WORD.search(thought[moved.end :]):
             return _moved(thought, moved, f"\n\n{answer.strip()}")
     return Parsed(
-        reasoning=_untagged(thought),
+        reasoning=_joined(thought, parts.again),
         answer=answer.strip(),
         code=found.code,
         parse_reason=found.reason,
     )
 
 
-def _moved(thought: str, found: _Found, answer: str = "") -> Parsed:
-    rest = thought[found.end :].replace(THINK_CLOSE, "")
+def _joined(thought: str, again: str | None) -> str:
+    return "\n\n".join(each for each in (thought, again) if each)
+
+
+def _moved(thought: str, found: _Found, answer: str = "", before: str = "") -> Parsed:
     return Parsed(
-        reasoning=_untagged(thought[: found.start]),
-        answer=(thought[found.start : found.end] + rest).strip() + answer,
+        reasoning=_joined(before, thought[: found.start].strip()),
+        answer=thought[found.start :].strip() + answer,
         code=found.code,
     )
 
 
-def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) -> Parsed:
-    opened = not closed and THINK_OPEN in thought
+def _without_answer(parts: _Parts, finish_reason: str | None) -> Parsed:
+    thought, closed = parts.thought, parts.answer is not None
+    if parts.again is not None:
+        found = _find_code(parts.again, finish_reason)
+        if found.code is not None and finish_reason != "length":
+            return _moved(parts.again, found, before=thought)
+        whole = _joined(thought, parts.again)
+        return Parsed(reasoning=whole, answer="", parse_reason=Reason.TRUNCATED)
     found = _find_code(thought, finish_reason)
-    draft = (closed and finish_reason == "length") or (opened and finish_reason != "stop")
+    draft = (closed and finish_reason == "length") or (parts.opened and finish_reason != "stop")
     if found.code is not None and not draft:
         return _moved(thought, found)
-    if closed or opened:
-        cut_off = opened or finish_reason == "length"
+    if closed or parts.opened:
+        cut_off = parts.opened or finish_reason == "length"
         reason = Reason.TRUNCATED if cut_off else Reason.NO_CODE_BLOCK
-        return Parsed(reasoning=_untagged(thought), answer="", parse_reason=reason)
-    thought, cut_off = thought.strip(), found.reason == Reason.TRUNCATED
-    parts = (thought, "") if cut_off else ("", thought)
-    return Parsed(reasoning=parts[0], answer=parts[1], parse_reason=found.reason)
+        return Parsed(reasoning=thought, answer="", parse_reason=reason)
+    cut_off = found.reason == Reason.TRUNCATED
+    reasoning, answer = (thought, "") if cut_off else ("", thought)
+    return Parsed(reasoning=reasoning, answer=answer, parse_reason=found.reason)
 
 
 def is_unfinished(text: str) -> bool:
     """Whether a recorded response breaks off, in place of a finish reason: an unclosed think block
     or last fence, or prose after the last block that ends with a letter, digit or comma."""
-    thought, answer = _split(clean_text(text))
-    if answer is None and THINK_OPEN in thought:
+    parts = _split(clean_text(text))
+    if parts.opened:
         return True
-    rest = thought if answer is None else answer
+    rest = parts.again or (parts.thought if parts.answer is None else parts.answer)
     scan = _scan(rest)
     if scan.unclosed or not scan.blocks:
         return scan.unclosed
     _, _, prose = rest[scan.blocks[-1].end :].partition("\n")
     end = prose.rstrip()[-1:]
     return end == "," or end.isalnum()
+
+
+def answer_of(response: str) -> str:
+    """A response without its thoughts; all of it where none is marked."""
+    parts = _split(clean_text(response))
+    return parts.thought if parts.answer is None else parts.answer
 
 
 def guessed_finish(text: str) -> Json:
@@ -132,14 +155,37 @@ def clean_text(text: str) -> str:
     return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def _split(text: str) -> tuple[str, str | None]:
+class _Parts(NamedTuple):
+    thought: str
+    answer: str | None
+    """None where no mark says that it begins"""
+    opened: bool = False
+    """whether no thought was closed, and one opened"""
+    again: str | None = None
+    """a thought behind the answer that was opened and not closed"""
+
+
+def _split(text: str) -> _Parts:
+    text = plain_marks(text)
     thought, tag, answer = text.rpartition(THINK_CLOSE)
-    return (_untagged(thought), answer) if tag else (text, None)
+    if not tag:
+        *_, tagged = [None, *_ANSWER.finditer(text)]
+        if tagged is None:
+            opened = THINK_OPEN in text
+            return _Parts(_untagged(text) if opened else text.strip(), None, opened)
+        thought, answer = text[: tagged.start()], text[tagged.end() :]
+    again = None
+    if reopened := _OPEN.search(answer):
+        answer, again = answer[: reopened.start()], _untagged(answer[reopened.start() :])
+    return _Parts(_untagged(thought), _ANSWER_TAG.sub("", answer), again=again)
 
 
 def _untagged(thought: str) -> str:
+    """A thought without marks, and without what stands before it."""
     opened = _OPEN.search(thought)
-    return thought[opened.end() if opened else 0 :].strip()
+    if opened and THINK_CLOSE not in thought[: opened.start()]:
+        thought = thought[opened.end() :]
+    return thought.replace(THINK_OPEN, "").replace(THINK_CLOSE, "").strip()
 
 
 class _Found(NamedTuple):
@@ -151,30 +197,45 @@ class _Found(NamedTuple):
 
 def _find_code(text: str, finish_reason: str | None) -> _Found:
     scan = _scan(text)
-    for block in reversed(scan.blocks):
-        if not _CLASS.search(text, block.start, block.end):
-            continue
-        code = block.code(text)
-        if _defines_model(code, strict=block.nests or block.tag not in _PYTHON_TAGS):
-            return _Found(code, None, block.opening, block.end)
+    if code := _last_module(text, scan):
+        return code
+    if _QUOTED.search(text):
+        plain = _QUOTED.sub(lambda found: _QUOTE.sub(r"\1 ", found[0]), text)  # of the same length
+        if code := _last_module(plain, _scan(plain)):
+            return code
     if scan.unclosed or finish_reason == "length":
         return _Found(None, Reason.TRUNCATED)
     if any(text[block.start : block.end].strip() for block in scan.blocks):
         return _Found(None, Reason.MISSING_MODEL_NEW)
-    if _CLASS.search(text) and _defines_model(text.strip(), strict=True):
+    if _MODULE.search(text) and _defines_model(text.strip(), strict=True):
         return _Found(text.strip() + "\n", None, 0, len(text))
     return _Found(None, Reason.NO_CODE_BLOCK)
 
 
+def _last_module(text: str, scan: _Scan) -> _Found | None:
+    for block in reversed(scan.blocks):
+        if _MODULE.search(text, block.start, block.end):
+            code = block.code(text)
+            if _defines_model(code, strict=block.nests or block.tag not in _PYTHON_TAGS):
+                return _Found(code, None, block.opening, block.end)
+    return None
+
+
 def _defines_model(code: str, *, strict: bool) -> bool:
+    """Whether a module defines the class ModelNew, or names a class of its own so."""
+    lenient = not strict and _CLASS.search(code) is not None
     if len(code) > _AST_LIMIT:
-        return not strict
+        return lenient
     try:
         tree = parse_source(code)
     except UNPARSABLE:
-        return not strict
-    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    return any(node.name == "ModelNew" for node in classes)
+        return lenient
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for node in tree.body:
+        match node:
+            case ast.Assign([ast.Name("ModelNew")], ast.Name(name)) if name in names:
+                return True
+    return "ModelNew" in names
 
 
 @dataclass(slots=True)
@@ -218,7 +279,8 @@ def _scan(text: str) -> _Scan:
         if "```" in rest:
             continue  # inline code that happens to begin a line
         indent = match.start("run") - match.start()
-        word = rest.split(maxsplit=1)[0].lower() if rest else ""
+        language = _LANGUAGE.match(rest)
+        word = language[language.lastindex or 0].lower() if language else ""
         if word in _OPENING_TAGS or (top is None and (not rest or _TAG.fullmatch(rest))):
             _push(scan, _Block(match.start(), match.end() + 1, run[0], len(run), indent, word))
         elif top and run.startswith(top.char * top.length) and indent <= top.indent + 3:

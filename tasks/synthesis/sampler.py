@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Record, SamplingParams, stable_hash
 from tasks.files import file_sha256
-from tasks.models import count_tokens
+from tasks.models import count_tokens, thought_opening
 from tasks.sources.small_model import resolve_model
 from tasks.synthesis.config import SynthesisConfig
 
@@ -57,6 +57,7 @@ class Sampler:
 
     generator: str
     served: str | None = None
+    tokenizer: str | Path | None = None
     answers_follow_ups: ClassVar[bool] = True
     """whether it can answer later turns"""
 
@@ -94,6 +95,14 @@ class Sampler:
         """Tokens of each text; None without a tokenizer. Raises UsageError where it cannot be
         loaded."""
         return None if self.tokenizer is None else count_tokens(self.tokenizer, texts)
+
+    def whole_text(self, response: Response) -> str:
+        """The response's text; of one that was cut off, with the mark by which the prompt opened
+        its thought, so that no draft counts as its answer."""
+        cut_off = response.finish_reason == "length" and not response.finish_guessed
+        if self.tokenizer is None or response.reasoning is not None or not cut_off:
+            return response.text
+        return thought_opening(self.tokenizer) + response.text
 
     def close(self) -> None:
         """Free resources; by default there are none."""

@@ -176,8 +176,9 @@ CountTokens = Callable[[Sequence[str]], Sequence[int] | None]
 
 
 def candidate_row(request: Request, response: Response, sampler: Sampler) -> Json:
+    text = sampler.whole_text(response)
     parsed = parse_response(
-        response.text, reasoning=response.reasoning, finish_reason=response.finish_reason
+        text, reasoning=response.reasoning, finish_reason=response.finish_reason
     )
     counted = _count(sampler.count_tokens, parsed.reasoning)
     if counted is None:
@@ -186,7 +187,7 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> Jso
         counted = usage_share(response.completion_tokens, parsed)
     asked = (request.task, sampler.generator, request.sampling, request.sample_index)
     candidate = Candidate(
-        candidate_id=candidate_id(*asked, response.text, request.turn, request.parent),
+        candidate_id=candidate_id(*asked, text, request.turn, request.parent),
         task_id=request.task.task_id,
         language=request.language,
         generator=sampler.generator,
@@ -195,7 +196,7 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> Jso
         prompt_hash=prompt_hash(
             request.prompt, *([] if request.turn == 1 else [FOLLOW_UP_VERSION])
         ),
-        response=response.text,
+        response=text,
         **parsed.model_dump(),
         reasoning_tokens=counted,
         completion_tokens=response.completion_tokens,

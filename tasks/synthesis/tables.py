@@ -28,7 +28,7 @@ from tasks.sources.files import first_line, number_of, shown
 from tasks.sources.tables import unusable
 from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis.inputs import FORMS, holds_candidates, model_of, parts_of
-from tasks.synthesis.parsing import THINK_CLOSE, guessed_finish, parse_response
+from tasks.synthesis.parsing import answer_of, guessed_finish, parse_response
 from tasks.tables import CANDIDATES
 from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
 
@@ -185,7 +185,7 @@ def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool
         names = ", ".join(Language)
         fault = f"{where}: there is no language {shown(given, 40)!r}"
         raise UsageError(fault, f"languages are {names}") from None
-    answer = str(row.get("response") or "").rpartition(THINK_CLOSE)[2]
+    answer = answer_of(str(row.get("response") or ""))
     found = languages_of(row.get("code") or (answer if "ModelNew" in answer else ""))
     return (found[0], not found[0].half_of_others) if len(found) == 1 else (None, False)
 

@@ -28,7 +28,7 @@ LAYERS = {"kernels_eval": 0, "tasks": 1, "flows": 2}
 # what every stage may use; `sources` is the place of records
 SHARED = {
     *("store", "keys", "tables", "files", "versions", "progress", "policy", "retry", "operators"),
-    *("sources", "reporting", "scores", "samples", "models", "arl", "shares", "typed"),
+    *("sources", "reporting", "scores", "samples", "models", "arl", "shares", "typed", "thoughts"),
 }
 HEAVY = ("torch", "ray", "trl", "vllm", "mlflow", "prefect", "transformers")
 EXPERIMENTS = ROOT / "experiments"

@@ -401,6 +401,18 @@ def test_code_and_a_response_that_holds_it_are_one_candidate(refusing):
     assert read(request(7, task_id=None, task=source)).task.code == AFFINE.code
 
 
+@pytest.mark.parametrize("finish_reason, reason", [("stop", None), ("length", "truncated")])
+def test_how_a_response_ended_says_whether_its_thoughts_hold_a_draft(
+    refusing, finish_reason, reason
+):
+    thought = f"hm\n```python\n{request(7).code}```\n</think>"
+    found = refusing.intake.read(request(code=None, response=thought, finish_reason=finish_reason))
+    assert (found.candidate.code is None, found.candidate.parse_reason) == (
+        reason is not None,
+        reason,
+    )
+
+
 @pytest.mark.parametrize("response", ["", "no code", "<think>endless", "```python\nclass Model:"])
 def test_a_response_without_code_is_a_verdict_and_needs_no_worker(refusing, response):
     found = refusing.intake.read(request(code=None, response=response))

@@ -1,6 +1,7 @@
 """Responses as models really write them, then anything at all: parsing never fails and never takes
 long."""
 
+import re
 import time
 
 import pytest
@@ -159,6 +160,27 @@ def test_what_cannot_be_stored_is_replaced():
     parsed = parse_response(f"\ud800 think</think>{fenced(MODULE + '# ' + chr(0) + chr(0xDFFF))}")
     assert parsed.code is not None and parsed.code.startswith(MODULE)
     (parsed.reasoning + parsed.answer + parsed.code).encode("utf-8")
+
+
+ALIAS = MODULE.replace("ModelNew", "Fast") + "\nModelNew = Fast\n"
+QUOTED = "".join(f"> {line}\n" for line in MODULE.splitlines())
+NAMES = {"MODULE": MODULE, "DRAFT": DRAFT, "HELPER": HELPER, "ALIAS": ALIAS, "QUOTED": QUOTED}
+
+
+def spelled(text):
+    for name, code in NAMES.items():
+        text = text.replace(f"{name}\n", f"{code.strip()}\n")
+    return text
+
+
+@pytest.mark.parametrize("family, text, finish_reason, reasoning, code, reason", cases("answers"))
+def test_answers_of_model_families(family, text, finish_reason, reasoning, code, reason):
+    parsed = parse_response(spelled(text), finish_reason=finish_reason)
+    assert (parsed.reasoning, parsed.parse_reason) == (spelled(reasoning), reason)
+    assert parsed.code == (NAMES[code] if code else None)
+    assert not re.search(
+        r"[<\[◁]\W?(seed:)?(think|channel|message|answer|START|END)", parsed.answer
+    )
 
 
 def check_invariants(text, reasoning, finish_reason):

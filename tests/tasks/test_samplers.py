@@ -10,7 +10,8 @@ from tasks.sources import bundled
 from tasks.sources.stage import keep
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
-from tasks.synthesis.stage import Synthesis
+from tasks.synthesis.sampler import Response
+from tasks.synthesis.stage import Synthesis, candidate_row, parsed_again
 from tests.support.cases import cases
 from tests.support.requests import client, make_request
 
@@ -75,6 +76,21 @@ def test_counts_tokens_only_with_a_tokenizer(tmp_path):
         assert make().count_tokens(["some text"]) is None
         short, long, empty = make(tokenizer=str(directory)).count_tokens(["text", "text " * 50, ""])
         assert empty == 0 < short < long
+
+
+def test_no_draft_counts_in_a_cut_answer_whose_prompt_opened_the_thought(tmp_path):
+    from tasks.sources.small_model import build_small_model
+
+    model = build_small_model(tmp_path / "model", ["some text to learn from"])
+    asked = request(bundled.load()[0])
+    draft = "Perhaps\n```python\nclass ModelNew: pass\n```\nNo, wait"
+    for tokenizer, reason in ((None, None), (str(model), "truncated")):
+        sampler = client("http://127.0.0.1:1/v1", tokenizer=tokenizer)
+        for finish, expected in (("stop", None), ("length", reason)):
+            answer = Response(request_key="r", text=draft, finish_reason=finish)
+            row = candidate_row(asked, answer, sampler)
+            assert row["parse_reason"] == expected, (tokenizer, finish)
+            assert parsed_again(row, sampler.count_tokens) == row
 
 
 def responses_file(path, **changes):

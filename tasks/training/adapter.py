@@ -43,6 +43,12 @@ def check_adapter(adapter_dir: Path) -> AdapterFacts:
     second = {name for name in tensors if ".lora_B." in name}
     if {name.replace(".lora_A.", ".lora_B.") for name in first} != second or not second:
         raise UsageError(f"{weights} holds matrices without their partners", "train again")
+    if empty := [name for name, tensor in tensors.items() if not tensor.numel()]:
+        raise UsageError(
+            f"{len(empty)} of {len(tensors)} tensors in {weights} are empty, such as {empty[0]}",
+            "gather sharded weights before the adapter is saved (as tasks.training does), and save"
+            " it again",
+        )
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise UsageError(

@@ -3,18 +3,20 @@ never truncated or repaired."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.models import chat_text
+from tasks.thoughts import PLAIN, Form, closed_by, named_in, opened_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 IGNORED = -100  # what torch's cross-entropy leaves out
+THOUGHT_FIELDS = ("reasoning_content", "thinking")
+"""Fields of a message whose mention says that a template renders thoughts."""
 Rows = Sequence[Mapping[str, Any]]
 DropReason = Literal["overlong", "empty_reasoning", "empty_answer", "control_token"]
 
@@ -54,12 +56,14 @@ class Example(NamedTuple):
 def examples_of(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
     """One example per row of `tasks.tables.CURATED` with its `prompt`, the user's turn, in order.
 
-    The prompt is the chat up to the generation prompt; the completion the reasoning, `</think>`,
-    the answer and, unless cut off (`finish_reason` "length"), the tokenizer's end token. Raises
-    UsageError for a tokenizer without chat template or end token.
+    The prompt is the chat up to the generation prompt; the completion the reasoning between the
+    template's own marks of a thought (`<think>` where it has none), the answer and, unless cut off
+    (`finish_reason` "length"), the tokenizer's end token. Raises UsageError for a tokenizer without
+    chat template or end token, and a template that keeps the model from thinking or marks thoughts
+    in an unknown form.
     """
-    _require_template(tokenizer)
-    examples = [_as_text(row, tokenizer) for row in rows]
+    form = _thoughts_of(tokenizer)
+    examples = [_as_text(row, tokenizer, form) for row in rows]
     prompts = _token_ids([each.prompt for each in examples], tokenizer)
     wholes = _token_ids([each.prompt + each.completion for each in examples], tokenizer)
     made = []
@@ -70,8 +74,9 @@ def examples_of(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Example]
     return made
 
 
-def _require_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    if not getattr(tokenizer, "chat_template", None):
+def _thoughts_of(tokenizer: PreTrainedTokenizerBase) -> Form:
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
         raise UsageError(
             "the base model's tokenizer has no chat template",
             "train an instruct or reasoning model, or add chat_template.jinja",
@@ -83,16 +88,31 @@ def _require_template(tokenizer: PreTrainedTokenizerBase) -> None:
             "set eos_token in its tokenizer_config.json to the token that ends a turn, or train an"
             " instruct or reasoning model",
         )
+    prompt = chat_text(tokenizer, "x")
+    if closed_by(prompt):
+        raise UsageError(
+            "the base model's chat template ends its prompt with a closed thought: it would learn"
+            " to think in its answers",
+            "set enable_thinking to true in its chat_template.jinja, for training and for servers"
+            " alike, or train a model that thinks by default",
+        )
+    form = opened_by(prompt) or named_in(str(template))
+    if form is None and any(name in str(template) for name in THOUGHT_FIELDS):
+        raise UsageError(
+            "the base model's chat template marks thoughts in a form that is not known",
+            "add its marks to tasks/thoughts.toml, or train a model that writes <think>",
+        )
+    return form or PLAIN
 
 
-def _as_text(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example:
+def _as_text(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, form: Form) -> Example:
     prompt = chat_text(tokenizer, row["prompt"])
     reasoning, answer = (row["reasoning"] or "").strip(), (row["answer"] or "").strip()
     # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the model
     # itself writes the tag
-    opening = "" if prompt.rstrip().endswith(THINK_OPEN) else f"{THINK_OPEN}\n"
+    opening = "" if opened_by(prompt) else form.opening
     end = "" if row.get("finish_reason") == "length" else tokenizer.eos_token
-    completion = f"{opening}{reasoning}\n{THINK_CLOSE}\n\n{answer}{end}"
+    completion = f"{opening}{reasoning}{form.closing}{answer}{end}"
     return Example(row["candidate_id"], reasoning, answer, prompt, completion)
 
 
@@ -108,10 +128,13 @@ def select_examples(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[Example], list[Dropped]]:
     """Examples to train on and those that cannot be, in order. `control_token`: the text itself
-    holds a think tag or a special token. Raises UsageError where nothing is left."""
+    holds a mark of thoughts or a special token. Raises UsageError where nothing is left."""
     kept, dropped = [], []
+    form = _thoughts_of(tokenizer)
+    marks = [mark.strip() for each in (PLAIN, form) for mark in (each.opening, each.closing)]
+    control = {*marks, *tokenizer.all_special_tokens}
     for example in examples:
-        if reason := _reason_to_drop(example, tokenizer, max_length):
+        if reason := _reason_to_drop(example, control, max_length):
             dropped.append(
                 Dropped(candidate_id=example.candidate_id, reason=reason, tokens=example.tokens)
             )
@@ -128,13 +151,12 @@ def select_examples(
 
 
 def _reason_to_drop(
-    example: Example, tokenizer: PreTrainedTokenizerBase, max_length: int
+    example: Example, control: Collection[str], max_length: int
 ) -> DropReason | None:
     if not example.reasoning:
         return "empty_reasoning"
     if not example.answer:
         return "empty_answer"
-    control = {THINK_OPEN, THINK_CLOSE, *tokenizer.all_special_tokens}
     if any(token in example.reasoning or token in example.answer for token in control):
         return "control_token"
     if example.tokens > max_length:

@@ -33,7 +33,9 @@ from tasks.models import (
     chat_text,
     load_causal_model,
     load_tokenizer,
+    opening_of,
     quiet_progress,
+    written_text,
 )
 from tasks.training import checkpoints
 from tasks.training.recipe import ReinforceRecipe
@@ -167,6 +169,8 @@ def window_of(config: Any) -> int:
 def _reward_function(
     judge: Judge, recipe: RewardRecipe, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[..., list[float | None]]:
+    opening = opening_of(tokenizer)
+
     def verdict_reward(
         completion_ids: list[list[int]],
         task_id: list[str],
@@ -174,9 +178,10 @@ def _reward_function(
         **_: object,
     ) -> list[float | None]:
         began_s = time.monotonic()
-        answers = tokenizer.batch_decode(
-            completion_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        answers = []
+        for ids in completion_ids:
+            ended = tokenizer.eos_token_id in ids
+            answers.append(("" if ended else opening) + written_text(tokenizer, ids))
         judged = judge(task_id, answers)
         reasoning = [each.reasoning for each in judged]
         lengths = map(len, tokenizer(reasoning, add_special_tokens=False)["input_ids"])

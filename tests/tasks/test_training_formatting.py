@@ -40,6 +40,13 @@ QWEN3 = QWQ.replace(
     "assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{-"
     " '<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
 )
+# As gpt-oss's and Magistral's: thoughts stand between marks of their own
+GPT_OSS, MAGISTRAL = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{%- if m.thinking %}{{- '" + mark + "' + m.thinking }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    for mark in ("<|channel|>analysis<|message|>", "[THINK]")
+)
 TEMPLATES = pytest.mark.parametrize("template", [QWQ, QWEN3], ids=["qwq", "qwen3"])
 
 
@@ -98,7 +105,11 @@ class Parrot:
         return torch.cat([input_ids, torch.tensor([said])], dim=1)
 
 
-@TEMPLATES
+@pytest.mark.parametrize(
+    "template",
+    [QWQ, QWEN3, GPT_OSS, MAGISTRAL],
+    ids=["qwq", "qwen3", "gpt-oss", "magistral"],
+)
 def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base, template):
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer)
@@ -171,6 +182,25 @@ def test_a_tokenizer_without_template_or_end_token_is_refused(base):
         setattr(tokenizer, attribute, None)
         with pytest.raises(UsageError, match=said):
             example_of(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "template, said, fix",
+    [
+        (
+            QWEN3.replace("is false", "is not true").replace("is defined and", "is not defined or"),
+            "closed thought",
+            "enable_thinking",
+        ),
+        (GPT_OSS.replace("<|channel|>analysis<|message|>", "~~"), "not known", "thoughts.toml"),
+    ],
+    ids=["does-not-think", "unknown-marks"],
+)
+def test_a_template_in_which_a_model_would_think_in_its_answers_is_refused(
+    base, template, said, fix
+):
+    with pytest.raises(UsageError, match=f"(?s){said}.*{fix}"):
+        example_of(tokenizer_with(base, template))
 
 
 LINE = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=40)

@@ -21,11 +21,11 @@ from kernels_eval.errors import EvalError
 from kernels_eval.records import KernelTask, Language, Record, SamplingParams, stable_hash
 from tasks.files import atomic_write
 from tasks.synthesis.config import SynthesisConfig
-from tasks.thoughts import THINK_CLOSE
 from tasks.synthesis.prompts import block
 from tasks.synthesis.refine import MOST_CODE, bounded
 from tasks.synthesis.sampler import Request, Sampler
 from tasks.synthesis.samplers import make_sampler, sampler_class
+from tasks.thoughts import THINK_CLOSE
 
 JUDGE_VERSION = 1
 """Raised with every change of the wording."""

@@ -27,9 +27,9 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language, stable_hash
 from kernels_eval.tables import table_beside
 from tasks.synthesis.config import SynthesisConfig
-from tasks.thoughts import THINK_CLOSE
 from tasks.synthesis.prompts import block
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler, tokenizer_of
+from tasks.thoughts import THINK_CLOSE
 
 TEACHER_VERSION = 2
 """Raised with every change of what it writes."""

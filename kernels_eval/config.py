@@ -211,7 +211,7 @@ class EvalConfig(Sparing):
 # protocol's description (docs/explanation/verification.md), or that it is a choice.
 
 SHAPE_SCOPES = ("each", "all", "last", "first")
-"""What shrinks in another shape (`model.inputs.smaller_shapes`), tried in this order."""
+"""What shrinks in another shape (`model.smaller_shapes`), tried in this order."""
 TAILS = {"1": 1, "2": 2, "odd": -1}
 """How many elements another shape leaves over in blocks of 4 and more, or lacks to fill them: the
 tails of vector loads and of warps that kernels forget. A choice."""
@@ -228,6 +228,15 @@ float64, too, and a kernel that is exact there, as from logits, would differ fro
 any precision."""
 VARIED_SHARE = 1 / 8
 """Of a mask of ones, how many elements are 0 where that varies. A choice."""
+ZEROS_SHARE, RANK_SAMPLE = 0.2, 32
+"""The share of zeros from which on they are a pattern, and the rows and columns of which a rank is
+taken. Choices."""
+NOTE_DRAWS, NOTE_BYTES = 3, 16 << 20
+"""How many draws of a task's inputs tell what all of them have, and bytes of inputs from which on
+one must do. Choices of time."""
+BETWEEN_STEP, JUMP = 2.0**-18, 1e-2
+"""How far whole numbers are moved, as a share of their size, and how much an answer then changes at
+least that jumps. Choices."""
 CONSTANT_SAMPLE, CONSTANT_SHARE = 1 << 13, 1 / 64
 """Of so many elements of a weight, the share of one number from which on it is made constant, in
 part at least: timed calls then have other weights. Random ones in bf16 share a number in 500."""

@@ -33,14 +33,10 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.inputs import (
     Arguments,
-    copy_weights,
     flatten_outputs,
     load_candidate,
     made_elsewhere,
     moved,
-    parameters_of,
-    running_statistics,
-    squeezed,
 )
 from kernels_eval.model.measurement import all_close, same, same_all
 from kernels_eval.model.model_runner import (
@@ -57,6 +53,7 @@ from kernels_eval.model.operators import (
     watch_unrecorded,
 )
 from kernels_eval.model.shared_memory import Fences, Memory, copied, write
+from kernels_eval.model.weights import copy_weights, parameters_of, running_statistics, squeezed
 from kernels_eval.protocol import (
     Call,
     CallReport,

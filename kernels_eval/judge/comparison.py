@@ -181,11 +181,13 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     if not missing or not reference.weights_matter(missing):
         missing = []
     wanted = [shapes[index] for index in missing]
+    # another construction makes the same: running statistics are such numbers, too
     constant = not set(missing).isdisjoint(reference.loaded.constant_parameters)
     statistics = reference.used_statistics()
     held = [shape for shape in process.loaded.statistics if shape in statistics]
     if sorted(held) != sorted(statistics):
         wanted += statistics
+        constant = True
         spare += sum(map(math.prod, process.loaded.statistics))
     if not wanted:
         return trial
@@ -199,9 +201,9 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     if constant:
         raise Stop(
             Reason.STALE_WEIGHTS,
-            "has no nn.Parameter of the shape of what the reference's constructor makes of one"
-            " number: whether it is used cannot be told (keep such weights as they are, and pack"
-            f" others): {wanted[:4]}",
+            "has no nn.Parameter (for buffers: or buffer) of the shape of what the reference's"
+            " constructor makes of one number: whether it is used cannot be told (keep such weights"
+            f" as they are, and pack others): {wanted[:4]}",
         )
     # packed, perhaps: other weights are then made by constructing both anew
     process.draft.flags.append("weights_not_mappable")

@@ -143,8 +143,9 @@ def _nth_last(names: list[str], after: int, found: Comparison, process: Candidat
 def _right_elsewhere(trial: Trial) -> str:
     if trial.name == VARIED:
         return (
-            "right only while arguments are the one number (all ones, zeros or true) that they are"
-            " as declared; "
+            "right only for arguments with what the declared ones happen to have (all one number,"
+            " zeros or a mask's elements at these places, symmetry, equal rows, whole numbers,"
+            " distinct indices); "
         )
     if trial.weights_seed is None:
         return ""

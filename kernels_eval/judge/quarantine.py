@@ -49,7 +49,7 @@ def quarantine_degenerate(task: TaskFindings, gates: TaskGates, request: FindIgn
         flags.append("zeros_pass_declared")
     if task.own_answer_is_fixed:
         flags.append("own_answers_never_vary")
-    if has_one_answer(task) and "permuted" not in expected:
+    if has_one_answer(task):
         flags.append("answers_never_vary")
     return flags
 

@@ -223,10 +223,12 @@ class ReferenceProcess:
 
     @property
     def timed_distribution(self) -> str:
-        """The task's own inputs; others where these are all one number, or always the same, and a
-        trial of others suits the task.
+        """The task's own inputs; others where these could save work in floats, or are always the
+        same, and a trial of others suits the task.
         """
-        wanted = (VARIED, *(("mixed",) if self.expected.task.own_answer_is_fixed else ()))
+        fixed = self.expected.task.own_answer_is_fixed
+        varied = fixed or any(note.timed for note in self.loaded.plan.notes)
+        wanted = (*((VARIED,) if varied else ()), *(("mixed",) if fixed else ()))
         found = [trial.distribution for trial in self.trials if trial.name in wanted]
         return found[0] if found else DECLARED
 

@@ -189,8 +189,8 @@ def has_weights(task: TaskFindings) -> bool:
     return bool(task.loaded.parameters or task.loaded.statistics)
 
 
-def has_constant_inputs(task: TaskFindings) -> bool:
-    return any(note.constant for note in task.loaded.plan.notes)
+def could_save_work(task: TaskFindings) -> bool:
+    return any(note.varied for note in task.loaded.plan.notes)
 
 
 def sums_products(task: TaskFindings) -> bool:
@@ -304,11 +304,11 @@ TRIALS = (
         required=True,
         screen=True,
     ),
-    TrialRow("permuted", draws=("permuted",), when=has_one_answer, differs=True, screen=True),
+    # without what declared arguments have and what would save work
     TrialRow(
         VARIED,
-        draws=(VARIED, f"{VARIED}_positive"),
-        when=has_constant_inputs,
+        draws=(VARIED, f"{VARIED}_otherwise"),
+        when=could_save_work,
         differs=True,
         screen=True,
     ),

@@ -24,7 +24,7 @@ def with_few_terms(values: list[Any], plan: InputPlan, seed: int, *, fewer: bool
     vary = [
         index
         for index, (x, note) in enumerate(zip(values, plan.notes, strict=True))
-        if note.vary and not note.pattern and not note.symmetric and isinstance(x, Tensor)
+        if note.vary and not note.keeps and isinstance(x, Tensor)
     ]
     if asked is None or not vary:
         return values

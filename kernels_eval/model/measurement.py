@@ -74,6 +74,11 @@ def unlike(a: Tensor, y: Tensor) -> Tensor:
     return ~(near & torch.isfinite(y) | alike)
 
 
+def as_real(x: Tensor) -> Tensor:
+    """Complex numbers as their two parts, in a last dimension."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
 def computable(x: Tensor) -> Tensor:
     """FP8 as float32, as torch computes nothing in it."""
     return x.float() if x.is_floating_point() and x.element_size() == 1 else x

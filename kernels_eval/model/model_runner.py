@@ -27,14 +27,16 @@ from kernels_eval.model.inputs import (
     load_module,
     moved,
     plain_containers,
+)
+from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
+from kernels_eval.model.side_effects import kept_state, with_side_effects
+from kernels_eval.model.weights import (
     randomise_weights,
     redraw_statistics,
     running_statistics,
     squeezed,
     transpose_weights,
 )
-from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
-from kernels_eval.model.side_effects import kept_state, with_side_effects
 from kernels_eval.protocol import (
     CallReport,
     Done,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels_eval.model.inputs import squeezed
 from kernels_eval.model.measurement import same
+from kernels_eval.model.weights import squeezed
 from kernels_eval.protocol import BufferForm, SideEffects
 
 COUNTER = "num_batches_tracked"

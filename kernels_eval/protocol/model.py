@@ -30,14 +30,15 @@ FEW_TERMS, FEWER_TERMS = "few_terms", "fewer_terms"
 
 
 class InputNote(Payload):
-    """What may vary about one argument. `constant`: all elements are one number as declared;
-    `pattern`: its zeros stay zeros; `symmetric`: as declared.
+    """What may vary about one tensor of the arguments (`kernels_eval.model.invariants`). `vary`: it
+    is drawn from other distributions, and `keeps` these invariants; `varied`: the form in which it
+    lacks what saves work, `timed` calls too. Empty: it stays as declared.
     """
 
     vary: bool
-    constant: bool = False
-    pattern: bool = False
-    symmetric: bool = False
+    keeps: tuple[str, ...] = ()
+    varied: str = ""
+    timed: bool = False
 
 
 class FewTerms(Payload):
@@ -51,8 +52,8 @@ class FewTerms(Payload):
 
 
 class InputPlan(Payload):
-    """What may vary about a task's inputs: a note per argument, and smaller shapes by name, as
-    (argument, dimension, size). `distinct`: no two elements of an argument are equal.
+    """What may vary about a task's inputs: a note per tensor (or other value), smaller shapes by
+    name, as (tensor, dimension, size). `distinct`: no two elements of a tensor are equal.
     """
 
     notes: list[InputNote]

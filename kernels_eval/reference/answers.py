@@ -73,12 +73,11 @@ from kernels_eval.reference.downcasts import FORMATS, Rounded, explains, lost_bi
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import (
     OWN_FLOATS,
-    REFUSALS,
     ExpectedValues,
     Known,
 )
 from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
-from kernels_eval.reference.task_model import TaskModel, device_memory
+from kernels_eval.reference.task_model import REFUSALS, TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
 OWN = (*OWN_FLOATS, "sequential_rms", "scatter_rms", "scatter_max")

@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from kernels_eval.config import (
     BYTES_PROBES,
@@ -38,20 +39,9 @@ from kernels_eval.config import (
     UNKNOWN_OWN_ERROR,
 )
 from kernels_eval.model.correctness import merge
+from kernels_eval.model.distributions import warm_up
 from kernels_eval.model.few_terms import draws_for
-from kernels_eval.model.inputs import (
-    draw_each,
-    flatten_outputs,
-    is_constant,
-    parameters_of,
-    plan_inputs,
-    randomise_weights,
-    redraw_statistics,
-    redrawn_of,
-    running_statistics,
-    squeezed,
-    weights_of,
-)
+from kernels_eval.model.inputs import flatten_outputs
 from kernels_eval.model.measurement import (
     all_close,
     computable,
@@ -61,6 +51,16 @@ from kernels_eval.model.measurement import (
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.side_effects import buffers_of, side_effects
+from kernels_eval.model.weights import (
+    is_constant,
+    parameters_of,
+    randomise_weights,
+    redraw_statistics,
+    redrawn_of,
+    running_statistics,
+    squeezed,
+    weights_of,
+)
 from kernels_eval.protocol import (
     DECLARED,
     FEW_TERMS,
@@ -88,12 +88,17 @@ from kernels_eval.protocol import (
 from kernels_eval.reference.equal_elements import ANY_ORDER, ChosenAs
 from kernels_eval.reference.factorings import Factoring, Factorings
 from kernels_eval.reference.long_sums import LongSums
-from kernels_eval.reference.task_model import TaskModel, peak_bandwidth, require_tensors
+from kernels_eval.reference.task_model import (
+    REFUSALS,
+    TaskModel,
+    peak_bandwidth,
+    require_tensors,
+)
+from kernels_eval.reference.uses import plan_of
 
 OWN_FLOATS = ("reference_rms", "reference_max")
 FACTORS = re.compile(r"linalg|svd|qr|eig")
 """Functions that may factor a matrix."""
-REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError)
 
 
 class Known(NamedTuple):
@@ -133,7 +138,7 @@ class ExpectedValues:
 
     def _warm_up(self) -> None:
         x = torch.rand(64, 64, device=self.runner.device)
-        draw_each(x)
+        warm_up(x)
         for y in (x, x.masked_fill(x < 0.5, math.nan)):
             measure(y, y.double(), y)
         for matrix in (x, x.double()):
@@ -146,13 +151,12 @@ class ExpectedValues:
         self.oracle_max_bytes = request.oracle_max_bytes
         seed = self.runner.spec.seed
         inputs = self.task.inputs(seed)
-        gradients = self.runner.gradients
-        self.task.plan = plan_inputs(inputs[: gradients.arguments if gradients else None])
-
         before, buffers = copy.deepcopy(inputs), buffers_of(self.runner.model)
         leaves, structure = flatten_outputs(self.runner.forward(inputs))
         require_tensors(leaves)
         effects = side_effects(before, inputs, buffers, buffers_of(self.runner.model))
+        text = Path(request.path).read_text(errors="replace")
+        self.task.plan = plan_of(self.task, self.outputs, seed, text)
         operators = self._operators_called(seed)
 
         self.runner.model = self.runner.build()
@@ -231,7 +235,7 @@ class ExpectedValues:
         for last in (False, True):
             inputs = self.task.inputs(seed)
             with suppress(*REFUSALS), torch.no_grad():
-                for x in inputs:
+                for x in tree_leaves(inputs):
                     if isinstance(x, Tensor) and x.is_floating_point():
                         x.mul_(2).floor_().div_(2)
             with suppress(*REFUSALS), ChosenAs(last=last):
@@ -411,8 +415,8 @@ class ExpectedValues:
         model = self.runner.model
         try:
             if isinstance(model, torch.nn.Module):
-                self.runner.model = copy.deepcopy(model).double()
-            outputs = self.outputs(_copied(inputs, torch.float64))
+                self.runner.model = copy.deepcopy(model)._apply(_in_double)
+            outputs = self.outputs(_copied(inputs, double=True))
             if [x.shape for x in outputs] != [x.shape for x in reference]:
                 return None
             return list(map(_representable, outputs, reference))
@@ -432,9 +436,9 @@ class ExpectedValues:
         base = self.outputs(self.task.inputs(seed))
         ignored = []
         for index in self._varying():
-            inputs = self.task.inputs(seed)
-            inputs[index] = self.task.inputs(seed + 1, "normal")[index]
-            if not self._differs(base, inputs):
+            leaves, form = tree_flatten(self.task.inputs(seed))
+            leaves[index] = tree_leaves(self.task.inputs(seed + 1, "normal"))[index]
+            if not self._differs(base, tree_unflatten(leaves, form)):
                 ignored.append(index)
         return IgnoredInputs(ignored=ignored)
 
@@ -458,14 +462,14 @@ class ExpectedValues:
         for index in self._varying():
             hits = 0
             for probe in range(BYTES_PROBES):
-                inputs = self.task.inputs(seed)
-                flat = inputs[index].reshape(-1)
+                leaves, form = tree_flatten(self.task.inputs(seed))
+                flat = leaves[index].reshape(-1)
                 start = flat.numel() * probe // BYTES_PROBES
                 piece = flat[start : start + max(1, flat.numel() // 64)]
                 piece.copy_(computable(piece) + 3.0)
-                inputs[index] = flat.reshape(inputs[index].shape)
-                hits += self._differs(base, inputs)
-            used += inputs[index].nbytes * hits / BYTES_PROBES
+                leaves[index] = flat.reshape(leaves[index].shape)
+                hits += self._differs(base, tree_unflatten(leaves, form))
+            used += leaves[index].nbytes * hits / BYTES_PROBES
         return UsedBytes(bytes=used)
 
     @handles(TryOtherWeights)
@@ -504,7 +508,7 @@ class ExpectedValues:
             self.cost_of_few_terms = merge([own, *map(measure, whole, exact or whole, whole)])
             less = self.outputs(self.task.inputs(request.seed, FEWER_TERMS))
             error = merge([own, *map(measure, less, exact or whole, whole)])
-            largest = max(x.numel() for x in inputs if isinstance(x, Tensor))
+            largest = max(x.numel() for x in tree_leaves(inputs) if isinstance(x, Tensor))
             draws = draws_for(largest, asked, TERMS_IN_ALL)
             return LeftOut(length=asked.length, less=error, draws=draws)
         return LeftOut(length=asked.length)
@@ -527,14 +531,20 @@ def _form(x: Tensor) -> OutputForm:
     return OutputForm(shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=x.nbytes)
 
 
-def _copied(inputs: list[Any], dtype: torch.dtype | None = None) -> list[Any]:
+def _copied(inputs: list[Any], *, double: bool = False) -> list[Any]:
     def copy_of(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        return x.to(dtype if dtype and x.is_floating_point() else x.dtype, copy=True)
+        return _in_double(x.clone()) if double else x.clone()
 
     copies: list[Any] = tree_map(copy_of, inputs)
     return copies
+
+
+def _in_double(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.double() if x.is_floating_point() else x
 
 
 def _representable(oracle: Tensor, reference: Tensor) -> Tensor:

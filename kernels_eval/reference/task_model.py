@@ -22,10 +22,10 @@ from kernels_eval.model.inputs import (
     load_module,
     make_inputs,
     precision_of,
-    weights_of,
 )
 from kernels_eval.model.model_runner import ModelRunner, best_s
 from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack
+from kernels_eval.model.weights import weights_of
 from kernels_eval.protocol import (
     DECLARED,
     DrawArguments,
@@ -40,6 +40,8 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.sandbox.channel import Channel
 
+REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError)
+"""What a task raises for inputs or modes that it does not take."""
 GRADIENT_SEED = 0x5DEECE66D
 """Separates the draws of outputs' gradients from those of arguments under one seed."""
 

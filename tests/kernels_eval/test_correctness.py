@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 
 from kernels_eval.config import CorrectnessConfig
 from kernels_eval.model.correctness import judge, merge
-from kernels_eval.model.inputs import (
-    flatten_outputs,
-    load_module,
-    make_inputs,
-    plan_inputs,
-    randomise_weights,
-)
+from kernels_eval.model.inputs import flatten_outputs, load_module, make_inputs, plan_inputs
 from kernels_eval.model.measurement import close, least_mark, measure, row_differences, unlike
+from kernels_eval.model.weights import randomise_weights
 from kernels_eval.reference import long_sums
 from kernels_eval.reference.long_sums import LongSums
 
@@ -373,7 +368,7 @@ def task(tmp_path_factory):
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_inputs_repeat_for_a_seed_and_keep_their_meaning(task, distribution):
-    plan = plan_inputs(make_inputs(task, 1, "declared", None, "cpu"))
+    plan = plan_inputs([make_inputs(task, 1, "declared", None, "cpu")])
     drawn, again, other = (make_inputs(task, seed, distribution, plan, "cpu") for seed in (7, 7, 8))
     for a, b in zip(drawn, again, strict=True):
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
@@ -390,7 +385,7 @@ def test_inputs_repeat_for_a_seed_and_keep_their_meaning(task, distribution):
 
 
 def test_distributions_are_what_they_are_called(task):
-    plan = plan_inputs(make_inputs(task, 1, "declared", None, "cpu"))
+    plan = plan_inputs([make_inputs(task, 1, "declared", None, "cpu")])
     drawn = {name: make_inputs(task, 7, name, plan, "cpu")[0] for name in DISTRIBUTIONS}
     assert float(drawn["uniform"].abs().max()) <= 1
     assert float(drawn["normal_x10"].std()) > 5 * float(drawn["normal"].std())

@@ -10,19 +10,15 @@ from hypothesis import strategies as st
 
 from kernels_eval.config import BACKGROUNDS, TAILS, CorrectnessConfig
 from kernels_eval.judge.candidate_handle import unmatched_shapes
+from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
-from kernels_eval.model.inputs import (
-    _make_distinct,
-    construct,
-    drawn_size,
-    made_elsewhere,
-    make_inputs,
+from kernels_eval.model.inputs import construct, made_elsewhere, make_inputs, plan_inputs
+from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
+from kernels_eval.model.weights import (
     parameters_of,
-    plan_inputs,
     randomise_weights,
     redraw_statistics,
     running_statistics,
-    smaller_shapes,
     squeezed,
 )
 from kernels_eval.protocol import FewTerms, ModelSpec
@@ -161,7 +157,7 @@ def test_a_tasks_inputs_are_the_same_for_the_same_seed():
 
     task = types.ModuleType("task")
     exec(AFFINE.code, vars(task))
-    plan = plan_inputs(make_inputs(task, 1, "declared", None, "cpu"))
+    plan = plan_inputs([make_inputs(task, 1, "declared", None, "cpu")])
     for distribution in ("declared", *OLD, *CorrectnessConfig().distributions[1:]):
         for shape in ("declared", "all_odd"):
             a, b, c = (
@@ -174,7 +170,7 @@ def test_a_tasks_inputs_are_the_same_for_the_same_seed():
 
 def test_what_a_distribution_changes_lies_within_a_smaller_shape():
     positive = SimpleNamespace(get_inputs=lambda: [torch.rand(48, 64)])
-    plan = plan_inputs(positive.get_inputs())
+    plan = plan_inputs([positive.get_inputs()])
     for shape in plan.shapes:
         for seed in range(20):
             drawn = make_inputs(positive, seed, "impulse", plan, "cpu", shape)[0]
@@ -184,7 +180,7 @@ def test_what_a_distribution_changes_lies_within_a_smaller_shape():
 def test_a_symmetric_matrix_stays_one_where_a_smaller_shape_is_square():
     square = torch.randn(48, 48)
     task = SimpleNamespace(get_inputs=lambda: [square + square.T])
-    plan = plan_inputs(task.get_inputs())
+    plan = plan_inputs([task.get_inputs()])
     smaller = make_inputs(task, 3, "normal", plan, "cpu", "all_odd")[0]
     assert torch.equal(smaller, smaller.T) and smaller.shape[0] < 48
     for shape in plan.shapes:
@@ -222,7 +218,7 @@ def test_equal_elements_are_moved_so_far_apart_that_a_softmax_tells_them_apart()
     x = torch.randn(64, 64)
     x[3], x[5], x[9] = 0.0, 1.5, -1.5
     before = x.clone()
-    _make_distinct(x)
+    make_distinct(x)
     assert x.unique().numel() == x.numel()
     assert (x - before).abs().max() < 1e-2 and x.abs().max() == before.abs().max()
     assert all(torch.softmax(row, 0).unique().numel() == 64 for row in x[[3, 5, 9]])
@@ -234,14 +230,14 @@ def test_equal_elements_are_moved_so_far_apart_that_a_softmax_tells_them_apart()
 )
 def test_what_has_no_room_for_distinct_elements_stays(x):
     before = x.clone()
-    _make_distinct(x)
+    make_distinct(x)
     assert torch.equal(x.nan_to_num(7), before.nan_to_num(7))
 
 
 @pytest.mark.parametrize("background", range(len(BACKGROUNDS)))
 def test_one_term_lies_in_each_part_of_a_sum(background):
     asked = FewTerms(length=4096, terms=64, background=background)
-    plan = plan_inputs([torch.randn(3, 4096), torch.randn(3, 4096), torch.randn(7)])
+    plan = plan_inputs([[torch.randn(3, 4096), torch.randn(3, 4096), torch.randn(7)]])
     plan = plan.model_copy(update={"few_terms": asked})
     values = [torch.randn(3, 4096), torch.randn(3, 4096), torch.randn(7)]
     whole, less = (with_few_terms(values, plan, 5, fewer=fewer) for fewer in (False, True))

@@ -29,12 +29,12 @@ def test_inputs_that_are_drawn_anew_lie_as_declared(made):
     exec(f"def get_inputs(): return [{made}]", space)
     task = type("Task", (), space)
     (declared,) = make_inputs(task, 0, "declared", None, "cpu")
-    plan = plan_inputs([declared])
-    names = "uniform normal large small offset sparse mixed impulse non_finite permuted".split()
+    plan = plan_inputs([[declared]])
+    names = "uniform normal large small offset sparse mixed impulse non_finite".split()
     for name in names:
         (drawn,) = make_inputs(task, 1, name, plan, "cpu")
         assert drawn.shape == declared.shape and drawn.dtype == declared.dtype
-        assert name == "permuted" or drawn.stride() == declared.stride(), name
+        assert drawn.stride() == declared.stride(), name
     order = sorted(range(declared.dim()), key=declared.stride)
     for shape in plan.shapes:
         (cut,) = make_inputs(task, 1, "declared", plan, "cpu", shape)

@@ -1,0 +1,121 @@
+"""What the elements of an argument are drawn from, in place of what the task declares."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from random import Random
+
+import torch
+from torch import Tensor
+
+from kernels_eval.config import (
+    DISTINCT_STEP,
+    IMPULSE_RANGE,
+    MOST_DISTINCT,
+    OFFSET_MEAN,
+    SINGLES,
+    SMALL_DEVIATION,
+)
+from kernels_eval.protocol import DECLARED
+
+BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
+"""What the blocks of `mixed` are drawn from."""
+
+
+def drawn_from(value: Tensor, generator: torch.Generator, distribution: str) -> Tensor:
+    """A tensor of the shape of `value`, in float32, from a distribution, of positive values where
+    its name ends so.
+    """
+    name = distribution.removesuffix("_positive")
+    drawn = _mixed(value, generator) if name == "mixed" else _drawn(value, generator, name)
+    return drawn if name == distribution else drawn.abs() + 0.01
+
+
+def warm_up(value: Tensor) -> None:
+    """Draw every distribution once: a GPU loads each kernel on its first use."""
+    generator = torch.Generator(device=value.device).manual_seed(0)
+    for name in (*BLOCKS[1:], "mixed", "impulse", "offset", "small", "singles", "non_finite"):
+        drawn_from(value, generator, name)
+
+
+def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
+    """A tensor of one distribution. `impulse` and `non_finite` change few elements of `value`: two
+    and one in 2,048 (at most 1,024)."""
+    shape, device, size = value.shape, value.device, value.numel()
+    kind, _, factor = name.partition("_x")
+    if kind == "uniform":
+        return torch.rand(shape, generator=generator, device=device) * 2 - 1
+    if kind == "small_integers":
+        return torch.randint(-3, 4, shape, generator=generator, device=device).float()
+    drawn = torch.randn(shape, generator=generator, device=device) * float(factor or 1)
+    if kind == "sparse":
+        drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
+    elif kind == "singles":
+        others = torch.randperm(size, generator=generator, device=device)[SINGLES:]
+        drawn.view(-1)[others] = 0
+    elif kind == "normal":
+        _make_uneven(drawn, float(factor or 1))
+    elif kind == "small":
+        drawn *= SMALL_DEVIATION
+        if shape:  # a maximum that starts at 0 is wrong here, too
+            drawn[shape[0] // 2 :].abs_().neg_()
+    elif kind == "offset":
+        drawn += min(OFFSET_MEAN, 2**-7 / torch.finfo(value.dtype).eps)
+    elif kind in ("impulse", "non_finite"):
+        drawn, random = _flat_copy(value), Random(generator.initial_seed())
+        odd = [math.nan, math.inf, -math.inf]
+        if kind == "impulse":
+            count = 2 + min(size // 2048, 1022)
+            odd = [random.uniform(*IMPULSE_RANGE) * (-1) ** index for index in range(count)]
+        places = random.sample(range(size), min(len(odd), size))
+        if kind == "impulse" and size - 1 not in places and random.random() < 0.5:
+            places[-1] = size - 1
+        drawn.view(-1)[places] = torch.tensor(odd[: len(places)], device=device)
+    return drawn
+
+
+def _make_uneven(drawn: Tensor, spread: float) -> None:
+    """Make maxima wrong that leave out the last element or start at 0, also behind a clamp."""
+    if drawn.dim() > 1:
+        drawn[..., ::2, :] /= 8
+    ends = torch.tensor([0, 1.5, -1.5], device=drawn.device) * spread
+    for dim in range(drawn.dim()):
+        if drawn.shape[dim] >= 8:
+            end = drawn.select(dim, -1)
+            index = torch.arange(end.numel(), device=drawn.device)
+            end.copy_(ends[index % len(ends)].view(end.shape))
+    for dim in (0, -1) if drawn.dim() > 1 else ():
+        if drawn.shape[dim] > 3:
+            negative = drawn.select(dim, 1)
+            negative.abs_().neg_().sub_(spread)
+
+
+def make_distinct(value: Tensor) -> None:
+    """Separate equal elements beyond rounding, also after a softmax before topk."""
+    if value.dtype != torch.float32 or not 1 < value.numel() <= MOST_DISTINCT:
+        return
+    rising, order = value.reshape(-1).sort(stable=True)
+    places = torch.arange(len(order), device=value.device)
+    nth = places - (places * (rising.diff(prepend=rising[:1]) != 0)).cummax(0).values
+    moves = nth * min(DISTINCT_STEP, 1 / (8 + 8 * float(nth.max())))
+    scale = rising[rising != 0].abs().nanmedian().nan_to_num(1)
+    rising = torch.where(rising != 0, rising * (1 - moves), scale * moves)
+    value.copy_(torch.empty_like(rising).scatter_(0, order, rising).view_as(value))
+
+
+def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
+    """The declared tensor with 16 blocks of other distributions: no few elements tell the rest."""
+    random, drawn = Random(generator.initial_seed()), _flat_copy(value)
+    flat = drawn.view(-1)
+    cuts = sorted(random.randrange(len(flat)) for _ in range(16))
+    for start, end in pairwise([0, *cuts, len(flat)]):
+        part = flat[start : end : random.choice((1, 1, 2, 3, 7))]
+        kind = random.choice(BLOCKS)
+        if kind != DECLARED and len(part):
+            part.copy_(_drawn(part, generator, kind))
+    return drawn
+
+
+def _flat_copy(value: Tensor) -> Tensor:
+    return value.float().clone(memory_format=torch.contiguous_format)

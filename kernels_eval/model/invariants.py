@@ -1,0 +1,319 @@
+"""What every declared draw of an argument has: what redrawn ones keep, and what one of them lacks.
+
+Guarantees: what decides an argument's meaning is kept: an order that an operator requires, the
+range of integers, masks of two numbers, probabilities, matrices that operators or the task's text
+require. What only saves work is missing in the draw called `varied`: one number, zeros at fixed
+places, symmetry, a low rank, distinct indices, floats that are whole, a mask's pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from random import Random
+
+import torch
+from torch import Tensor
+
+from kernels_eval.config import RANK_SAMPLE, VARIED_SHARE, ZEROS_SHARE
+from kernels_eval.model.distributions import drawn_from
+from kernels_eval.model.measurement import as_real, computable
+from kernels_eval.protocol import InputNote
+
+VARIED, VARIED_OTHERWISE = "varied", "varied_otherwise"
+"""Not distributions: arguments without what saves work; and a milder form, for tasks that give no
+finite answer for the first."""
+
+ORDERED = re.compile(
+    r"\.(sorted_sequence|boundaries|bins|offsets|offs|cum_seq\w*|cu_seqlens\w*|c(row|col)_indices)$"
+)
+"""Operators' arguments that must be in order."""
+DISTINCT = re.compile(r"^(scatter|index_copy|index_put|_index_put_impl|put)\.(index|indices)$")
+"""Places to write at: of two values for one, either may remain."""
+AS_DECLARED = re.compile(
+    r"^_local_scalar_dense|\.(repeats|lengths|batch_sizes|(row|col|plain)_indices)$"
+)
+"""Integers that decide the shapes of others, or depend on them."""
+DEFINITE = re.compile(r"cholesky|linalg_eigh")
+TRIANGULAR = re.compile(r"triangular|^tri[lu]\.")
+
+Keep = Callable[[Tensor, Tensor], Tensor]
+"""Gives drawn elements, and the declared ones, an invariant."""
+Variation = Callable[[Tensor, torch.Generator, InputNote], Tensor]
+
+
+# -- invariants ------------------------------------------------------------------------------------
+
+
+def _is_whole(x: Tensor) -> bool:
+    return not x.is_floating_point() or bool((x == x.round()).all())
+
+
+def _is_one_number(x: Tensor) -> bool:
+    return bool((x == x.reshape(-1)[0]).all())
+
+
+def _are_two_numbers(x: Tensor) -> bool:
+    if x.dtype == torch.bool:
+        return True
+    least, largest = x.aminmax()
+    return bool(((x == least) | (x == largest)).all())
+
+
+def _are_probabilities(x: Tensor) -> bool:
+    if x.dim() == 0 or x.shape[-1] <= 1 or not bool((x >= 0).all()):
+        return False
+    sums = x.sum(-1)
+    return bool(((sums - 1).abs() < 1e-3).all())
+
+
+def _rises(x: Tensor) -> bool:
+    return x.dim() > 0 and x.shape[-1] > 2 and bool((x[..., 1:] >= x[..., :-1]).all())
+
+
+def _falls(x: Tensor) -> bool:
+    return x.dim() > 0 and _rises(x.flip(-1))
+
+
+def _is_distinct(x: Tensor) -> bool:
+    return int(x.unique().numel()) == x.numel()
+
+
+def _is_square(x: Tensor) -> bool:
+    return x.dim() >= 2 and x.shape[-1] == x.shape[-2] > 1
+
+
+def _is_symmetric(x: Tensor) -> bool:
+    return _is_square(x) and torch.equal(x, x.mT)
+
+
+def _is_definite(x: Tensor) -> bool:
+    return not bool(torch.linalg.cholesky_ex(x.double()).info.any())
+
+
+def _is_triangular(x: Tensor) -> bool:
+    return _is_square(x) and bool(x.tril(-1).any()) != bool(x.triu(1).any())
+
+
+def _has_zeros(x: Tensor) -> bool:
+    return float((x == 0).float().mean()) > ZEROS_SHARE
+
+
+def _has_low_rank(x: Tensor) -> bool:
+    """Whether some rows and columns are half of what they could be: rows or blocks that repeat."""
+    rows = x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x[None]
+    size = min(*rows.shape, RANK_SAMPLE)
+    if size < RANK_SAMPLE // 4:
+        return False
+    random = Random(0)
+    taken = (random.sample(range(count), size) for count in rows.shape)
+    places = [torch.tensor(each, device=x.device) for each in taken]
+    part = rows[places[0]][:, places[1]].double().cpu()
+    if not bool(torch.isfinite(part).all()):
+        return False
+    rank = int(torch.linalg.matrix_rank(part, rtol=1e-4))
+    return 2 * rank < int(size)
+
+
+def _definite(drawn: Tensor, value: Tensor) -> Tensor:
+    if not _is_square(drawn):  # in a smaller shape
+        return drawn
+    product = drawn @ drawn.mT / drawn.shape[-1]
+    size = product.diagonal(dim1=-2, dim2=-1).mean()
+    return product + torch.eye(drawn.shape[-1], device=drawn.device) * size / 10
+
+
+KEEP: dict[str, Keep] = {
+    "definite": _definite,
+    "symmetric": lambda drawn, value: (drawn + drawn.mT) / 2 if _is_square(drawn) else drawn,
+    "zeros": lambda drawn, value: drawn.masked_fill(value == 0, 0),
+    "rising": lambda drawn, value: drawn.sort(-1).values,
+    "falling": lambda drawn, value: drawn.sort(-1, descending=True).values,
+}
+
+
+# -- what an argument is ---------------------------------------------------------------------------
+
+
+def note_of(draws: list[Tensor], uses: Collection[str] = (), text: str = "") -> InputNote:
+    """What may vary about an argument, by declared draws of it, the operators' arguments that it
+    flows into (`operator.argument`), and the task's source.
+    """
+    value = draws[0]
+    if value.layout != torch.strided or value.numel() == 0:
+        return InputNote(vary=False)
+    samples = [computable(as_real(x.detach())) for x in draws]
+    integers = not value.is_floating_point() and not value.is_complex()
+    whole = all(map(_is_whole, samples))
+    if all(map(_is_one_number, samples)):
+        counts = integers and value.dtype != torch.bool
+        vary = not whole and not all(map(_are_probabilities, samples))
+        return InputNote(vary=vary, varied="" if counts else "constant", timed=not counts)
+    if not whole and all(map(_are_probabilities, samples)):
+        return InputNote(vary=False, varied="probabilities")
+    if whole and all(map(_are_two_numbers, samples)):
+        fixed = integers and any(map(AS_DECLARED.search, uses))
+        return InputNote(vary=False, varied="" if fixed else "shuffled")
+    if integers:
+        return _note_of_integers(samples, uses)
+    order = _order(samples) if any(map(ORDERED.search, uses)) else ()
+    if whole:
+        return InputNote(vary=False, varied="between", keeps=order)
+    keeps = (*_matrix(samples, uses), *order)
+    symmetric, square = "symmetric" in keeps, all(map(_is_triangular, samples))
+    meant = (
+        bool(order)
+        or "definite" in keeps
+        or (symmetric and "symmetric" in text.lower())
+        or (square and ("triangular" in text.lower() or any(map(TRIANGULAR.search, uses))))
+    )
+    saves_work = bool(keeps) or all(map(_has_low_rank, samples))
+    shuffled = saves_work and not meant
+    return InputNote(vary=True, keeps=keeps, varied="shuffled" if shuffled else "", timed=shuffled)
+
+
+def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote:
+    """Indices, labels, counts: those that torch does not read are read otherwise."""
+    if not uses or any(map(AS_DECLARED.search, uses)):
+        return InputNote(vary=False)
+    order = _order(samples)
+    distinct = all(map(_is_distinct, samples))
+    if order and any(map(ORDERED.search, uses)):
+        varied = "offsets" if samples[0].dim() == 1 and order == ("rising",) else ""
+        return InputNote(vary=False, varied=varied, keeps=order)
+    if distinct and any(map(DISTINCT.search, uses)):
+        return InputNote(vary=False, varied="shuffled")
+    return InputNote(vary=False, varied="resampled", keeps=order)
+
+
+def _order(samples: list[Tensor]) -> tuple[str, ...]:
+    found = {"rising": all(map(_rises, samples)), "falling": all(map(_falls, samples))}
+    return tuple(name for name, holds in found.items() if holds)
+
+
+def _matrix(samples: list[Tensor], uses: Collection[str]) -> tuple[str, ...]:
+    found = []
+    if all(map(_is_symmetric, samples)):
+        required = any(map(DEFINITE.search, uses))
+        definite = required and all(map(_is_definite, samples))
+        found = ["definite"] if definite else ["symmetric"]
+    if all(map(_has_zeros, samples)):
+        found.append("zeros")
+    return tuple(found)
+
+
+def uses_matter(value: Tensor) -> bool:
+    """Whether a note may depend on the operators that use an argument."""
+    x = as_real(value.detach())
+    if x.layout != torch.strided or x.numel() < 2 or x.dtype == torch.bool:
+        return False
+    if not x.is_floating_point():
+        return True
+    x = computable(x)
+    row = x.reshape(-1)[: x.shape[-1]]
+    return _rises(row) or _falls(row) or _is_symmetric(x) or _is_triangular(x)
+
+
+# -- drawing it anew -------------------------------------------------------------------------------
+
+
+def redrawn(value: Tensor, note: InputNote, seed: int, distribution: str) -> Tensor:
+    """An argument from a distribution, or varied, with what it must keep; as declared, if its note
+    says so. In the declared strides, which a kernel may rely on.
+    """
+    varies = distribution in (VARIED, VARIED_OTHERWISE)
+    if not (note.varied if varies else note.vary):
+        return value
+    if value.is_complex():
+        return torch.view_as_complex(redrawn(as_real(value), note, seed, distribution))
+    generator = torch.Generator(device=value.device).manual_seed(seed)
+    if varies:
+        forms = VARIATIONS if distribution == VARIED else OTHERWISE
+        drawn = forms[note.varied](value, generator, note)
+    else:
+        drawn = drawn_from(value, generator, distribution)
+    for name in note.keeps if note.varied != "shuffled" or not varies else ():
+        drawn = KEEP[name](drawn, value)
+    drawn = drawn.to(value.dtype)
+    return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
+
+
+def _uniform(value: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(value.shape, generator=generator, device=value.device)
+
+
+def _other_number(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Of ones, one in eight is 0; of zeros, each is uniform in [0, 1]; of any other number, uniform
+    in [0.5, 1.5] times that. One in eight booleans is the other one.
+    """
+    drawn, number = _uniform(value, generator), float(value.reshape(-1)[0])
+    drawn.view(-1)[drawn.argmin()] = 0.0  # one element of few changes, too
+    if value.dtype == torch.bool:
+        return value ^ (drawn < VARIED_SHARE)
+    if number == 1 and value.numel() > 1:
+        return drawn >= VARIED_SHARE
+    return drawn if number == 0 and value.numel() > 1 else (drawn + 0.5) * (number or 1.0)
+
+
+def _positive_number(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    if value.dtype == torch.bool:
+        return _other_number(value, generator, note)
+    return (_uniform(value, generator) + 0.5) * (float(value.reshape(-1)[0]) or 1.0)
+
+
+def _probabilities(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    drawn = torch.randn(value.shape, generator=generator, device=value.device)
+    return torch.softmax(3 * drawn, -1)
+
+
+def _shuffled(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    order = torch.randperm(value.numel(), generator=generator, device=value.device)
+    return value.reshape(-1)[order].view(value.shape)
+
+
+def _shuffled_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    return value.gather(-1, _uniform(value, generator).argsort(-1)) if value.dim() else value
+
+
+def _resampled(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """The least and the largest remain, at the ends."""
+    flat = value.reshape(-1)
+    order = torch.randint(len(flat), (len(flat),), generator=generator, device=value.device)
+    order[0], order[-1] = flat.argmin(), flat.argmax()
+    return flat[order].view(value.shape)
+
+
+def _between(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Half of the elements are others of these whole numbers, half are between them."""
+    least, largest = value.float().aminmax()
+    drawn = least + (largest - least) * _uniform(value, generator)
+    if note.keeps:  # in order, and without equal ones
+        return drawn
+    kept = _uniform(value, generator) < 0.5
+    return torch.where(kept, _resampled(value, generator, note).float(), drawn)
+
+
+def _offsets(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Others between the first and the last, without equal ones where these have none."""
+    first, last = int(value[0]), int(value[-1])
+    size, room = len(value) - 2, last - first - 1
+    if _is_distinct(value):
+        inner = torch.randperm(room, generator=generator, device=value.device)[:size]
+    else:
+        inner = torch.randint(-1, room + 1, (size,), generator=generator, device=value.device)
+    return torch.cat([value[:1], (inner + first + 1).to(value.dtype), value[-1:]])
+
+
+VARIATIONS: dict[str, Variation] = {
+    "constant": _other_number,
+    "probabilities": _probabilities,
+    "shuffled": _shuffled,
+    "resampled": _resampled,
+    "between": _between,
+    "offsets": _offsets,
+}
+OTHERWISE = VARIATIONS | {
+    "constant": _positive_number,
+    "shuffled": _shuffled_rows,
+    "between": _resampled,
+}

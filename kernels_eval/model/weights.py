@@ -1,0 +1,148 @@
+"""A model's parameters and buffers, redrawn the same in two processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels_eval.config import CONSTANT_SAMPLE, CONSTANT_SHARE
+from kernels_eval.model.measurement import as_real, computable
+from kernels_eval.records import stable_hash
+
+STATISTICS = ("running_mean", "running_var")
+COUNTED = (*STATISTICS, "num_batches_tracked")
+"""Buffers that a call changes in training."""
+
+
+def parameters_of(model: Any) -> dict[str, Tensor]:
+    held = model.named_parameters() if isinstance(model, nn.Module) else ()
+    return {name: p for name, p in held if p.is_floating_point() or p.is_complex()}
+
+
+def redrawn_of(model: Any) -> list[Tensor]:
+    return [*parameters_of(model).values(), *running_statistics(model)]
+
+
+def is_constant(weight: Tensor) -> bool:
+    """Whether one number stands for many elements: what multiplies by 0 or 1 could be left out."""
+    flat = as_real(computable(weight.detach())).reshape(-1)
+    _, counts = flat[:: flat.numel() // CONSTANT_SAMPLE + 1].unique(return_counts=True)
+    most = int(counts.max()) if len(counts) else 0
+    return flat.numel() == 1 or most >= max(2, CONSTANT_SHARE * int(counts.sum()))
+
+
+def squeezed(parameter: Tensor) -> list[int]:
+    return [size for size in parameter.shape if size != 1]
+
+
+def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
+    """Running statistics of normalisation layers, and buffers made of zeros or of ones, in order;
+    else, if `renamed`, floating buffers and plain tensor attributes.
+    """
+    if not isinstance(model, nn.Module):
+        return []
+    buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+    statistics = {name for name in buffers if name.rpartition(".")[2] in STATISTICS}
+    if statistics or not renamed:
+        return [b for name, b in buffers.items() if name in statistics or _is_gain(b)]
+    held = [value for each in model.modules() for value in vars(each).values()]
+    plain = [x for x in held if isinstance(x, Tensor) and x.is_floating_point()]
+    return [*buffers.values(), *plain]
+
+
+def _is_gain(buffer: Tensor) -> bool:
+    """Whether a buffer was made of zeros or ones, as weights are. One number alone is a setting."""
+    if buffer.numel() < 2:
+        return False
+    first = float(buffer.reshape(-1)[0])
+    return first in (0.0, 1.0) and bool((computable(buffer) == first).all())
+
+
+def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
+    """Refill running statistics, uniform in [0.5, 1.5]; a mean and its variance get the same
+    values.
+    """
+    seen: dict[tuple[int, ...], int] = {}
+    for tensor in tensors:
+        shape = tuple(squeezed(tensor))
+        nth = seen[shape] = seen.get(shape, -1) + 1
+        _refill(tensor, [seed, "statistics", shape, nth // 2], uniform=True)
+
+
+def _refill(
+    tensor: Tensor, identity: list[object], *, uniform: bool = False, signed: bool = False
+) -> None:
+    """Refill from a hash: vectors uniform in [0.5, 1.5], others normal, std 1 / sqrt(fan-in)."""
+    tensor = as_real(tensor.detach())
+    shape, device = squeezed(tensor), tensor.device
+    generator = torch.Generator(device).manual_seed(int(stable_hash(identity)[:15], 16))
+    if uniform or len(shape) < 2:
+        drawn = torch.rand(shape, generator=generator, device=device) + 0.5
+        if signed:  # a single number, too
+            drawn.view(-1)[min(1, drawn.numel() - 1) :: 2].neg_()
+    else:
+        drawn = torch.randn(shape, generator=generator, device=device)
+        drawn /= max(1, math.prod(shape[1:])) ** 0.5
+    with torch.no_grad():
+        tensor.copy_(drawn.reshape(tensor.shape))
+
+
+def randomise_weights(
+    model: nn.Module,
+    seed: int,
+    only: list[int] | None = None,
+    names: Sequence[str] = (),
+) -> None:
+    """Refill floating parameters from (seed, shape, how many of that shape came before), whatever
+    their names and dimensions of size 1.
+
+    A model with all `names` is filled in their order first. `only`: positions. Odd seeds give
+    vectors either sign.
+    """
+    seen: dict[tuple[int, ...], int] = {}
+    own = parameters_of(model)
+    if names and set(names) <= own.keys():
+        own = {name: own[name] for name in (*names, *own)}
+    for index, parameter in enumerate(own.values()):
+        shape = tuple(squeezed(parameter))
+        if only is None or index in only:
+            nth = seen[shape] = seen.get(shape, -1) + 1
+            _refill(parameter, [seed, shape, nth], signed=seed % 2 == 1)
+
+
+def weights_of(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The values of its floating parameters, and of buffers that calls leave alone, by name."""
+    buffers = model.named_buffers() if isinstance(model, nn.Module) else ()
+    kept = {name: b.detach() for name, b in buffers if name.rpartition(".")[2] not in COUNTED}
+    return {name: p.detach() for name, p in parameters_of(model).items()}, kept
+
+
+def copy_weights(model: Any, parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+    """Give a model these values: parameters by name where it has all of them in their shapes, else
+    by shape and order; buffers by name."""
+    own, left = parameters_of(model), dict(parameters)
+    named = all(
+        name in own and squeezed(own[name]) == squeezed(value) for name, value in left.items()
+    )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            fitting = [other for other in left if squeezed(left[other]) == squeezed(parameter)]
+            if named:
+                fitting = [name] if name in left else []
+            for other in fitting[:1]:
+                parameter.copy_(left.pop(other).reshape(parameter.shape))
+        for name, buffer in model.named_buffers() if isinstance(model, nn.Module) else ():
+            if name in buffers and buffers[name].shape == buffer.shape:
+                buffer.copy_(buffers[name])
+
+
+def transpose_weights(model: nn.Module) -> None:
+    """Transpose all square parameter matrices: a candidate may keep them so."""
+    with torch.no_grad():
+        for parameter in parameters_of(model).values():
+            if parameter.dim() == 2 and parameter.shape[0] == parameter.shape[1]:
+                parameter.copy_(parameter.t().clone())

@@ -1,0 +1,103 @@
+"""Which operators use a task's inputs, and what therefore may vary about these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from kernels_eval.config import BETWEEN_STEP, JUMP, NOTE_BYTES, NOTE_DRAWS
+from kernels_eval.model.inputs import plan_inputs
+from kernels_eval.model.invariants import uses_matter
+from kernels_eval.model.lazy_compiler import without_compiler
+from kernels_eval.model.measurement import all_close
+from kernels_eval.model.operators import Named
+from kernels_eval.protocol import InputPlan
+from kernels_eval.reference.aten import SOURCES, Values, operator_name
+from kernels_eval.reference.task_model import REFUSALS, TaskModel
+
+Outputs = Callable[[list[Any]], list[Tensor]]
+
+
+@without_compiler
+class Uses(TorchDispatchMode):
+    """Records the operators' arguments (`operator.argument`) that each value flows into."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        TorchDispatchMode.__init__(self)
+        self.found: list[set[str]] = [set() for _ in values]
+        self._from = WeakIdKeyDictionary()
+        for index, value in enumerate(values):
+            if isinstance(value, Tensor):
+                self._from[value] = {index}
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        name = operator_name(function)
+        names = [argument.name for argument in function._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        flows: set[int] = set()
+        for argument, value in given.items():
+            for index in self._sources(value):
+                self.found[index].add(f"{name}.{argument}")
+                flows.add(index)
+        for x in tree_leaves(result) if flows and name not in SOURCES else ():
+            if isinstance(x, Tensor):
+                self._from[x] = self._sources(x) | flows
+        return result
+
+    def _sources(self, value: object) -> set[int]:
+        tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
+        return set().union(*(self._from.get(x, ()) for x in tensors))
+
+
+def plan_of(task: TaskModel, outputs: Outputs, seed: int, text: str) -> InputPlan:
+    """What may vary about a task's inputs, by declared draws, the operators that use them and the
+    task's source. Floats that are whole stay so where its outputs jump between them.
+    """
+    count = task.runner.gradients.arguments if task.runner.gradients else None
+    inputs = task.inputs(seed)
+    draws = [inputs[:count]]
+    leaves = tree_leaves(draws[0])
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    few = sum(x.nbytes for x in tensors) <= NOTE_BYTES
+    for other in range(1, NOTE_DRAWS if few else 1):
+        drawn = task.inputs(seed + other)[:count]
+        if list(map(_shape, tree_leaves(drawn))) == list(map(_shape, leaves)):
+            draws.append(drawn)
+    uses = Uses(leaves)
+    if any(map(uses_matter, tensors)):
+        with suppress(*REFUSALS), torch.no_grad(), uses:
+            outputs(inputs)
+        draws[0] = task.inputs(seed)[:count]  # as before the call
+    plan = plan_inputs(draws, uses.found, text)
+    if any(note.varied == "between" for note in plan.notes) and _jumps(plan, task, outputs, seed):
+        stay = {"varied": "resampled"}
+        notes = [x.model_copy(update=stay if x.varied == "between" else {}) for x in plan.notes]
+        plan = plan.model_copy(update={"notes": notes})
+    return plan
+
+
+def _shape(value: object) -> object:
+    return value.shape if isinstance(value, Tensor) else type(value)
+
+
+def _jumps(plan: InputPlan, task: TaskModel, outputs: Outputs, seed: int) -> bool:
+    """Whether a small change of whole numbers is a large one of an output, or is refused."""
+    moved = task.inputs(seed)
+    for x, note in zip(tree_leaves(moved), plan.notes, strict=False):
+        if note.varied == "between":
+            x.mul_(1 - max(BETWEEN_STEP, 2 * torch.finfo(x.dtype).eps))
+    with suppress(*REFUSALS):
+        return not all_close(outputs(moved), outputs(task.inputs(seed)), JUMP)
+    return True

@@ -53,7 +53,13 @@ from kernels_eval.model.operators import (
     watch_unrecorded,
 )
 from kernels_eval.model.shared_memory import Fences, Memory, copied, write
-from kernels_eval.model.weights import copy_weights, parameters_of, running_statistics, squeezed
+from kernels_eval.model.weights import (
+    copy_weights,
+    frozen_of,
+    parameters_of,
+    running_statistics,
+    squeezed,
+)
 from kernels_eval.protocol import (
     Call,
     CallReport,
@@ -141,6 +147,7 @@ class CandidateRole:
         self.runner.synchronise()
         return LoadReport(
             parameters=list(map(squeezed, parameters_of(self.runner.model).values())),
+            frozen=list(map(squeezed, frozen_of(self.runner.model).values())),
             statistics=list(map(squeezed, running_statistics(self.runner.model, renamed=True))),
             made_elsewhere=elsewhere,
         )

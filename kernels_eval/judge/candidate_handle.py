@@ -106,6 +106,8 @@ class CandidateProcess:
     """seconds that each trial took, those without an answer included"""
     transposed: bool = False
     """whether it keeps square matrices of weights transposed"""
+    frozen_statistics: bool = False
+    """whether it keeps running statistics in parameters without gradient"""
 
     def __post_init__(self) -> None:
         self.config, self.libraries = self.reference.config, {**self.prepared.libraries}
@@ -241,6 +243,7 @@ class CandidateProcess:
             seed=trial.weights_seed,
             statistics=self.reference.used_statistics(),
             names=self.reference.loaded.parameter_names,
+            frozen=self.frozen_statistics,
             transposed=transposed,
         )
 

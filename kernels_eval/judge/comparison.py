@@ -185,6 +185,9 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     constant = not set(missing).isdisjoint(reference.loaded.constant_parameters)
     statistics = reference.used_statistics()
     held = [shape for shape in process.loaded.statistics if shape in statistics]
+    if statistics and not held and _fits_without_frozen(process):
+        process.frozen_statistics = True
+        held = [shape for shape in process.loaded.frozen if shape in statistics]
     if sorted(held) != sorted(statistics):
         wanted += statistics
         constant = True
@@ -208,6 +211,14 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     # packed, perhaps: other weights are then made by constructing both anew
     process.draft.flags.append("weights_not_mappable")
     return reference.constructed_otherwise()
+
+
+def _fits_without_frozen(process: CandidateProcess) -> bool:
+    others = list(process.loaded.parameters)
+    for shape in process.loaded.frozen:
+        if shape in others:
+            others.remove(shape)
+    return not unmatched_shapes(process.reference.loaded.parameters, others)[0]
 
 
 def _with_transposed(trial: Trial, found: Comparison, process: CandidateProcess) -> Comparison:

@@ -31,6 +31,7 @@ from kernels_eval.model.inputs import (
 from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
 from kernels_eval.model.side_effects import kept_state, with_side_effects
 from kernels_eval.model.weights import (
+    frozen_of,
     randomise_weights,
     redraw_statistics,
     running_statistics,
@@ -234,10 +235,11 @@ class ModelRunner:
         if request.seed is None:
             self.model = self.build()
             return Done()
-        randomise_weights(self.model, request.seed, names=request.names)
+        frozen = frozen_of(self.model) if request.frozen else {}
+        randomise_weights(self.model, request.seed, names=request.names, but=frozen)
         if request.transposed:
             transpose_weights(self.model)
-        held = running_statistics(self.model, renamed=True)
+        held = [*frozen.values(), *running_statistics(self.model, renamed=True)]
         wanted = [x for x in held if squeezed(x) in request.statistics]
         redraw_statistics(wanted, request.seed)
         self.synchronise()

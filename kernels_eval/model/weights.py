@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ COUNTED = (*STATISTICS, "num_batches_tracked")
 def parameters_of(model: Any) -> dict[str, Tensor]:
     held = model.named_parameters() if isinstance(model, nn.Module) else ()
     return {name: p for name, p in held if p.is_floating_point() or p.is_complex()}
+
+
+def frozen_of(model: Any) -> dict[str, Tensor]:
+    """Parameters without gradient, which may hold what others hold in buffers."""
+    return {name: p for name, p in parameters_of(model).items() if not p.requires_grad}
 
 
 def redrawn_of(model: Any) -> list[Tensor]:
@@ -96,15 +101,16 @@ def randomise_weights(
     seed: int,
     only: list[int] | None = None,
     names: Sequence[str] = (),
+    but: Collection[str] = (),
 ) -> None:
     """Refill floating parameters from (seed, shape, how many of that shape came before), whatever
     their names and dimensions of size 1.
 
-    A model with all `names` is filled in their order first. `only`: positions. Odd seeds give
-    vectors either sign.
+    A model with all `names` is filled in their order first. `only`: positions; `but`: not these
+    names. Odd seeds give vectors either sign.
     """
     seen: dict[tuple[int, ...], int] = {}
-    own = parameters_of(model)
+    own = {name: p for name, p in parameters_of(model).items() if name not in but}
     if names and set(names) <= own.keys():
         own = {name: own[name] for name in (*names, *own)}
     for index, parameter in enumerate(own.values()):

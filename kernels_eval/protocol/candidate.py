@@ -24,11 +24,13 @@ from kernels_eval.protocol.model import CallReport, ModelSpec, PackedValues, Sha
 
 
 class LoadReport(Report):
-    """The constructed module: shapes of parameters and possible running statistics, without
-    dimensions of size 1; whether it made parameters on the CPU instead of its device.
+    """The constructed module: shapes of parameters, of those among them without gradient, and of
+    possible running statistics, without dimensions of size 1; whether it made parameters on the CPU
+    instead of its device.
     """
 
     parameters: Several[Shape] = []
+    frozen: Several[Shape] = []
     statistics: Several[Shape] = []
     made_elsewhere: bool = False
 

@@ -181,12 +181,14 @@ class Prepare(Request[Done]):
 
 class RedrawWeights(Request[Done]):
     """Redraw parameters, mapped by `names` where all exist, and the running statistics of these
-    shapes; `transposed` transposes square matrices. Without a seed: as constructed.
+    shapes, held in parameters without gradient if `frozen`; `transposed` transposes square
+    matrices. Without a seed: as constructed.
     """
 
     seed: int | None
     statistics: list[list[int]] = []
     names: list[str] = []
+    frozen: bool = False
     transposed: bool = False
 
 

@@ -334,10 +334,6 @@ def flagged_non_finite(wanted, verdict):
     assert ("non_finite_inputs_differ" in verdict.flags) == (wanted == ["yes"]), verdict.flags
 
 
-def says_that_weights_do_not_map(verdict):
-    assert "weights_not_mappable" in verdict.flags
-
-
 def says_names_that_print(verdict):
     assert any(name.startswith("dnnl::") for name in verdict.library_calls)
     assert all(name.isprintable() and len(name) <= 200 for name in verdict.library_calls)

@@ -34,7 +34,7 @@ FLAGS: Mapping[str, str] = {
     "constant_passes_own_weights": "with the task's own weights a constant answer would pass",
     "zeros_pass_declared": "on the task's own inputs an answer of zeros would pass",
     "own_answers_never_vary": "the inputs that are timed have one answer, which could be memorised",
-    "answers_never_vary": "no order of the inputs changes the answer, which could be memorised",
+    "answers_never_vary": "no draw of the inputs changes the answer, which could be memorised",
     # what to think of the time
     "reference_drift": "the reference takes this many times as long as it first did here",
     "clock_drift": "the machine's speed changed while it was timed",

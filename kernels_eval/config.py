@@ -565,30 +565,25 @@ UNSEEN_BYTES = 4 << 30
 """Memory of a GPU for the inputs and outputs of a round. Calls of 60 us, three a round, counted up
 to five times what they took: a round costs a candidate up to a millisecond more than the
 reference."""
-UNSEEN_ROUND_NS = 1e7
-"""What a round should take."""
+UNSEEN_ROUND_NS = 5e6
+"""What a round should take. A choice of time: as many inputs are drawn."""
 REVEALING_CALLS, REVEALING_ROUND_NS = 10, 1e8
 """But more calls than a ring of eight buffers holds, where that does not take longer than this: on
 a busy machine, too."""
-FEWEST_ROUNDS, MOST_ROUNDS = 1, 5
-CREDIBLE_ROUNDS = 2
-"""Rounds that must agree that what was reported is not too little."""
+FEWEST_ROUNDS, MOST_ROUNDS = 2, 5
+"""The first one touches memory that later ones do not. Where two agree that what was reported is
+not too little, they are enough."""
 ROUNDS_S = 0.06
 """Calls that take long are bounded by fewer rounds: a delay of the machine weighs little on
 them."""
-OVERHEAD_DOUBT = 2.0
-"""What a round costs the candidate at most, as a multiple of what it costs the reference."""
-OVERHEAD_SHARE = 0.95
-"""The most of a round that can be taken for the cost of the round itself."""
 TELLING_SHARE = 0.2
-"""A round of which less is left without that cost tells nothing that could accuse: on a busy
-machine it may cost a candidate a quarter more than the reference."""
+"""A round of which less is left without its own cost tells nothing that could accuse."""
 ALONE_ROUNDS, ALONE_MESSAGE_NS = 3, 2.5e5
 """Rounds of one call, and what a message and cold caches may cost such a call besides what they
-cost the reference."""
+cost a round without work."""
 COMPARED_UNSEEN = 4
-"""Outputs of each round that are drawn after all of them are written, to be compared; so many
-others are compared that differ most."""
+"""Outputs of each round that are drawn after all of them are written, to be compared; of the first
+round, so many others that differ most."""
 UNSEEN_TRIALS = ("mixed", "impulse")
 """Trials whose distribution one call of each round has, so that an answer that is right on the
 task's own inputs alone shows while it is timed, too."""

@@ -364,6 +364,7 @@ class CandidateRole:
     @handles(Forget)
     def forget(self, _: Forget) -> Done:
         self.previous, self.last_inputs, self.runner.timed_inputs = ([], []), [], []
+        self.runner.shared = {}
         return Done()
 
     def end_command(self, command: str) -> None:

@@ -118,7 +118,7 @@ class CandidateProcess:
         """Import and construct the module. Raises MadeElsewhere, NeedsBuild as all requests do."""
         reference, limits = self.reference, self.config.limits
         arguments, given = reference.arguments()
-        outputs, taken = reference.memory.outputs_of("candidate")
+        outputs, taken = reference.memory.shared("candidate")
         with ExitStack() as held:
             kept = self._kept_kernels()
             kernels = (held.enter_context(open(kept, "rb")).fileno(),) if kept else ()

@@ -4,10 +4,8 @@ bounding clock.
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -18,7 +16,6 @@ from kernels_eval.config import (
     BURNT_SHARE,
     CLOCK_BOUND_SHARE,
     COMPARED_UNSEEN,
-    CREDIBLE_ROUNDS,
     DRAW_SETS_S,
     DRAW_SETS_SHARE,
     FEWEST_ROUNDS,
@@ -29,8 +26,6 @@ from kernels_eval.config import (
     MOST_ROUNDS,
     MOST_SETS,
     MOST_UNSEEN,
-    OVERHEAD_DOUBT,
-    OVERHEAD_SHARE,
     REMEASURED,
     REVEALING_CALLS,
     REVEALING_ROUND_NS,
@@ -46,27 +41,24 @@ from kernels_eval.devices import throttled
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.comparison import accepted
 from kernels_eval.judge.explanation import explained
-from kernels_eval.judge.messages import Stop, parse_report
+from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.timing import (
     ImplausibleTime,
     measure,
     unsettled,
 )
+from kernels_eval.judge.unseen_rounds import UnseenRounds
 from kernels_eval.protocol import (
     DECLARED,
     CompareUnseen,
     Comparison,
     DrawTimingInputs,
     Forget,
-    PackedValues,
-    RunUnseen,
     Sample,
     TakeTimingInputs,
-    UnseenReport,
 )
 from kernels_eval.records import Reason, Timing
-from kernels_eval.sandbox.channel import Fds, Message
 from kernels_eval.sandbox.child import Child, on_one_core
 
 UNSEEN_NAME = "unseen"
@@ -139,8 +131,8 @@ class PairedClock:
 
     def _measure_once(self) -> Timing:
         self._draw()
-        children = [self.reference.child, self.process.child] if self.on_gpu else []
-        with on_one_core(children):
+        shared = self.on_gpu or self.process.config.threads == 1
+        with on_one_core([self.reference.child, self.process.child] if shared else []):
             return measure(
                 self._reference_sample,
                 self._candidate_sample,
@@ -161,7 +153,7 @@ class PairedClock:
             room = max(room, UNSEEN_BYTES // max(1, self.reference.task_bytes))
         self.unseen = int(max(self.fewest, min(MOST_UNSEEN, room, UNSEEN_DRAW_S / one_set_s)))
         if not large:
-            self.unseen = max(self.sets, self.unseen)
+            self.unseen = max(REVEALING_CALLS, self.unseen)
 
     def _give_inputs(self) -> None:
         reference = self.reference
@@ -194,10 +186,9 @@ class PairedClock:
     # -- by the parent's clock ---------------------------------------------------------------------
 
     def _bound(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
-        """Nanoseconds of a call on unseen inputs: the least that noise leaves, and the best
-        estimate.
+        """Nanoseconds of a call on unseen inputs: the least that was seen, and the best estimate.
 
-        A round's cost is the reference's excess over its samples.
+        What a round costs by itself, one without work tells, at the same time and place.
         """
         # Samples are taken, and large inputs need the room.
         self.reference.request(DrawTimingInputs(seeds=[]))
@@ -209,31 +200,21 @@ class PairedClock:
         )
         wanted = min(self.unseen, max(fewest, UNSEEN_ROUND_NS / reported))
         most_calls = max(fewest, round(1.3 * wanted))  # and no more room: outputs can be gigabytes
-        for whose in ("own", "unseen"):
-            self.reference.memory.share_outputs(whose, most_calls * self.reference.output_bytes)
-        overheads: list[float] = []
+        self.rounds = UnseenRounds(self.process, most_calls)
         totals: list[float] = []
-        spent = 0.0
-        least = best = math.inf
-        while len(totals) < FEWEST_ROUNDS or (len(totals) < MOST_ROUNDS and spent < ROUNDS_S * 1e9):
+        works: list[float] = []
+        while len(works) < FEWEST_ROUNDS or (
+            len(works) < MOST_ROUNDS and sum(totals) < ROUNDS_S * 1e9
+        ):
             calls = max(fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
-            own, passed = self._round(calls)
-            overheads.append(own / calls - reference_ns)
-            totals.append(passed / calls)
-            spent += passed
-            total = min(totals)
-            # A round that cost the reference less than its samples says nothing about the cost.
-            doubt = OVERHEAD_DOUBT * max(overheads) if min(overheads) > 0 else total
-            least, best = (
-                total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
-                for overhead in (doubt, min(overheads))
-            )
-            if best < TELLING_SHARE * total:
-                least = 0.0
-            credible = call_ns >= CLOCK_BOUND_SHARE * best
-            if credible and len(totals) >= CREDIBLE_ROUNDS:
+            cost, passed = self._round(calls, thorough=not works)
+            totals.append(passed)
+            works.append((passed - cost) / calls)
+            best = sorted(works)[len(works) // 4]
+            if len(works) >= FEWEST_ROUNDS and call_ns >= CLOCK_BOUND_SHARE * best:
                 break
-        return least, max(best, self._alone(reference_ns))
+        tells = best * calls >= TELLING_SHARE * passed
+        return min(works) if tells else 0.0, max(best, self._alone(reference_ns))
 
     def _alone(self, reference_ns: float) -> float:
         """The best estimate of a call alone, as a round's calls could share work. It replaces a
@@ -241,11 +222,11 @@ class PairedClock:
         if reference_ns < ALONE_MESSAGE_NS:
             return 0.0
         rounds = [self._round(1) for _ in range(ALONE_ROUNDS)]
-        overhead = min(max(0.0, own - reference_ns) for own, _ in rounds)
-        return min(passed for _, passed in rounds) - overhead - ALONE_MESSAGE_NS
+        return min(passed - cost for cost, passed in rounds) - ALONE_MESSAGE_NS
 
-    def _round(self, calls: int) -> tuple[float, float]:
-        """Both processes' nanoseconds on unseen inputs. Raises Stop for outputs drawn after
+    def _round(self, calls: int, *, thorough: bool = False) -> tuple[float, float]:
+        """Nanoseconds of a round without work, and of the candidate's on the same inputs;
+        `thorough`: look for the outputs that are farthest off. Raises Stop for outputs drawn after
         writing.
         """
         reference, child = self.reference, self.process.child
@@ -253,25 +234,38 @@ class PairedClock:
         names = [reference.timed_distribution] * calls
         if calls > 1 and self.varied:
             names[secrets.randbelow(calls)] = secrets.choice(self.varied)
-        drawn = reference.memory.draw(seeds, names)
+        family = child.family()
+        with child.stopped(family):
+            self.rounds.draw(seeds, names)
+            began = self._now(reference.child)
+            self.rounds.idle()
+            cost = self._since(reference.child, began)
+            self.rounds.expect()
+            began = self._now(child)
         with ExitStack() as stopped:
-            own, _ = self._clocked(reference.child, reference.request_unread, drawn, "own", stopped)
-        if reference.loaded.changes_arguments:
-            drawn = reference.memory.draw(seeds, names)
-        with ExitStack() as stopped:
-            passed, answer = self._clocked(
-                child, self.process.request_unread, drawn, "unseen", stopped
-            )
+            answer = self.rounds.run()
+            stopped.enter_context(child.stopped(family))  # later writes fail
+            passed = self._since(child, began)
+            report = self.rounds.report(answer)
             positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED_UNSEEN))
-            report = parse_report(UnseenReport, answer)
-            for form in report.forms:
-                self.process.check_form(form, reference.trials[0])
-            request = CompareUnseen(positions=positions, seeds=seeds, distributions=names)
+            request = CompareUnseen(
+                positions=positions,
+                farthest=COMPARED_UNSEEN if thorough else 0,
+                seeds=seeds,
+                distributions=names,
+            )
             compared = reference.request(request)
         self.idle_samples += report.custom_calls < calls
         for position, found in zip(compared.positions, compared.found, strict=True):
             self._judge_unseen(found, names[position])
-        return own, passed
+        return cost, passed
+
+    def _now(self, child: Child) -> tuple[int, int]:
+        return time.perf_counter_ns(), self._processor_ns(child)
+
+    def _since(self, child: Child, began: tuple[int, int]) -> float:
+        passed, used = (now - then for now, then in zip(self._now(child), began, strict=True))
+        return float(min(passed, used) if self.by_processor else passed)
 
     def _judge_unseen(self, found: Comparison, distribution: str) -> None:
         reference = self.reference
@@ -282,27 +276,6 @@ class PairedClock:
             raise explained(trial, outcome, found, self.process)
         if found.mutates_inputs:
             raise Stop(Reason.INPUT_MUTATED, "changes its inputs in place once it is timed")
-
-    def _clocked(
-        self,
-        child: Child,
-        run: Callable[[RunUnseen, Fds], Message],
-        drawn: tuple[PackedValues, int],
-        whose: str,
-        stopped: ExitStack,
-    ) -> tuple[float, Message]:
-        """The answer to `run_unseen`, and nanoseconds until the child is `stopped`: later writes
-        fail.
-        """
-        (inputs, given), (outputs, taken) = drawn, self.reference.memory.outputs_of(whose)
-        request = RunUnseen(inputs=inputs, outputs=outputs, copied=self.process.may_overwrite)
-        family, used = child.family(), self._processor_ns(child)
-        started = time.perf_counter_ns()
-        answer = run(request, (given, taken))
-        stopped.enter_context(child.stopped(family))
-        passed = time.perf_counter_ns() - started
-        used = self._processor_ns(child) - used if self.by_processor else passed
-        return min(passed, used), answer
 
     def _raise_for_bandwidth(self, timing: Timing) -> None:
         """Raise Stop where outputs and used inputs outran the memory bus, and do not fit the

@@ -181,7 +181,7 @@ class ReferenceProcess:
             self.request, self.child, self.gates, findings, self.unsuitable
         )
         self.expected.declare()
-        self.memory.share_outputs("candidate", self.output_bytes)
+        self.memory.share("candidate", self.output_bytes)
 
     @property
     def _load_request(self) -> LoadTask:
@@ -336,7 +336,7 @@ class ReferenceProcess:
     # -- its end -----------------------------------------------------------------------------------
 
     def end_timing(self) -> None:
-        self.memory.release("own", "unseen")
+        self.memory.release("inputs", "own", "unseen")
         self.request(EndTiming())
 
     def close(self) -> None:

@@ -9,15 +9,10 @@ import secrets
 from kernels_eval.config import MOST_DRAWS, SCREEN_DRAWS, TIMED_INPUT_BYTES
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.explanation import errors_of
-from kernels_eval.judge.messages import Stop, parse_report
+from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import Trial
-from kernels_eval.protocol import (
-    FEW_TERMS,
-    CompareSums,
-    PackedValues,
-    RunUnseen,
-    UnseenReport,
-)
+from kernels_eval.judge.unseen_rounds import UnseenRounds
+from kernels_eval.protocol import FEW_TERMS, CompareSums
 from kernels_eval.records import Reason
 
 
@@ -31,15 +26,11 @@ def compare_sums(process: CandidateProcess) -> None:
         return
     seeds = [secrets.randbits(31) for _ in range(count)]
     names = [FEW_TERMS] * count
-    for whose in ("own", "unseen"):
-        reference.memory.share_outputs(whose, count * reference.output_bytes)
-    drawn = reference.memory.draw(seeds, names)
-    reference.request_unread(*_run(drawn, "own", process))
-    if reference.loaded.changes_arguments:
-        drawn = reference.memory.draw(seeds, names)
-    answer = process.request_unread(*_run(drawn, "unseen", process))
-    for form in parse_report(UnseenReport, answer).forms:
-        process.check_form(form, reference.trials[0])
+    rounds = UnseenRounds(process, count)
+    with process.child.stopped():
+        rounds.draw(seeds, names)
+        rounds.expect()
+    rounds.report(rounds.run())
     compared = reference.request(CompareSums(seeds=seeds))
     reference.end_timing()
     trial = Trial(FEW_TERMS, reference.trials[0].row, seeds[0], distribution=FEW_TERMS)
@@ -57,10 +48,3 @@ def compare_sums(process: CandidateProcess) -> None:
 def _most_draws(process: CandidateProcess) -> int:
     most = SCREEN_DRAWS if process.config.level == "screen" else MOST_DRAWS
     return min(most, max(2, TIMED_INPUT_BYTES // max(1, process.reference.task_bytes)))
-
-
-def _run(
-    drawn: tuple[PackedValues, int], whose: str, process: CandidateProcess
-) -> tuple[RunUnseen, tuple[int, int]]:
-    (inputs, given), (outputs, taken) = drawn, process.reference.memory.outputs_of(whose)
-    return RunUnseen(inputs=inputs, outputs=outputs), (given, taken)

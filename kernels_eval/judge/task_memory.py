@@ -13,6 +13,7 @@ from kernels_eval.protocol import (
     DrawInputs,
     DrawWeights,
     F,
+    InputLayout,
     LoadedTask,
     MemoryRequest,
     PackedValues,
@@ -36,18 +37,18 @@ class TaskMemory:
     def __init__(self, request: RequestWithMemory, channel: Channel, *, on_device: bool) -> None:
         self._request, self._channel, self._on_device = request, channel, on_device
         self._descriptors: dict[str, int] = {}
-        self._outputs: dict[str, SharedMemory] = {}
+        self._shared: dict[str, SharedMemory] = {}
 
-    def share_outputs(self, whose: str, size: int) -> None:
+    def share(self, whose: str, size: int) -> None:
         """Make memory for outputs: of a "candidate" call, or in a round the candidate's "unseen" or
-        the reference's "own".
+        the reference's "own"; or for the "inputs" of rounds.
         """
         request = ShareMemory(whose=whose, on_device=self._on_device, size=size)
         _, on_device = self._with_memory(request, whose)
-        self._outputs[whose] = SharedMemory(on_device=on_device, size=size)
+        self._shared[whose] = SharedMemory(on_device=on_device, size=size)
 
-    def outputs_of(self, whose: str) -> tuple[SharedMemory, int]:
-        return self._outputs[whose], self._descriptors[whose]
+    def shared(self, whose: str) -> tuple[SharedMemory, int]:
+        return self._shared[whose], self._descriptors[whose]
 
     def draw(
         self, seeds: list[int], distribution: str | list[str] = DECLARED, shape: str = DECLARED
@@ -61,7 +62,18 @@ class TaskMemory:
             on_device=self._on_device,
             size=max(1, len(seeds)) * self.loaded.packed_bytes,
         )
-        return self._handed_over(request, "inputs")
+        return self._handed_over(request, "drawn")
+
+    def draw_for_round(self, seeds: list[int], distributions: list[str]) -> InputLayout:
+        """Put the inputs of these seeds where those of rounds are."""
+        request = DrawInputs(
+            seeds=seeds,
+            distributions=distributions,
+            size=len(seeds) * self.loaded.packed_bytes,
+            of_round=True,
+        )
+        answer = self._request(request, ())
+        return InputLayout(packed=answer.packed, count=answer.count, stride=answer.stride)
 
     def arguments(self, seed: int) -> tuple[PackedValues, int]:
         request = DrawArguments(seed=seed, size=self.loaded.argument_bytes)

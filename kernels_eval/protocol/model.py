@@ -135,14 +135,18 @@ class SharedMemory(Payload):
     size: int = 0
 
 
-class PackedValues(SharedMemory):
-    """Values in such memory, `stride` bytes apart; `packed` gives each one's layout, or that of
+class InputLayout(Payload):
+    """Values in shared memory, `stride` bytes apart; `packed` gives each one's layout, or that of
     all.
     """
 
     packed: list[str]
     count: int
     stride: int
+
+
+class PackedValues(InputLayout, SharedMemory):
+    """The same, with the memory whose descriptor comes along."""
 
 
 class Shared(Payload):
@@ -169,6 +173,14 @@ class HandedOver(Shared):
     packed: list[str] = []
     count: int = 0
     stride: int = 0
+
+
+class MapMemory(Request[Done]):
+    """Map memory whose descriptor comes along, under the name of what is in it: "inputs" or
+    outputs."""
+
+    name: str
+    memory: SharedMemory
 
 
 class Prepare(Request[Done]):
@@ -237,10 +249,12 @@ class UnseenReport(Report):
 
 
 class RunUnseen(Request[UnseenReport]):
-    """Call the model on inputs that only the reference's process has seen; share the outputs after
-    all calls. `copied`: as they are when their call returns.
+    """Call the model on inputs that only the reference's process has seen, in the memory that is
+    mapped as "inputs"; put the outputs into that of name `into` after all calls. `copied`: as they
+    are when their call returns. `empty`: call no model, but make outputs of these forms.
     """
 
-    inputs: PackedValues
-    outputs: SharedMemory
+    inputs: InputLayout
+    into: str
     copied: bool = False
+    empty: list[OutputForm] = []

@@ -171,17 +171,21 @@ class NewCandidate(Request[Done]):
 
 
 class ShareMemory(MemoryRequest[Shared]):
-    """Memory for outputs. `whose`: "candidate", or in a round "unseen" or the reference's "own"."""
+    """Memory for outputs. `whose`: "candidate", or in a round "unseen" or the reference's "own";
+    "inputs" is for those of a round.
+    """
 
     whose: str
 
 
 class DrawInputs(MemoryRequest[HandedOver]):
-    """Put the inputs of these seeds, each of a distribution, into shared memory."""
+    """Put the inputs of these seeds, each of a distribution, into shared memory: new, or that of a
+    round."""
 
     seeds: list[int]
     distributions: list[str]
     shape: str = DECLARED
+    of_round: bool = False
 
 
 class DrawArguments(MemoryRequest[HandedOver]):
@@ -222,9 +226,10 @@ class UnseenComparison(Payload):
 
 
 class CompareUnseen(Request[UnseenComparison]):
-    """Compare outputs of a round: those at these positions, and the farthest off."""
+    """Compare outputs of a round: those at these positions, and so many that are `farthest` off."""
 
     positions: list[int]
+    farthest: int
     seeds: list[int]
     distributions: list[str]
 

@@ -44,7 +44,7 @@ from kernels_eval.model.measurement import (
     same_all,
     unlike,
 )
-from kernels_eval.model.shared_memory import Memory, calls, padded, read, unpack
+from kernels_eval.model.shared_memory import calls, padded, read, unpack
 from kernels_eval.protocol import (
     DECLARED,
     EARLIER,
@@ -98,23 +98,22 @@ class ReferenceRole:
         self.parts = self, self.values, self.task, self.runner
         self.digests: dict[str, str] = {}
         self.alone = True
-        self.outputs_of: dict[str, Memory] = {}
 
     @handles(ShareMemory)
     def share_memory(self, request: ShareMemory) -> Shared:
-        self.outputs_of.pop(request.whose, None)  # its memory first
+        self.runner.shared.pop(request.whose, None)  # its memory first
         if not request.on_device:
-            self.outputs_of[request.whose] = self.runner.memory()
+            self.runner.shared[request.whose] = self.runner.memory()
             return Shared(shared=True)
         if (memory := device_memory(request.size)) is None:
             return Shared(shared=False)
-        self.outputs_of[request.whose] = memory
+        self.runner.shared[request.whose] = memory
         self.task.channel.attached.append(memory.descriptor)
         return Shared(shared=True)
 
     def end_command(self, command: str) -> None:
         # in a round, what follows is timed, and before a candidate comes nobody else needs memory
-        kept = {DrawInputs.command: "own" in self.outputs_of, Expect.command: self.alone}
+        kept = {DrawInputs.command: "own" in self.runner.shared, Expect.command: self.alone}
         if not kept.get(command):
             self.runner.trim_memory(command)
 
@@ -128,8 +127,8 @@ class ReferenceRole:
     @handles(EndTiming)
     def end_timing(self, _: EndTiming) -> Done:
         self.runner.timed_inputs, self.task.drawn = [], None
-        for whose in ("own", "unseen"):
-            self.outputs_of.pop(whose, None)
+        for whose in ("inputs", "own", "unseen"):
+            self.runner.shared.pop(whose, None)
         return Done()
 
     @handles(Compare)
@@ -137,7 +136,7 @@ class ReferenceRole:
         """Measure the candidate's bytes against this trial and every earlier one."""
         trial = request.trial
         known = self.values.kept(trial)
-        actual = read(self.outputs_of["candidate"], known.expected)
+        actual = read(self.runner.shared["candidate"], known.expected)
         digest = _digest(actual)
         found = self._compared(actual, known)
         del known
@@ -167,7 +166,7 @@ class ReferenceRole:
     @handles(NameDowncast)
     def name_downcast(self, request: NameDowncast) -> Downcast:
         known = self.values.kept(request.trial)
-        actual = read(self.outputs_of["candidate"], known.expected)
+        actual = read(self.runner.shared["candidate"], known.expected)
         trial = known.trial
         with self.values.model_for(trial):
             for name, roundings in FORMATS.items():
@@ -195,7 +194,7 @@ class ReferenceRole:
         `mutates_inputs` whether the candidate has changed its inputs.
         """
         seeds, distributions = request.seeds, request.distributions
-        farthest = self._farthest(len(seeds), len(request.positions))
+        farthest = self._farthest(len(seeds), request.farthest)
         chosen = sorted({*request.positions, *farthest})
         # under a drawn distribution a task may give infinities now and then: no judge of others
         chosen = [x for x in chosen if distributions[x] == DECLARED or self._is_finite(x)]
@@ -252,13 +251,13 @@ class ReferenceRole:
         return all(bool(torch.isfinite(computable(x)).all()) for x in self._unseen("own", index))
 
     def _farthest(self, count: int, wanted: int) -> list[int]:
-        if count <= wanted:
+        if not 0 < wanted < count:
             return []
         step, offset = self._step, 0
         worst = torch.zeros(count, device=self.runner.device)
         for x in self.values.like:
             actual, own = (
-                calls(self.outputs_of[whose], x, count, offset=offset, step=step)
+                calls(self.runner.shared[whose], x, count, offset=offset, step=step)
                 for whose in ("unseen", "own")
             )
             if x.numel():  # a few at a time: what it takes to compare them is as large as they are
@@ -269,7 +268,7 @@ class ReferenceRole:
         return worst.topk(wanted).indices.tolist()
 
     def _unseen(self, whose: str, index: int) -> list[Tensor]:
-        return read(self.outputs_of[whose], self.values.like, index * self._step)
+        return read(self.runner.shared[whose], self.values.like, index * self._step)
 
     @property
     def _step(self) -> int:

@@ -163,7 +163,11 @@ class TaskModel:
         request: DrawInputs | DrawArguments | DrawWeights,
     ) -> HandedOver:
         self.drawn = None  # its memory first
-        memory = device_memory(request.size) if request.on_device else self.runner.memory()
+        of_round = isinstance(request, DrawInputs) and request.of_round
+        if of_round:
+            memory: Memory | None = self.runner.shared["inputs"]
+        else:
+            memory = device_memory(request.size) if request.on_device else self.runner.memory()
         if memory is None:
             return HandedOver(shared=False)
         stride = request.size // max(1, count) // SHARED_ALIGNMENT * SHARED_ALIGNMENT
@@ -177,6 +181,6 @@ class TaskModel:
         texts = texts[:1] if len(set(texts)) == 1 else texts
         answer = HandedOver(shared=True, packed=texts, count=count, stride=stride)
         self.drawn = answer, memory
-        if isinstance(memory, DeviceMemory):
+        if isinstance(memory, DeviceMemory) and not of_round:
             self.channel.attached.append(memory.descriptor)
         return answer

@@ -83,6 +83,7 @@ class Child:
         self.alone = not processes and "seccomp" in server.isolation
         """Whether it cannot start processes."""
         self._known = list[int]()
+        self._is_stopped = False
         self.owed = ""
         """The command it has not answered yet."""
         log = os.open(self.scratch / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -257,7 +258,11 @@ class Child:
         """Stop all of this child for the block, `known` family members first: others take long to
         find.
         """
+        if self._is_stopped:
+            yield
+            return
         stopped, found = list[int](), [*known] or self.family()
+        self._is_stopped = True
         try:
             while found:
                 stopped += found
@@ -266,6 +271,7 @@ class Child:
                 found = [pid for pid in self.family() if pid not in stopped]
             yield
         finally:
+            self._is_stopped = False
             _signal(stopped, signal.SIGCONT)
 
     def family(self) -> list[int]:

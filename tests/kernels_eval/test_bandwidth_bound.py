@@ -3,7 +3,7 @@ which bytes a task needs is for those that come near."""
 
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +12,11 @@ from kernels_eval.config import TimingConfig
 from kernels_eval.judge import paired_timing
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.paired_timing import PairedClock
-from kernels_eval.protocol import Forget, PackedValues, Sample, SharedMemory, TakeTimingInputs
+from kernels_eval.protocol import Forget, PackedValues, Sample, TakeTimingInputs
 
 PEAK, CACHE = 1e12, 50_000_000
 INPUT, OUTPUT = 600_000_000, 400_000_000  # bytes: 1 ms at PEAK
 
-PLACE = SharedMemory(on_device=False, size=64)
 PACKED = PackedValues(on_device=False, size=64, packed=[], count=2, stride=0)
 
 
@@ -71,64 +70,84 @@ def test_what_fits_into_the_cache_is_not_bounded_by_memory():
     assert made.reference.asked == 0
 
 
-@pytest.mark.parametrize("by_processor, call_ns", [(True, 1e6), (False, 4e6)])
-def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_processor, call_ns):
-    made, now = clock(0), SimpleNamespace(wall=0, used=0)
-    child = SimpleNamespace(processor_ns=lambda: now.used, family=lambda: [7])
-    child.stopped = lambda known: nullcontext()
+class Rounds(SimpleNamespace):
+    """What both processes are asked in a round, each with the time that it takes."""
 
-    def ask(request, fds):
-        now.wall += 4_000_000
-        now.used += 1_000_000
-        return {}
+    def take(self, ms, child):
+        def asked(*_):
+            assert self.child.stands_still is (child == "reference")
+            self.now.wall += 4 * ms
+            self.now.used[child] += ms
+            return {}
 
-    made.reference.memory.outputs_of = lambda whose: (PLACE, 1)
-    made.by_processor = by_processor
+        return asked
+
+
+@pytest.mark.parametrize("by_processor, cost, passed", [(True, 1, 5), (False, 4, 14)])
+def test_a_round_without_work_and_one_of_the_candidate(monkeypatch, by_processor, cost, passed):
+    """Time in which others had the processor does not count where the processor's is known. The
+    candidate stands still until it is asked, and its clock goes on until it is stopped again."""
+    made, now = clock(0), SimpleNamespace(wall=0, used={"reference": 0, "candidate": 0})
+
+    class Stopped(SimpleNamespace):
+        stands_still = False
+
+        @contextmanager
+        def stopped(self, family):
+            assert family == [7], "looking for them takes time, in which they would work"
+            if rounds.asked:  # it has answered, and continues
+                now.wall, now.used["candidate"] = now.wall + 2, now.used["candidate"] + 2
+            self.stands_still = True
+            yield
+            self.stands_still = False
+
+    children = {
+        name: Stopped(family=lambda: [7], processor_ns=lambda name=name: now.used[name])
+        for name in now.used
+    }
+    rounds = Rounds(now=now, child=children["candidate"], asked=False)
+    rounds.draw, rounds.expect = rounds.take(50, "reference"), rounds.take(20, "reference")
+    rounds.idle, run = rounds.take(1, "reference"), rounds.take(3, "candidate")
+    rounds.run = lambda: (run(), setattr(rounds, "asked", True))
+    rounds.report = lambda _: SimpleNamespace(custom_calls=2)
+    made.rounds, made.varied, made.idle_samples = rounds, [], 0
+    made.by_processor, made.process.child = by_processor, children["candidate"]
+    made.reference.child = children["reference"]
+    made.reference.request = lambda _: SimpleNamespace(positions=[], found=[])
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)
-    with ExitStack() as stopped:
-        assert made._clocked(child, ask, (PACKED, 2), "unseen", stopped) == (call_ns, {})
+    assert made._round(2) == (cost, passed)
 
 
-@pytest.mark.parametrize("by_processor", [True, False])
-def test_the_clock_goes_on_until_the_child_is_stopped(monkeypatch, by_processor):
-    made, now, running = clock(0), SimpleNamespace(passed=0), []
-    child = SimpleNamespace(processor_ns=lambda: now.passed, family=lambda: [7])
-
-    @contextmanager
-    def stopped(known):
-        assert known == [7], "looking for them takes time, in which they would work"
-        now.passed += 3_000_000  # it has answered, and continues
-        running.append(False)
-        yield
-        running.append(True)
-
-    child.stopped = stopped
-    made.reference.memory.outputs_of = lambda whose: (PLACE, 1)
-    made.by_processor = by_processor
-    monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.passed)
-    with ExitStack() as held:
-        assert made._clocked(child, lambda *_: {}, (PACKED, 2), "unseen", held) == (3e6, {})
-        assert running == [False]
-    assert running == [False, True]
+def bounded(monkeypatch, rounds, call_ns):
+    made, rounds = clock(0), iter(rounds)
+    made.unseen, made.fewest, made.by_processor = 8, 2, False
+    made.reference.request = lambda *_: None
+    made.process = SimpleNamespace(request_unread=lambda *_: None)
+    monkeypatch.setattr(paired_timing, "UnseenRounds", lambda *_: None)
+    found = [
+        lambda calls, cost=cost, passed=passed, **_: (cost * calls, passed * calls)
+        for cost, passed in rounds
+    ]
+    taken = iter(found)
+    monkeypatch.setattr(made, "_round", lambda calls, **how: next(taken)(calls, **how))
+    bound = made._bound(call_ns, 2e5)
+    return bound, len(list(taken))
 
 
 @pytest.mark.parametrize(
-    "rounds, least, best",
+    "rounds, call_ns, least, best, left",
     [
-        ([(3e6, 2e6), (4e6, 3e6), (3.5e6, 9e6), (5e6, 2e6), (3e6, 2e6)], 0.1e6, 1e6),
-        # as where inputs cross the bus: all but nothing of what passed is the round's own cost
-        ([(8e6, 7e6), (9e6, 7.1e6), (8e6, 7e6)] * 2, 0.0, 1e6),
-        ([(3e6, 9e6)] * 5, 7e6, 8e6),
+        # the first one touches memory: two that agree are enough
+        ([(2e6, 9e6), (2e6, 3e6), (9e6, 9e6)], 1e6, 1e6, 1e6, 1),
+        # all of them are taken before anything else is said, and the fastest alone counts for none
+        ([(2e5, 9e5), (2e5, 4e5), (2e5, 3e5), (2e5, 4.5e5), (2e5, 4.4e5)], 5e4, 1e5, 2e5, 0),
+        # all but nothing of what passed is the round's own cost
+        ([(8e5, 9e5)] * 5, 1e4, 0.0, 1e5, 0),
     ],
 )
-def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch, rounds, least, best):
-    made, rounds = clock(0), iter(rounds)
-    made.unseen, made.fewest, made.by_processor = 8, 2, False
-    made.reference.request = made.reference.memory.share_outputs = lambda *_, **__: None
-    made.process = SimpleNamespace(request_unread=lambda *_: None)
-    made.reference.output_bytes = 1
-    monkeypatch.setattr(made, "_round", lambda calls: [ns * calls for ns in next(rounds)])
-    assert made._bound(1e6, 2e6) == (pytest.approx(least), pytest.approx(best))
+def test_what_a_round_costs_is_taken_off(monkeypatch, rounds, call_ns, least, best, left):
+    found = bounded(monkeypatch, rounds, call_ns)
+    assert found == ((pytest.approx(least), pytest.approx(best)), left)
 
 
 def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
@@ -136,15 +155,16 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     made, told = clock(0), []
     made.unseen, made.fewest, made.by_processor = 8, 2, False
     made.seeds, made.given, made.idle_samples = [1, 2], True, 0
-    made.reference.request = made.reference.memory.share_outputs = lambda *_, **__: None
-    made.reference.output_bytes, made.reference.memory.draw = 1, lambda *_: (PACKED, 0)
+    made.reference.request = lambda *_: None
+    made.reference.memory.draw = lambda *_: (PACKED, 0)
+    monkeypatch.setattr(paired_timing, "UnseenRounds", lambda *_: None)
     made.process = SimpleNamespace(
         request_unread=lambda request, *_: told.append(request),
         request=lambda request: SimpleNamespace(
             custom_calls=request.calls, ns=told.append(request)
         ),
     )
-    monkeypatch.setattr(made, "_round", lambda calls: [1e6 * calls] * 2)
+    monkeypatch.setattr(made, "_round", lambda calls, **_: (0, 1e6 * calls))
     made._candidate_sample(3)
     assert told == [Sample(calls=3)], "they are there"
     made._bound(1e6, 1e6)

@@ -421,7 +421,7 @@ def test_memory_goes_back_unless_it_is_needed_at_once(monkeypatch):
     assert [c for c in commands if gives_back(c)] == ["LoadTask", "DrawInputs", "CompareUnseen"]
     made.new_candidate(NewCandidate())
     assert gives_back("Expect") and gives_back("DrawInputs")
-    made.outputs_of["own"] = None  # a round of the bound
+    made.runner.shared["own"] = None  # a round of the bound
     assert not gives_back("DrawInputs") and gives_back("CompareUnseen")
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 69 << 30)
     assert not gives_back("LoadTask"), "little is cached: asking for it again takes longer"

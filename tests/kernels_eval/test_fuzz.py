@@ -284,7 +284,7 @@ def reference():
         ),
         arguments=lambda seed=None: (PACKED, memory),
         memory=SimpleNamespace(
-            outputs_of=lambda whose: (PLACE, memory), draw=lambda *_: (PACKED, memory)
+            shared=lambda whose: (PLACE, memory), draw=lambda *_: (PACKED, memory)
         ),
         compare=lambda *_: Comparison(rms=0.0, reference_rms=1e-7, max=0.0),
         judge=lambda *_: Reason.OK,
@@ -308,7 +308,7 @@ def judged(child, reference, builder):
         comparison.compare_trials(process, Stage.VARIATIONS)
         attribution.check_state(process)
         process.request(Sample(calls=1))
-        for form in process.request(RunUnseen(inputs=PACKED, outputs=PLACE)).forms:
+        for form in process.request(RunUnseen(inputs=PACKED, into="unseen")).forms:
             process.check_form(form, reference.trials[0])
         attribution.check_ornamental(process)
     except Stop as stop:

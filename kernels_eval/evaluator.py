@@ -67,10 +67,12 @@ class Evaluator:
         """
 
         def attempt() -> Verdict:
-            def begin_reference() -> None:
+            def begin() -> None:
+                if memory_errors.wanted(self.config, candidate):
+                    memory_errors.begin(self.runner)
                 self.runner.begin_reference(task)
 
-            prepared = self.preparer.prepare(candidate, task, beside=begin_reference)
+            prepared = self.preparer.prepare(candidate, task, beside=begin)
             return self.run(task, candidate, prepared)
 
         return retried(attempt)
@@ -229,6 +231,7 @@ class Evaluator:
         draft, reference = process.draft, process.reference
         with draft.phase("reference_s"):
             compiled = self.runner.compiled(reference)
+        self.runner.sanitizing()  # it may have begun to start
         quiet = self.runner.warm_pool.quiet()
         with self.runner.turns.alone(), draft.phase("timing_s"), quiet:
             clock = PairedClock(process)
@@ -260,9 +263,7 @@ class Evaluator:
     ) -> None:
         if memory_errors.wanted(self.config, candidate, draft.late_tier or prepared.tier):
             with draft.phase("attribution_s"):
-                memory_errors.find(
-                    self.runner, self.preparer, reference, candidate, prepared, draft
-                )
+                memory_errors.find(self.runner, reference, candidate, prepared, draft)
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:

@@ -137,7 +137,7 @@ def _verified(
         preparer = evaluator.preparer
         prepared = preparer.prepare(candidate, task)
         verdict = _correct(evaluator.run(task, candidate, prepared))
-        specs = preparer.requested(candidate, task) if prepared.libraries else []
+        specs = [*prepared.specs]
         if len({spec.name for spec in specs}) < len(specs):
             raise UsageError("two of its extensions have one name", "name each its own")
         with temporary_tree("ship-", preparer.builder.work_root) as work:

@@ -15,7 +15,6 @@ from pathlib import Path
 from kernels_eval.config import SANITIZED_TRIALS, SANITIZER_LOG_BYTES, EvalConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Prepared, Stop, VerdictDraft, one_line
-from kernels_eval.judge.prepare import Preparer
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner
 from kernels_eval.protocol import NewCandidate
@@ -63,16 +62,20 @@ def instrumented(spec: ExtensionSpec) -> ExtensionSpec:
     )
 
 
-def wanted(config: EvalConfig, candidate: Candidate, tier: str | None) -> bool:
+def wanted(config: EvalConfig, candidate: Candidate, tier: str | None = "lite") -> bool:
     """Whether to build this candidate, built with headers of this tier, once more."""
     asked = config.address_sanitizer
     chosen = asked == "correct" or (asked == "lite" and tier == "lite")
     return chosen and config.level == "confirm" and candidate.language.instrumented
 
 
+def begin(runner: Runner) -> None:
+    """Start what the second build runs in, which imports torch for two seconds."""
+    runner.begin_sanitizing(runtime(runner.builder.tools.cxx), ENVIRONMENT)
+
+
 def find(
     runner: Runner,
-    preparer: Preparer,
     reference: ReferenceProcess,
     candidate: Candidate,
     prepared: Prepared,
@@ -81,11 +84,12 @@ def find(
     """Raise Stop (memory_error) for what reaches memory outside of its own; flag other undefined
     behaviour, and a sanitizer that could not run."""
     libraries = {}
-    for spec in preparer.requested(candidate, reference.task):
+    for spec in prepared.specs:
         build = runner.builder.build(instrumented(spec))
         if build.ok:
             libraries[spec.key] = build.path
-    server = runner.sanitizing(runtime(runner.builder.tools.cxx), ENVIRONMENT)
+    begin(runner)
+    server = runner.sanitizing()
     if server is None or not libraries:
         draft.flags.append("sanitizer:address:not_run")
         return

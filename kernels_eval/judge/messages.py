@@ -42,6 +42,8 @@ class Prepared(Record):
 
     candidate_id: str
     libraries: dict[str, str] = {}
+    specs: tuple[ExtensionSpec, ...] = ()
+    """what they are built from"""
     finding: Finding | None = None
     flags: tuple[str, ...] = ()
     tier: str | None = None

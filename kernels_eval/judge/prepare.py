@@ -47,6 +47,8 @@ class BoundedBuilds:
     flags: list[str]
     made: list[Build] = field(default_factory=list)
     """in this process, or in others before"""
+    specs: dict[str, ExtensionSpec] = field(default_factory=dict)
+    """of what was built in this process"""
 
     def __post_init__(self) -> None:
         compiled = [build for build in self.made if not build.cached]
@@ -81,6 +83,8 @@ class BoundedBuilds:
         if build.ok and (runner := python_runner(build.path)):
             raise Stop(Reason.FORBIDDEN_CALL, f"the built library links {runner}")
         self.made.append(build)
+        if build.ok:
+            self.specs[spec.key] = spec
         self.deadline.spent_s += 0.0 if build.cached else build.processor_s
         return build
 
@@ -184,6 +188,7 @@ class Preparer(Workplace):
         return Prepared(
             candidate_id=candidate.candidate_id,
             libraries={build.key: build.path for build in made if build.ok},
+            specs=tuple(builds.specs.values()),
             finding=finding,
             flags=tuple(dict.fromkeys(builds.flags)),
             tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
@@ -209,10 +214,6 @@ class Preparer(Workplace):
                 "seconds": prepared.seconds + time.monotonic() - started,
             }
         )
-
-    def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
-        asked = self._requested_builds(candidate.code or "", task)
-        return [parse_report(ExtensionSpec, each) for each in asked]
 
     def _screen(self, builds: BoundedBuilds) -> None:
         candidate = builds.candidate

@@ -165,21 +165,23 @@ class Runner(Workplace):
         }
         return [name for name, seen in flags.items() if seen]
 
-    def sanitizing(self, libraries: str, environment: Mapping[str, str]) -> ForkServer | None:
-        """A fork server that loads these libraries first, started once; None without any, or where
-        it does not start: a sanitizer needs addresses that some kernels do not leave it.
-        """
-        held = self._sanitizing
-        if libraries and not (held and held.alive):
+    def begin_sanitizing(self, libraries: str, environment: Mapping[str, str]) -> None:
+        """Start a fork server that loads these libraries first, if any, beside other work."""
+        if libraries and not (self._sanitizing and self._sanitizing.alive):
             environment = {"LD_PRELOAD": libraries, **environment}
             started = ServerProcess(threads=self.config.threads, environment=environment)
             readable = [self.builder.tools.cache]
             self._sanitizing = ForkServer(started=started, readable=readable)
-            with suppress(SandboxError):
+
+    def sanitizing(self) -> ForkServer | None:
+        """Wait until it has started; None without one, or where it does not start: a sanitizer
+        needs addresses that some kernels do not leave it.
+        """
+        with suppress(SandboxError):
+            if self._sanitizing:
                 self._sanitizing.start()
                 return self._sanitizing
-            self._sanitizing = None
-        return self._sanitizing
+        return None
 
     def drop_reference(self) -> None:
         if self._reference:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
-from kernels_eval.model.invariants import note_of, redrawn
+from kernels_eval.model.invariants import VARIED, VARIED_OTHERWISE, note_of, redrawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import smaller_shapes
 from kernels_eval.protocol import (
@@ -147,8 +147,9 @@ def make_inputs(
             for index, (leaf, note) in enumerate(zip(leaves, plan.notes, strict=True))
         ]
     if plan.distinct:
+        varies = distribution in (VARIED, VARIED_OTHERWISE)
         for leaf, note in zip(leaves, plan.notes, strict=True):
-            if note.vary and not note.keeps:
+            if note.vary and not note.keeps and not (varies and note.varied == "tied"):
                 make_distinct(leaf)
     return list(tree_unflatten(leaves, form))
 

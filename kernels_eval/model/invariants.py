@@ -304,6 +304,11 @@ def _offsets(value: Tensor, generator: torch.Generator, note: InputNote) -> Tens
     return torch.cat([value[:1], (inner + first + 1).to(value.dtype), value[-1:]])
 
 
+def tied(value: Tensor) -> Tensor:
+    """With many equal elements, close to as declared."""
+    return (value.detach().float() * 2).floor() / 2
+
+
 VARIATIONS: dict[str, Variation] = {
     "constant": _other_number,
     "probabilities": _probabilities,
@@ -311,6 +316,7 @@ VARIATIONS: dict[str, Variation] = {
     "resampled": _resampled,
     "between": _between,
     "offsets": _offsets,
+    "tied": lambda value, generator, note: tied(value),
 }
 OTHERWISE = VARIATIONS | {
     "constant": _positive_number,

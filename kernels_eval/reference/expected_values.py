@@ -94,7 +94,7 @@ from kernels_eval.reference.task_model import (
     peak_bandwidth,
     require_tensors,
 )
-from kernels_eval.reference.uses import plan_of
+from kernels_eval.reference.uses import plan_of, with_choices
 
 OWN_FLOATS = ("reference_rms", "reference_max")
 FACTORS = re.compile(r"linalg|svd|qr|eig")
@@ -200,8 +200,8 @@ class ExpectedValues:
         inputs = self.task.inputs(seed)
         operators = reference_operators(lambda: self.runner.forward(inputs))
         chooses = any(name.rpartition(".")[2] in ANY_ORDER for name in operators)
-        if self.task.plan and chooses and self._choice_matters(seed):
-            self.task.plan = self.task.plan.model_copy(update={"distinct": True})
+        if self.task.plan and chooses:
+            self.task.plan = with_choices(self.task.plan, self.task, self.outputs, seed)
         return operators
 
     def _ambiguous(self, seed: int) -> str:
@@ -229,18 +229,6 @@ class ExpectedValues:
         with self.model_for(trial), calls:
             outputs = self.outputs(self.task.inputs(trial.seed, trial.distribution, trial.shape))
         return calls.of(outputs, self.factors)
-
-    def _choice_matters(self, seed: int) -> bool:
-        found = []
-        for last in (False, True):
-            inputs = self.task.inputs(seed)
-            with suppress(*REFUSALS), torch.no_grad():
-                for x in tree_leaves(inputs):
-                    if isinstance(x, Tensor) and x.is_floating_point():
-                        x.mul_(2).floor_().div_(2)
-            with suppress(*REFUSALS), ChosenAs(last=last):
-                found.append(self.outputs(inputs))
-        return len(found) < 2 or not all_close(found[0], found[1], REPEATABLE_RTOL)
 
     # -- expected values ---------------------------------------------------------------------------
 

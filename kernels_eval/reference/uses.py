@@ -13,14 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kernels_eval.config import BETWEEN_STEP, JUMP, NOTE_BYTES, NOTE_DRAWS
+from kernels_eval.config import BETWEEN_STEP, JUMP, NOTE_BYTES, NOTE_DRAWS, REPEATABLE_RTOL
 from kernels_eval.model.inputs import plan_inputs
-from kernels_eval.model.invariants import uses_matter
+from kernels_eval.model.invariants import tied, uses_matter
 from kernels_eval.model.lazy_compiler import without_compiler
-from kernels_eval.model.measurement import all_close
+from kernels_eval.model.measurement import all_close, same_all
 from kernels_eval.model.operators import Named
 from kernels_eval.protocol import InputPlan
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
+from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
 
 Outputs = Callable[[list[Any]], list[Tensor]]
@@ -101,3 +102,32 @@ def _jumps(plan: InputPlan, task: TaskModel, outputs: Outputs, seed: int) -> boo
     with suppress(*REFUSALS):
         return not all_close(outputs(moved), outputs(task.inputs(seed)), JUMP)
     return True
+
+
+def with_choices(plan: InputPlan, task: TaskModel, outputs: Outputs, seed: int) -> InputPlan:
+    """A plan of distinct elements where it matters which of equal ones is chosen; `varied` ones are
+    equal where integer outputs tell the choice, and nothing else depends on it.
+    """
+    first, last = (_chosen(ChosenAs(last=x), task, outputs, seed) for x in (False, True))
+    if first and all_close(first, last, REPEATABLE_RTOL):
+        return plan
+    again = _chosen(ChosenAs(last), task, outputs, seed)
+    values, others = ([x for x in each if x.is_floating_point()] for each in (first, last))
+    told = bool(last) and same_all(again, last) and all_close(values, others, REPEATABLE_RTOL)
+    notes = [
+        note.model_copy(update={"varied": "tied" if told and free else note.varied})
+        for note in plan.notes
+        for free in [note.vary and not note.varied and not note.keeps]
+    ]
+    return plan.model_copy(update={"distinct": True, "notes": notes})
+
+
+def _chosen(chosen: ChosenAs, task: TaskModel, outputs: Outputs, seed: int) -> list[Tensor]:
+    """The outputs for inputs with equal elements; none, if they are refused."""
+    inputs = task.inputs(seed)
+    for x in tree_leaves(inputs):
+        if isinstance(x, Tensor) and x.is_floating_point():
+            x.detach().copy_(tied(x))
+    with suppress(*REFUSALS), chosen:
+        return outputs(inputs)
+    return []

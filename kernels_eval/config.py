@@ -234,7 +234,7 @@ taken. Choices."""
 NOTE_DRAWS, NOTE_BYTES = 3, 16 << 20
 """How many draws of a task's inputs tell what all of them have, and bytes of inputs from which on
 one must do. Choices of time."""
-BETWEEN_STEP, JUMP = 2.0**-18, 1e-2
+NEARLY, JUMP = 2.0**-18, 1e-2
 """How far whole numbers are moved, as a share of their size, and how much an answer then changes at
 least that jumps. Choices."""
 CONSTANT_SAMPLE, CONSTANT_SHARE = 1 << 13, 1 / 64

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
-from kernels_eval.model.invariants import VARIED, VARIED_OTHERWISE, note_of, redrawn
+from kernels_eval.model.invariants import VARIED, VARIED_OTHERWISE, decides_shapes, note_of, redrawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import smaller_shapes
 from kernels_eval.protocol import (
@@ -137,6 +137,8 @@ def make_inputs(
     leaves, form = tree_flatten(values)
     for index, dim, size in plan.shapes.get(shape, ()):
         part = leaves[index].narrow(dim, 0, size)  # dense, in the order of its strides
+        if plan.notes[index].varied == "probabilities":
+            part = part / part.sum(-1, keepdim=True)
         leaves[index] = part if part.is_contiguous() else torch.empty_like(part).copy_(part)
     if distribution in (FEW_TERMS, FEWER_TERMS):
         few = with_few_terms(leaves, plan, seed, fewer=distribution == FEWER_TERMS)
@@ -167,7 +169,11 @@ def plan_inputs(
             zip(*leaves, strict=True), uses or [set()] * len(leaves[0]), strict=True
         )
     ]
-    sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
+    tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
+    pairs = zip(tensors, notes, strict=True)
+    if any(x is not None and decides_shapes(x, note) for x, note in pairs):
+        return InputPlan(notes=notes, shapes={})
+    sizes = [None if x is None else list(x.shape) for x in tensors]
     return InputPlan(notes=notes, shapes=smaller_shapes(sizes))
 
 

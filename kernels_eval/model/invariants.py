@@ -24,14 +24,12 @@ VARIED, VARIED_OTHERWISE = "varied", "varied_otherwise"
 """Not distributions: arguments without what saves work; and a milder form, for tasks that give no
 finite answer for the first."""
 
-ORDERED = re.compile(
-    r"\.(sorted_sequence|boundaries|bins|offsets|offs|cum_seq\w*|cu_seqlens\w*|c(row|col)_indices)$"
-)
+ORDERED = re.compile(r"\.(sorted_sequence|boundaries|bins|offsets|offs|cum_seq\w*|cu_seqlens\w*)$")
 """Operators' arguments that must be in order."""
 DISTINCT = re.compile(r"^(scatter|index_copy|index_put|_index_put_impl|put)\.(index|indices)$")
 """Places to write at: of two values for one, either may remain."""
 AS_DECLARED = re.compile(
-    r"^_local_scalar_dense|\.(repeats|lengths|batch_sizes|(row|col|plain)_indices)$"
+    r"^_local_scalar_dense|\.(repeats|lengths|batch_sizes|(compressed|plain|row|col)_indices)$"
 )
 """Integers that decide the shapes of others, or depend on them."""
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
@@ -200,6 +198,13 @@ def _matrix(samples: list[Tensor], uses: Collection[str]) -> tuple[str, ...]:
     if all(map(_has_zeros, samples)):
         found.append("zeros")
     return tuple(found)
+
+
+def decides_shapes(value: Tensor, note: InputNote) -> bool:
+    """Whether integers tell where elements of other arguments lie, which are not to be fewer."""
+    integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    stays = note.varied in ("", "offsets")
+    return integers and stays and not (value.numel() == 0 or _is_one_number(value))
 
 
 def uses_matter(value: Tensor) -> bool:

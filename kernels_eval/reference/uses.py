@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kernels_eval.config import BETWEEN_STEP, JUMP, NOTE_BYTES, NOTE_DRAWS, REPEATABLE_RTOL
+from kernels_eval.config import JUMP, NEARLY, NOTE_BYTES, NOTE_DRAWS, REPEATABLE_RTOL
 from kernels_eval.model.inputs import plan_inputs
 from kernels_eval.model.invariants import tied, uses_matter
 from kernels_eval.model.lazy_compiler import without_compiler
@@ -25,6 +25,7 @@ from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
 
 Outputs = Callable[[list[Any]], list[Tensor]]
+Change = Callable[[Tensor], Tensor]
 
 
 @without_compiler
@@ -82,10 +83,12 @@ def plan_of(task: TaskModel, outputs: Outputs, seed: int, text: str) -> InputPla
             outputs(inputs)
         draws[0] = task.inputs(seed)[:count]  # as before the call
     plan = plan_inputs(draws, uses.found, text)
-    if any(note.varied == "between" for note in plan.notes) and _jumps(plan, task, outputs, seed):
-        stay = {"varied": "resampled"}
-        notes = [x.model_copy(update=stay if x.varied == "between" else {}) for x in plan.notes]
-        plan = plan.model_copy(update={"notes": notes})
+    forms = {note.varied for note in plan.notes}
+    if "between" in forms and not _stays(plan, "between", _nearly, task, outputs):
+        plan = _replaced(plan, "between", "resampled")
+    # where the task divides by their sum, that is 1 by chance
+    if "probabilities" in forms and _stays(plan, "probabilities", _twice, task, outputs):
+        plan = _replaced(plan, "probabilities", "shuffled")
     return plan
 
 
@@ -93,15 +96,30 @@ def _shape(value: object) -> object:
     return value.shape if isinstance(value, Tensor) else type(value)
 
 
-def _jumps(plan: InputPlan, task: TaskModel, outputs: Outputs, seed: int) -> bool:
-    """Whether a small change of whole numbers is a large one of an output, or is refused."""
-    moved = task.inputs(seed)
-    for x, note in zip(tree_leaves(moved), plan.notes, strict=False):
-        if note.varied == "between":
-            x.mul_(1 - max(BETWEEN_STEP, 2 * torch.finfo(x.dtype).eps))
+def _stays(plan: InputPlan, form: str, change: Change, task: TaskModel, outputs: Outputs) -> bool:
+    """Whether the answer stays where arguments of this form change."""
+    seed = task.runner.spec.seed
+    inputs = task.inputs(seed)
+    for x, note in zip(tree_leaves(inputs), plan.notes, strict=False):
+        if note.varied == form:
+            x.detach().copy_(change(x))
     with suppress(*REFUSALS):
-        return not all_close(outputs(moved), outputs(task.inputs(seed)), JUMP)
-    return True
+        return all_close(outputs(inputs), outputs(task.inputs(seed)), JUMP)
+    return False
+
+
+def _nearly(x: Tensor) -> Tensor:
+    return x * (1 - max(NEARLY, 2 * torch.finfo(x.dtype).eps))
+
+
+def _twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def _replaced(plan: InputPlan, form: str, other: str) -> InputPlan:
+    changed = {"varied": other}
+    notes = [x.model_copy(update=changed if x.varied == form else {}) for x in plan.notes]
+    return plan.model_copy(update={"notes": notes})
 
 
 def with_choices(plan: InputPlan, task: TaskModel, outputs: Outputs, seed: int) -> InputPlan:

@@ -268,7 +268,7 @@ def _positive_number(value: Tensor, generator: torch.Generator, note: InputNote)
 
 def _probabilities(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     drawn = torch.randn(value.shape, generator=generator, device=value.device)
-    return torch.softmax(3 * drawn, -1)
+    return torch.softmax(2 * drawn, -1)
 
 
 def _shuffled(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
@@ -325,6 +325,7 @@ VARIATIONS: dict[str, Variation] = {
 }
 OTHERWISE = VARIATIONS | {
     "constant": _positive_number,
+    "probabilities": _shuffled_rows,
     "shuffled": _shuffled_rows,
     "between": _resampled,
 }

@@ -42,6 +42,7 @@ from kernels_eval.model.correctness import merge
 from kernels_eval.model.distributions import warm_up
 from kernels_eval.model.few_terms import draws_for
 from kernels_eval.model.inputs import flatten_outputs
+from kernels_eval.model.invariants import note_of
 from kernels_eval.model.measurement import (
     all_close,
     computable,
@@ -138,6 +139,7 @@ class ExpectedValues:
 
     def _warm_up(self) -> None:
         x = torch.rand(64, 64, device=self.runner.device)
+        note_of([x])
         warm_up(x)
         for y in (x, x.masked_fill(x < 0.5, math.nan)):
             measure(y, y.double(), y)

@@ -1,5 +1,6 @@
 """Which other shapes are tried, how weights map, and that both processes draw the same."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from kernels_eval.judge.candidate_handle import unmatched_shapes
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.inputs import construct, made_elsewhere, make_inputs, plan_inputs
+from kernels_eval.model.invariants import VARIED, VARIED_OTHERWISE, note_of, redrawn
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
     parameters_of,
@@ -21,7 +23,8 @@ from kernels_eval.model.weights import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.protocol import FewTerms, ModelSpec
+from kernels_eval.protocol import FewTerms, InputNote, ModelSpec
+from kernels_eval.reference.uses import Uses
 from tests.support.kernels import AFFINE
 
 OLD = ("uniform", "normal_x10", "sparse", "small_integers")
@@ -248,3 +251,130 @@ def test_one_term_lies_in_each_part_of_a_sum(background):
         assert placed.view(3 * 64, 64).sum(1).tolist() == [1] * 192
         assert (x[placed].abs() >= size).all()
         assert (fewer != x).sum(1).tolist() == [1, 1, 1]
+
+
+def definite(x):
+    return bool(torch.equal(x, x.T)) and not torch.linalg.cholesky_ex(x).info.any()
+
+
+def rising(x):
+    return bool((x.diff() >= 0).all())
+
+
+SQUARE = torch.randn(32, 32)
+NOTES = {
+    "normal": (SQUARE, {}, {"vary": True}),
+    "sorted": (SQUARE[0].sort().values, {}, {"vary": True}),
+    "bounds": (
+        SQUARE.sort().values,
+        {"uses": {"searchsorted.sorted_sequence"}},
+        {"vary": True, "keeps": ("rising",)},
+    ),
+    "symmetric": (
+        SQUARE + SQUARE.T,
+        {},
+        {"vary": True, "keeps": ("symmetric",), "varied": "shuffled", "timed": True},
+    ),
+    "symmetric_as_told": (
+        SQUARE + SQUARE.T,
+        {"text": "for symmetric matrices"},
+        {"vary": True, "keeps": ("symmetric",)},
+    ),
+    "definite": (
+        SQUARE @ SQUARE.T + torch.eye(32),
+        {"uses": {"linalg_cholesky_ex.self"}},
+        {"vary": True, "keeps": ("definite",)},
+    ),
+    "triangular": (
+        SQUARE.tril(),
+        {"uses": {"linalg_solve_triangular.self"}},
+        {"vary": True, "keeps": ("zeros",)},
+    ),
+    "banded": (
+        SQUARE.tril(1).triu(-1),
+        {},
+        {"vary": True, "keeps": ("zeros",), "varied": "shuffled", "timed": True},
+    ),
+    "rank_one": (
+        SQUARE[:, :1] * SQUARE[:1],
+        {},
+        {"vary": True, "varied": "shuffled", "timed": True},
+    ),
+    "ones": (torch.ones(8, 8), {}, {"vary": False, "varied": "constant", "timed": True}),
+    "mask": (torch.tril(torch.ones(8, 8)), {}, {"vary": False, "varied": "shuffled"}),
+    "probabilities": (
+        torch.softmax(SQUARE, -1),
+        {},
+        {"vary": False, "varied": "probabilities"},
+    ),
+    "whole": (torch.arange(64.0), {}, {"vary": False, "varied": "between"}),
+    "whole_bounds": (
+        torch.arange(64.0),
+        {"uses": {"bucketize.boundaries"}},
+        {"vary": False, "varied": "between", "keeps": ("rising",)},
+    ),
+    "labels": (
+        torch.randint(0, 9, (64,)),
+        {"uses": {"nll_loss_forward.target"}},
+        {"vary": False, "varied": "resampled"},
+    ),
+    "ordered_labels": (
+        torch.arange(64),
+        {"uses": {"index_add.index"}},
+        {"vary": False, "varied": "resampled", "keeps": ("rising",)},
+    ),
+    "places_to_write": (
+        torch.arange(64).roll(1),
+        {"uses": {"index_copy.index"}},
+        {"vary": False, "varied": "shuffled"},
+    ),
+    "offsets": (
+        torch.arange(0, 64, 4),
+        {"uses": {"_embedding_bag.offsets"}},
+        {"vary": False, "varied": "offsets", "keeps": ("rising",)},
+    ),
+    "repeats": (torch.arange(64), {"uses": {"repeat_interleave.repeats"}}, {"vary": False}),
+    "read_by_python": (torch.arange(64), {}, {"vary": False}),
+}
+KEPT = {"rising": rising, "definite": definite, "symmetric": lambda x: torch.equal(x, x.T)}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_an_argument_means_is_kept_and_what_saves_work_is_not(name):
+    value, known, wanted = NOTES[name]
+    note = note_of([value], **known)
+    assert note == InputNote(**wanted)
+    names = ["normal", "mixed"] * note.vary + [VARIED, VARIED_OTHERWISE] * bool(note.varied)
+    for distribution, seed in itertools.product(names, range(5)):
+        drawn = redrawn(value, note, seed, distribution)
+        assert not torch.equal(drawn, value) or distribution == VARIED_OTHERWISE
+        assert drawn.dtype == value.dtype and drawn.shape == value.shape
+        if note.varied == "shuffled" and distribution in (VARIED, VARIED_OTHERWISE):
+            assert torch.equal(drawn.flatten().sort().values, value.flatten().sort().values)
+            continue
+        assert all(KEPT[each](drawn) for each in note.keeps if each in KEPT)
+        if note.varied == "probabilities":
+            assert bool((drawn > 0).all()) and torch.allclose(drawn.sum(-1), torch.ones(32))
+        elif not note.vary and note.varied != "constant":
+            assert value.min() <= drawn.min() and drawn.max() <= value.max()
+    if note.varied == "offsets":
+        assert drawn[0] == value[0] and drawn[-1] == value[-1] and bool((drawn.diff() > 0).all())
+
+
+def test_complex_numbers_and_lists_vary():
+    task = SimpleNamespace(
+        get_inputs=lambda: [[torch.randn(8, 8), 3], torch.randn(8, 8, dtype=torch.complex64)]
+    )
+    plan = plan_inputs([task.get_inputs()])
+    assert [note.vary for note in plan.notes] == [True, False, True]
+    (own, number), z = make_inputs(task, 1, "normal_x1000", plan, "cpu")
+    assert number == 3 and own.abs().max() > 500 and z.abs().max() > 500 and z.is_complex()
+
+
+def test_each_input_is_followed_to_the_operators_that_use_it():
+    bounds, x, order = torch.randn(8), torch.randn(4), torch.arange(4)
+    with Uses([bounds, x, order]) as uses:
+        torch.searchsorted(bounds.sort().values * 2, x[order])
+    assert "searchsorted.sorted_sequence" in uses.found[0]
+    assert "searchsorted.self" in uses.found[1] & uses.found[2]
+    assert "index.indices" in uses.found[2] and "index.indices" not in uses.found[1]

@@ -110,10 +110,10 @@ class LongSums(TorchDispatchMode):
         with suppress(*refused), _disable_current_modes():  # others need not see these operators
             terms = _terms(name, args)
             if terms is not None and terms.shape[-1] >= LONG_SUM and terms.is_floating_point():
-                found = sequential_error(terms[:, :MOST_TERMS])
+                error, found = sequential_errors(terms[:, :MOST_TERMS])
+                self.error = max(self.error, error)
                 if name not in PRODUCTS or terms.shape[-1] >= LONG_PRODUCT:
                     self.length = max(self.length, terms.shape[-1])
-        self.error = max(self.error, found)
         return found
 
     def _across_bins(self, x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Values:
@@ -145,19 +145,23 @@ class LongSums(TorchDispatchMode):
         return torch.where(x.abs() < least_mark(x.reshape(-1)), moved, x)
 
 
-def sequential_error(terms: Tensor) -> float:
-    """RMS error of adding each row of `terms` (outputs, length) in order in fp32, divided by the
-    RMS of the sums.
+def sequential_errors(terms: Tensor) -> tuple[float, float]:
+    """RMS errors of adding each row of `terms` (outputs, length) in order in fp32, divided by what
+    such sums are where signs are random (the root of the sum of squared terms), if that is larger
+    than what they are, and by what they are: of sums that cancel, most of what follows adds little.
 
     A one-signed row's relative error counts where larger: a ratio of sums may follow. The worst
     point on the way counts. What is not finite is left out.
     """
     terms = terms.float().nan_to_num(0.0, 0.0, 0.0)
     off, totals = _added_in_order(terms)
-    rms = float((off.square().sum() / totals.square().sum()).sqrt())
+    error, size = off.square().sum(), totals.square().sum()
+    least = terms.square().sum(dtype=torch.float64)
+    found = [float((error / x).sqrt()) for x in (size.maximum(least), size)]
     alike = ((terms.amin(1) >= 0) | (terms.amax(1) <= 0)) & (totals != 0)
     relative = [0.0, *(off / totals.abs())[alike].tolist()]
-    return max(error if math.isfinite(error) else 0.0 for error in (rms, max(relative)))
+    one, other = (max(x if math.isfinite(x) else 0.0 for x in (y, *relative)) for y in found)
+    return one, other
 
 
 def _added_in_order(terms: Tensor) -> tuple[Tensor, Tensor]:

@@ -286,6 +286,9 @@ SAME_ANSWER_RTOL = 1e-4
 """Two answers that differ by less are one: the gate of single elements in fp32."""
 HARD_OWN_ERROR = 0.02
 """A reference that errs by more is no judge of hard inputs."""
+FEWER_FINITE = 1 / 4
+"""Of a task whose own answer is not finite everywhere: by what share other inputs may have fewer
+finite elements. A choice."""
 NARROWED_SHARE = 1 / 4
 """Of the error of an answer that ignores the inputs, what a gate may let pass. A choice."""
 SAMPLE_ROWS = 4
@@ -318,9 +321,6 @@ DIGEST_BYTES = 1 << 20
 """Bytes that tell whether two answers are one: hashing costs processor time."""
 FEW_OUTPUTS = 64
 """Fewer floating elements, zeros not counted, tell too little of what rounding costs. A choice."""
-MOST_SCATTER = 0.03
-"""Of their errors, what is allowed for: no gate is then as wide as the answer, and hard inputs on
-which a reference errs by more than HARD_OWN_ERROR are left out."""
 LONG_SUM, MOST_TERMS = 128, 1 << 24
 """Shorter sums err by less than any gate; of longer ones so many terms are added."""
 MOST_SUMS, FEWEST_SUMS, ENOUGH_TERMS = 64, 2, 1 << 21

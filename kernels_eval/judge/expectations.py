@@ -26,10 +26,12 @@ from kernels_eval.judge.trials import (
 )
 from kernels_eval.protocol import (
     DECLARED,
+    DOMAINS,
     A,
     Expectation,
     ForgetTrial,
     Request,
+    domain_of,
 )
 from kernels_eval.sandbox.child import Child
 
@@ -137,13 +139,16 @@ class Expectations:
             seeds = [secrets.randbits(30) * 2 + sign for sign in (1, 0)]
             return [Trial(name, row, seed, weights_seed=weights_seed) for weights_seed in seeds]
         drawn = [(self.task.impulse or DECLARED) if x == AS_IMPULSE else x for x in row.draws]
+        if row.domains:  # what is hard is tried where others are accepted
+            domains = self.task.domains[: 1 if row.hard else None]
+            drawn = [f"{draw}{domain}" for domain in domains for draw in drawn]
         return [Trial(name, row, seed, distribution=draw, shape=shape) for draw in drawn]
 
     def _expect_own(self, trial: Trial) -> Expectation:
         seen = self.request(trial.expect())
         if not seen.deterministic:
             raise degenerate("two runs of the reference on the same inputs differ")
-        if not seen.some_finite:
+        if not seen.finite_share:
             raise degenerate("the reference's output on its own inputs holds no finite number")
         return seen
 
@@ -159,7 +164,7 @@ class Expectations:
             if "CUDA error" in stop.finding.detail:
                 raise UnsuitableTrial(trial.name) from stop
             return None
-        if not trial.suits(seen):
+        if not trial.suits(seen, self.task.expected[DECLARED]):
             self.request(ForgetTrial(trial=trial.name))
             return None
         return seen
@@ -173,6 +178,8 @@ class Expectations:
         if trial.row.telling and constant_passes({trial.name: seen}, self.gates):
             return
         self.task.trials.append(trial)
+        if trial.row.domains:  # a wider one that the task has refused is asked for no more
+            self.task.domains = DOMAINS[DOMAINS.index(domain_of(trial.distribution)) :]
         if trial.row.grades_task:
             self.task.expected[trial.name] = seen
         if trial.name == DECLARED:

@@ -51,6 +51,8 @@ def quarantine_degenerate(task: TaskFindings, gates: TaskGates, request: FindIgn
         flags.append("own_answers_never_vary")
     if has_one_answer(task):
         flags.append("answers_never_vary")
+    elif task.inputs_vary and not any(trial.row.domains for trial in task.trials):
+        flags.append("few_trials")
     return flags
 
 

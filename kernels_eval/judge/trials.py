@@ -6,6 +6,7 @@ A new trial is a row.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,13 +14,22 @@ from enum import StrEnum
 from typing import Any
 
 from kernels_eval.config import (
+    FEWER_FINITE,
     HARD_OWN_ERROR,
     SCREEN_TAIL,
     SHAPE_SCOPES,
     TAILS,
     CorrectnessConfig,
 )
-from kernels_eval.protocol import DECLARED, Expect, Expectation, LoadedTask, OutputForm
+from kernels_eval.protocol import (
+    DECLARED,
+    DOMAINS,
+    NON_FINITE,
+    Expect,
+    Expectation,
+    LoadedTask,
+    OutputForm,
+)
 from kernels_eval.records import Level, Reason
 
 
@@ -46,6 +56,8 @@ class TaskFindings:
     trials: list[Trial] = field(default_factory=list)
     scopes: list[str] = field(default_factory=lambda: list(SHAPE_SCOPES))
     """what may shrink in another shape, without those the task refused"""
+    domains: tuple[str, ...] = DOMAINS
+    """what redrawn inputs may lie in, without wider ones that the task refused"""
 
     @property
     def inputs_vary(self) -> bool:
@@ -87,6 +99,8 @@ class TrialRow:
     name: str
     draws: tuple[str, ...] = (DECLARED,)
     """distributions, of which the first that suits the task is drawn"""
+    domains: bool = False
+    """each in the widest domain that the task accepts"""
     same_seed: bool = False
     """drawn under the seed of `declared`, so that only this row's change differs"""
     other_weights: bool = False
@@ -165,17 +179,19 @@ class Trial:
             hard=self.row.hard,
         )
 
-    def suits(self, seen: Expectation) -> bool:
-        finite = seen.some_finite if self.distribution == NON_FINITE else seen.finite
-        return finite and seen.deterministic and (not self.row.hard or well_conditioned(seen))
+    def suits(self, seen: Expectation, declared: Expectation) -> bool:
+        finite = declared.finite_share
+        least = finite if finite == 1 else (1 - FEWER_FINITE) * finite
+        if self.distribution == NON_FINITE:
+            least = math.ulp(0.0)
+        holds = seen.finite_share >= least and seen.deterministic
+        return holds and (not self.row.hard or well_conditioned(seen))
 
 
 def well_conditioned(seen: Expectation) -> bool:
-    """Whether the reference itself is right on hard inputs, by the float64 oracle."""
-    return (
-        seen.oracle == "float64"
-        and seen.constants[0].reference_rms <= HARD_OWN_ERROR
-        and any("float" in output.dtype for output in seen.outputs)
+    """Whether the reference itself is right on hard inputs."""
+    return seen.constants[0].reference_rms <= HARD_OWN_ERROR and any(
+        "float" in output.dtype for output in seen.outputs
     )
 
 
@@ -222,17 +238,18 @@ def accepts_no_other_shape(task: TaskFindings) -> bool:
 
 # -- the table -------------------------------------------------------------------------------------
 
-NON_FINITE, VARIED = "non_finite", "varied"
+VARIED = "varied"
 LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
 AS_IMPULSE = "as impulse"
 """The form of `impulse` that the task accepts; as declared where it accepts none."""
 
 
 def distribution(name: str, draws: tuple[str, ...] = (), **columns: Any) -> TrialRow:
-    """A row of inputs from another distribution, of positive values where the task wants these."""
+    """A row of inputs from another distribution, in a domain that the task accepts."""
     return TrialRow(
         name,
-        draws=draws or (name, f"{name}_positive"),
+        draws=draws or (name,),
+        domains=True,
         when=lambda task: task.inputs_vary,
         configured=True,
         **columns,
@@ -286,13 +303,15 @@ TRIALS = (
     # of few terms: what each keeps shows, however long the sum
     TrialRow(
         "singles",
-        draws=("singles", "singles_positive"),
+        draws=("singles",),
+        domains=True,
         when=lambda task: task.inputs_vary and sums_long(task),
     ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(
         "sparse_products",
-        draws=("sparse", "sparse_positive"),
+        draws=("sparse",),
+        domains=True,
         when=lambda task: task.inputs_vary and sums_products(task),
     ),
     TrialRow("in_place", in_place=True, required=True, screen=True),

@@ -17,19 +17,33 @@ from kernels_eval.config import (
     SINGLES,
     SMALL_DEVIATION,
 )
-from kernels_eval.protocol import DECLARED
+from kernels_eval.protocol import DECLARED, POSITIVE, SHARE, UNIT, WITHIN, domain_of
 
 BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
 """What the blocks of `mixed` are drawn from."""
 
 
 def drawn_from(value: Tensor, generator: torch.Generator, distribution: str) -> Tensor:
-    """A tensor of the shape of `value`, in float32, from a distribution, of positive values where
-    its name ends so.
+    """A tensor of the shape of `value`, in float32, from a distribution, in the domain that its
+    name ends with (`DOMAINS`).
     """
-    name = distribution.removesuffix("_positive")
+    domain = domain_of(distribution)
+    name = distribution.removesuffix(domain)
     drawn = _mixed(value, generator) if name == "mixed" else _drawn(value, generator, name)
-    return drawn if name == distribution else drawn.abs() + 0.01
+    if domain in (POSITIVE, SHARE):
+        drawn = drawn.abs() + 0.01
+    if domain in (UNIT, SHARE):
+        return _folded(drawn, drawn.new_tensor(-1), drawn.new_tensor(1))
+    if domain == WITHIN:
+        return _folded(drawn, *value[torch.isfinite(value)].float().aminmax())
+    return drawn
+
+
+def _folded(drawn: Tensor, least: Tensor, largest: Tensor) -> Tensor:
+    """Values outside of this range, inside: the farther, the nearer to its ends."""
+    middle, half = (least + largest) / 2, (largest - least) / 2
+    inside = middle + half * drawn / (1 + drawn.abs())
+    return torch.where((drawn > least) & (drawn < largest), drawn, inside)
 
 
 def warm_up(value: Tensor) -> None:

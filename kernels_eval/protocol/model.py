@@ -25,6 +25,18 @@ from kernels_eval.protocol.message import (
 
 DECLARED = "declared"
 """The task's own inputs and shape, not drawn distributions or other sizes."""
+POSITIVE, UNIT, SHARE, WITHIN = "_positive", "_unit", "_share", "_within"
+DOMAINS = ("", POSITIVE, UNIT, SHARE, WITHIN)
+"""Suffixes of distributions: what their values lie in, the widest first: any numbers, positive
+ones, (-1, 1), (0, 1), and what the declared ones lie in."""
+
+
+def domain_of(distribution: str) -> str:
+    return next(each for each in reversed(DOMAINS) if distribution.endswith(each))
+
+
+NON_FINITE = "non_finite"
+"""As declared, but for a NaN and infinities."""
 FEW_TERMS, FEWER_TERMS = "few_terms", "fewer_terms"
 """Inputs of which a few hundred elements make up every long sum, and without one of each sum."""
 

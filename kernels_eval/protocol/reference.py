@@ -112,13 +112,13 @@ class Comparison(Payload):
 
 
 class Expectation(Payload):
-    """Of a trial's expected values. `equals` names earlier trials with the same answer.
+    """Of a trial's expected values. `finite_share`: of an output's elements, the least of any
+    output that has some. `equals` names earlier trials with the same answer.
     `constants`: errors of answers that ignore the inputs: zeros, the answer of "declared", and that
     answer's mean over its first dimension.
     """
 
-    finite: bool
-    some_finite: bool
+    finite_share: float
     deterministic: bool
     bit_identical: bool
     oracle: Literal["float64", "float32"]

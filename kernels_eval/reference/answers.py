@@ -50,6 +50,7 @@ from kernels_eval.protocol import (
     EARLIER,
     FEW_TERMS,
     LATER,
+    NON_FINITE,
     Compare,
     CompareSums,
     CompareUnseen,
@@ -281,6 +282,7 @@ class ReferenceRole:
         factorings = self.values.factorings(known.trial)
         found = self._measured(actual, known, factorings)
         off = any(error.max > least_step(x) for error, x in zip(found, actual, strict=True))
+        off = off or (not merge(found).masks_match and known.trial.distribution != NON_FINITE)
         if off and max(x.numel() for x in actual) <= ENOUGH_ELEMENTS:
             accepted = self._beside_steps(actual, known)
             again = self._measured(accepted, known, factorings)

@@ -26,6 +26,7 @@ SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
 ALL = [*OWN, "other_weights", "non_finite", *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
+IN_DOMAINS = ["mixed", "mixed_positive", "mixed_unit", "mixed_share"]
 RIGHT = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
 WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 
@@ -48,8 +49,7 @@ class Reference:
             raise Stop(Reason.REFERENCE_FAILED, "labels out of range")
         form = Form(shape=[4], dtype="float32", bytes=self.output_bytes)
         return Expectation(
-            finite=request.name != "non_finite",
-            some_finite=True,
+            finite_share=0.5 if request.name == "non_finite" else 1.0,
             deterministic=True,
             bit_identical=True,
             oracle="float64",
@@ -84,7 +84,8 @@ def without(*names):
         ({}, {"shapes": {}}, [*without(*SHAPES, "eval_mode"), "impulse_again", "eval_mode"]),
         ({}, {"varies": False}, without(*OWN[1:7], "non_finite")),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
-        ({"refused": ["offset", "offset_positive"]}, {}, without("offset")),
+        ({"refused": ["offset"]}, {}, without("offset")),
+        ({"refused": ["mixed_within", *IN_DOMAINS]}, {}, without("mixed")),
         ({"refused": ["each_1"]}, {}, [name.replace("each", "all") for name in ALL]),
         ({"same": ["eval_mode"]}, {}, without("eval_mode")),
         ({}, {"level": "screen"}, [*SCREENED, "each_1"]),
@@ -109,12 +110,15 @@ def test_a_task_is_tried_in_the_rows_that_suit_it_and_in_their_order(reference, 
 @pytest.mark.parametrize(
     "refused, name, asked",
     [
-        ("mixed", "mixed", ["mixed", "mixed_positive"]),
-        ("normal_x10000", "large", ["normal_x10000", "normal_x1000"]),
+        (["mixed"], "mixed", ["mixed", "mixed_positive"]),
+        (IN_DOMAINS, "mixed", [*IN_DOMAINS, "mixed_within"]),
+        # the widest domain that was accepted before
+        (["normal", "normal_positive"], "offset", ["offset_unit"]),
+        (["normal_x10000"], "large", ["normal_x10000", "normal_x1000"]),
     ],
 )
 def test_the_first_form_that_suits_the_task_is_drawn_under_one_seed(refused, name, asked):
-    reference = Reference(refused=[refused])
+    reference = Reference(refused=refused)
     trials = expected(reference).task.trials
     requests = [each for each in reference.asked if each.name == name]
     assert [each.distribution for each in requests] == asked

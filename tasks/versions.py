@@ -14,7 +14,7 @@ SYNTHESIS_VERSION = 3
 """Requests made of tasks, and what is kept of answers."""
 PARSER_VERSION = 3
 """Division of an answer into reasoning, text and code. Raw answers do not depend on it."""
-CANDIDATE_TABLE_VERSION = 3
+CANDIDATE_TABLE_VERSION = 4
 DECONTAMINATION_VERSION = 5
 WORKLOAD_VERSION = 4
 PROFILE_VERSION = 1

@@ -56,6 +56,35 @@ def program() -> str:
     return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
+@command(Group.DATA, needs=["batch"])
+def import_(
+    source: str = Argument(..., metavar="SOURCE", help="A table, a folder, or an id of the hub."),
+    *,
+    columns: str | None = Option(
+        None,
+        "--map",
+        metavar="KEY=COLUMN,...",
+        help="Which columns are what: task, answer, kernel, id, model, label, language, ...",
+        show_default="the known map of its columns",
+    ),
+    name: str | None = Option(
+        None, "--as", metavar="NAME", help="Read it by this known map, such as kernelbook."
+    ),
+    out: str = Option("imported", metavar="DIR", help="Folder for tasks and answers as Parquet."),
+) -> Json:
+    """Turn a foreign table or folder into tasks and recorded answers.
+
+    Text, chat messages, chat completions, lists of answers and bytes are understood. Both tables
+    are what verify-batch, curate, and a refresh with recorded answers read.
+    """
+    from flows.importing import import_source
+    from flows.runtime.terminal import TerminalProgress
+    from tasks.progress import observed_by
+
+    with TerminalProgress() as progress, observed_by(progress):
+        return import_source(source, columns, name, out)
+
+
 @command(Group.DATA, needs=["line"])
 def curate(
     *,

@@ -28,6 +28,7 @@ from tasks.sources.syntax import defined_names
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
 
 SHAPE = (
     "a task file defines `class {entry_point}(nn.Module)` with `forward`, `get_inputs()` returning"
@@ -39,6 +40,10 @@ SHOWN_ROWS = 3
 BATCH_ROWS = 256
 LINES = (".jsonl", ".ndjson", ".csv")
 """Tables of text: JSON lines, and CSV with a header."""
+TEXTS = (*LINES, ".json")
+"""The same, and JSON: a list of rows, or lists of rows by the `group` that they belong to."""
+GROUP = "group"
+ARROW = ".arrow"
 COLUMNS = ("name", "code")
 OPTIONAL_COLUMNS = ("name", "task_id", "entry_point", "init_form", "source", "level")
 
@@ -101,7 +106,7 @@ def read_rows(
         for file in files:
             yield str(file), {"name": file.stem, columns[-1]: read_text(file)}
         return
-    if path.suffix in LINES:
+    if path.suffix in TEXTS:
         rows: Iterable[Json] = read_lines(path)
     else:
         rows = read_parquet(path, columns, optional).iter_rows(named=True)
@@ -165,7 +170,8 @@ def read_lines(path: Path) -> Iterator[Json]:
     naming a bad line."""
     try:
         with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else "\n") as handle:
-            yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(handle, path)
+            readers = {".csv": _csv_rows, ".json": _grouped_rows}
+            yield from readers.get(path.suffix, _json_rows)(handle, path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"cannot read {path}: {error}", "give a complete file in UTF-8") from error
 
@@ -196,6 +202,21 @@ def _json_rows(handle: TextIO, path: Path) -> Iterator[Json]:
             yield row
 
 
+def _grouped_rows(handle: TextIO, path: Path) -> Iterator[Json]:
+    try:
+        held = json_of(handle.read())
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}", "give a complete file") from error
+    groups = {"": held} if isinstance(held, list) else held
+    if not isinstance(groups, dict) or not all(isinstance(each, list) for each in groups.values()):
+        groups = {"": [held]}  # one object
+    for name, rows in groups.items():
+        for row in rows:
+            if not isinstance(row, dict):
+                raise UsageError(f"{path} holds {type(row).__name__}", "give a list of objects")
+            yield {GROUP: name, **row} if name else row
+
+
 @contextmanager
 def reading_parquet(path: Path) -> Iterator[None]:
     import polars as pl
@@ -205,7 +226,9 @@ def reading_parquet(path: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         raise UsageError(
-            f"cannot read {shown(path)} as Parquet: {shown(error)}", "give a complete Parquet file"
+            f"cannot read {shown(path)} as {'Arrow' if path.suffix == ARROW else 'Parquet'}:"
+            f" {shown(error)}",
+            "give a complete file",
         ) from error
 
 
@@ -213,10 +236,10 @@ def columns_of(path: Path) -> list[str]:
     """A table's column names. Raises UsageError."""
     import pyarrow.parquet as pq
 
-    if path.suffix in LINES:
+    if path.suffix in TEXTS:
         return list(dict.fromkeys(name for row in read_lines(path) for name in row))
     with reading_parquet(path):
-        return list(pq.read_schema(path).names)
+        return list((_arrow(path).schema if path.suffix == ARROW else pq.read_schema(path)).names)
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
@@ -229,7 +252,7 @@ def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = (
             f"{path} has no column {', '.join(missing)}", f"its columns are {', '.join(present)}"
         )
     wanted = [*columns, *(column for column in optional if column in present)]
-    if path.suffix in LINES:
+    if path.suffix in (*TEXTS, ARROW):
         return pl.DataFrame(list(rows_of(path, wanted)), infer_schema_length=None, strict=False)
     with reading_parquet(path):
         return pl.read_parquet(path, columns=wanted)
@@ -239,12 +262,24 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[Json]:
     """Rows with these columns, `BATCH_ROWS` at a time. Raises UsageError for a truncated file."""
     import pyarrow.parquet as pq
 
-    if path.suffix in LINES:
+    if path.suffix in TEXTS:
         yield from ({name: row.get(name) for name in columns} for row in read_lines(path))
+        return
+    if path.suffix == ARROW:
+        with reading_parquet(path):
+            yield from _arrow(path).select(list(columns)).to_pylist()
         return
     with reading_parquet(path), pq.ParquetFile(path) as table:
         for batch in table.iter_batches(BATCH_ROWS, columns=list(columns)):
             yield from batch.to_pylist()
+
+
+def _arrow(path: Path) -> pa.Table:
+    """A table of `datasets.save_to_disk`."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_stream(source).read_all()
 
 
 def number_of(value: object) -> int | None:

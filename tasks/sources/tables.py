@@ -13,6 +13,7 @@ from kernels_eval.records import KernelTask
 from tasks.progress import caution
 from tasks.sources import files, kernelbench, kernelbook
 from tasks.sources.files import columns_of, number_of, rows_of, shown
+from tasks.sources.foreign import Foreign, of_file, of_folder
 from tasks.sources.hub import is_hub_id
 from tasks.typed import typed_row
 
@@ -106,6 +107,9 @@ def _found(
         yield from ((path, x) for x in held.tasks() if _is_wanted(x.task_id, x.name, wanted))
         tell_left_out(held)
         return
+    elif foreign_folder := of_folder(path):
+        yield from ((path, x) for x in _of_map(foreign_folder, wanted))
+        return
     elif path.is_dir() and kernelbench.is_checkout(path):
         found = kernelbench.load(path)
     elif path.suffix == ".py" or (path.is_dir() and not holds_tables(path)):
@@ -123,6 +127,11 @@ def tell_left_out(held: TraceSet) -> None:
         caution(f"{shown(held.root)}: {count} left out: {shown(why)}")
 
 
+def _of_map(foreign: Foreign, wanted: Collection[str] | None) -> Iterator[KernelTask]:
+    found = (task for each in foreign.found() for task in each.tasks)
+    yield from (task for task in found if _is_wanted(task.task_id, task.name, wanted))
+
+
 def _is_wanted(task_id: object, name: object, wanted: Collection[str] | None) -> bool:
     return wanted is None or task_id in wanted or name in wanted
 
@@ -131,7 +140,11 @@ def _of_part(path: Path, wanted: Collection[str] | None) -> Iterator[KernelTask]
     columns = columns_of(path)
     form = next((form for form in TASK_FORMS if set(form) <= set(columns)), None)
     if form is None:
-        raise unusable(path, columns, "tasks", TASK_FORMS)
+        foreign = of_file(path)
+        if foreign.by is None:
+            raise unusable(path, columns, "tasks", TASK_FORMS)
+        yield from _of_map(foreign, wanted)
+        return
     if loader := TASK_FORMS[form]:
         found = loader(path)
         yield from (task for task in found if _is_wanted(task.task_id, task.name, wanted))

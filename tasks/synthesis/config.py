@@ -49,7 +49,7 @@ class SynthesisConfig(Record):
     model: str | None = None
     """model name at the endpoint, hub id or directory; 'small' is the local demo model"""
     responses: str | None = None
-    """recorded: a Parquet file of responses instead of the bundled ones"""
+    """recorded: a table of responses (docs/how-to/import.md) instead of the bundled ones"""
     base_url: str | None = None
     """openai: the endpoint, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY holds its key"""
     tokenizer: str | None = None

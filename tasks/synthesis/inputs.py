@@ -13,9 +13,11 @@ from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import Json, Row, stable_hash
 from kernels_eval.tables import table_beside
 from tasks.files import file_sha256
-from tasks.sources.files import columns_of, read_text, rows_of, shown
+from tasks.sources.cells import Answer, samples_of
+from tasks.sources.files import columns_of, number_of, read_text, rows_of, shown
+from tasks.sources.foreign import Foreign, of_file, of_folder, of_rows
 from tasks.sources.hub import load_rows
-from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out
+from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out, unusable
 from tasks.synthesis.folders import SUFFIXES, has_modules, rows_of_modules
 from tasks.typed import typed_row
 
@@ -33,7 +35,7 @@ FORMS = (
 READ = (
     *("task_id", "level", "problem_id", "candidate_id", "language", "generator", "sampling"),
     *("sample_index", "code", "parse_reason", "prompt_hash", "response", "reasoning", "answer"),
-    *("reasoning_tokens", "completion_tokens", "finish_reason"),
+    *("reasoning_tokens", "completion_tokens", "finish_reason", "turn", "parent"),
 )
 """Columns that rows have, where the place has them."""
 
@@ -50,8 +52,23 @@ class Part(NamedTuple):
 
     def rows(self) -> Iterator[Json]:
         for index, row in enumerate(self.own_rows()):
+            where = f"{self.name} row {index}"
             found = {name: row.get(own) for name, own in self.columns.items()}
-            yield typed_row(found, f"{self.name} row {index}")
+            if not isinstance(found.get("response"), str | None):
+                found |= _only_answer(found["response"], where)
+            yield typed_row(found, where)
+
+
+def _only_answer(cell: object, where: str) -> Json:
+    """The columns of an answer that a table has as messages or a chat completion."""
+    samples = samples_of(cell, f"{where}: the column response")
+    answers = [answer for turns in samples for answer in turns]
+    if len(answers) > 1:
+        fix = "make a row of each with `concur import`"
+        raise UsageError(f"{where} holds {len(answers)} answers", fix)
+    answer = answers[0] if answers else Answer("")
+    told = {"response": answer.text, "reasoning": answer.reasoning}
+    return {**told, "finish_reason": answer.finish_reason} if answer.finish_reason else told
 
 
 def parts_of(location: str | Path) -> list[Part]:
@@ -61,7 +78,10 @@ def parts_of(location: str | Path) -> list[Part]:
     path = Path(location).expanduser()
     hub_id, _, split = str(location).partition(":")
     if on_hub(hub_id):
-        return [_in_memory(shown(location), load_rows(hub_id, split or MOST_SPLIT, None, ()))]
+        rows = load_rows(hub_id, split or MOST_SPLIT, None, ())
+        return [_of_map(of_rows(shown(location), rows, path)) or _in_memory(shown(location), rows)]
+    if foreign := of_folder(path):
+        return [_of_map(foreign) or _in_memory(foreign.name, [])]
     if is_trace_set(path):
         held = TraceSet(path)
         rows = list(held.candidates())
@@ -73,14 +93,40 @@ def parts_of(location: str | Path) -> list[Part]:
     if path.suffix in SUFFIXES or (path.is_dir() and not holds_tables(path)):
         return [_in_memory(shown(location), list(rows_of_modules(path)))]
     parts = [_of_file(file) for file in part_files(location)]
-    if path.is_dir() and not any(map(holds_candidates, parts)) and has_modules(path):
+    if (
+        path.is_dir()
+        and not any(holds_candidates(part.columns) for part in parts)
+        and has_modules(path)
+    ):
         # scores beside kernels, such as KernelBench's or a results.jsonl
         return [_in_memory(shown(location), list(rows_of_modules(path)))]
     return parts
 
 
-def holds_candidates(part: Part) -> bool:
-    return any(set(form) <= set(part.columns) for form in FORMS)
+def candidate_parts(location: str | Path) -> list[Part]:
+    """The parts of a location. Raises UsageError for one without the columns of candidates."""
+    parts = parts_of(location)
+    for part in parts:
+        if not holds_candidates(part.columns):
+            raise unusable(part.name, part.given, "candidates", FORMS)
+    return parts
+
+
+def holds_candidates(columns: Iterable[str]) -> bool:
+    return any(set(form) <= set(columns) for form in FORMS)
+
+
+def task_id_of(row: Mapping[str, object], where: str) -> str:
+    """The task that a row answers. Raises UsageError where it names none."""
+    if row.get("task_id") is not None:
+        return str(row["task_id"])
+    level, problem = number_of(row.get("level")), number_of(row.get("problem_id"))
+    if level is None or problem is None:
+        raise UsageError(
+            f"{where} names no task",
+            "every candidate has a task_id, or KernelBench's level and problem_id",
+        )
+    return f"kernelbench/L{level}/{problem}"
 
 
 def model_of(location: str | Path) -> str:
@@ -101,7 +147,25 @@ def _in_memory(name: str, rows: Sequence[Json]) -> Part:
     return Part(name, given, _own_names(given), lambda: rows, lambda: stable_hash(rows))
 
 
+def is_mapped(foreign: Foreign) -> bool:
+    """Whether a map reads a table. One that asks for a single column, such as `messages`, does not
+    where the others are those of candidates."""
+    weak = foreign.by is not None and len(foreign.by.columns) == 1
+    plain = weak and holds_candidates(_own_names(foreign.columns))
+    return foreign.by is not None and not plain
+
+
+def _of_map(foreign: Foreign) -> Part | None:
+    """The answers of a table that a map reads."""
+    if foreign.by is None or not foreign.by.answer or not is_mapped(foreign):
+        return None
+    names = {name: name for name in READ}
+    return Part(foreign.name, foreign.columns, names, foreign.answers, foreign.digest)
+
+
 def _of_file(path: Path) -> Part:
+    if part := _of_map(of_file(path)):
+        return part
     given = columns_of(path)
     columns = _own_names(given)
     read = list(dict.fromkeys(columns.values()))

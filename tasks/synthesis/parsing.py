@@ -61,8 +61,8 @@ class Parsed(Record):
 def parse_response(
     text: str, *, reasoning: str | None = None, finish_reason: str | None = None
 ) -> Parsed:
-    """Parse a response. `reasoning` is what the server separated, if it did; `finish_reason` its
-    own, "length" if cut off.
+    """Parse a response. `reasoning` is what the server separated, if it did (a table may repeat it
+    in the text); `finish_reason` its own, "length" if cut off.
 
     The reasoning is the server's, or the text before the last mark that closes a thought, such as
     `</think>` (tasks/thoughts.toml). With neither, it ends where the last module begins; without a
@@ -71,8 +71,8 @@ def parse_response(
     itself without an answer, or the module ends the reasoning (a late tag).
     """
     parts = _split(clean_text(text))
-    if reasoning and reasoning.strip():
-        thought = _untagged(plain_marks(clean_text(reasoning)))
+    thought = _untagged(plain_marks(clean_text(reasoning or "")))
+    if thought and (parts.answer is None or thought not in parts.thought):
         parts = _Parts(thought, _ANSWER_TAG.sub("", clean_text(text)))
     thought, answer = parts.thought, parts.answer
     if answer is None or not _WORD.search(answer):

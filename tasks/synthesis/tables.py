@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pydantic import ValidationError
@@ -24,10 +24,9 @@ from kernels_eval.records import (
     stable_hash,
 )
 from tasks.progress import caution, report
-from tasks.sources.files import first_line, number_of, shown
-from tasks.sources.tables import unusable
+from tasks.sources.files import first_line, shown
 from tasks.store import Snapshot, SnapshotRef
-from tasks.synthesis.inputs import FORMS, holds_candidates, model_of, parts_of
+from tasks.synthesis.inputs import candidate_parts, model_of, task_id_of
 from tasks.synthesis.parsing import answer_of, guessed_finish, parse_response
 from tasks.tables import CANDIDATES
 from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
@@ -46,16 +45,18 @@ _KEPT = (
 )
 
 
+class _Placed(NamedTuple):
+    candidate_id: str
+    sample_index: int
+
+
 class CandidateTable:
     """The candidates of one location. Raises UsageError, when made, for a file without the columns
     of candidates."""
 
     def __init__(self, location: str | Path, model: str | None = None) -> None:
-        self.location, self._parts = shown(location), parts_of(location)
+        self.location, self._parts = shown(location), candidate_parts(location)
         self._model = model or model_of(location)
-        for part in self._parts:
-            if not holds_candidates(part):
-                raise unusable(part.name, part.given, "candidates", FORMS)
 
     def language(self, asked: Language | None) -> Language:
         """The language to verify: the requested one, else the table's only one, else C++. Raises
@@ -86,7 +87,7 @@ class CandidateTable:
         return [_language(row, where) for _, where, row in self._rows()]
 
     def asked_tasks(self, language: Language) -> Counter[str]:
-        return Counter(_task_id(row, where) for _, where, row in self._rows_in(language))
+        return Counter(task_id_of(row, where) for _, where, row in self._rows_in(language))
 
     def write(
         self, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
@@ -115,8 +116,9 @@ class CandidateTable:
         named: dict[str, str] = {}
         repeats: Counter[str] = Counter()
         samples: Counter[str] = Counter()
+        placed: dict[str, _Placed] = {}
         for number, where, row in self._rows_in(language):
-            if (task := tasks.get(_task_id(row, where))) is None:
+            if (task := tasks.get(task_id_of(row, where))) is None:
                 continue
             content = _content(row)
             given_id = row.get("candidate_id")
@@ -133,6 +135,10 @@ class CandidateTable:
                     f"{where}: candidate_id {shown(given_id)!r} already names another candidate",
                     "give every row its own",
                 )
+            parent = placed.get(str(row.get("parent")))  # of a turn whose attempt is here, too
+            turn = {"turn": row.get("turn") or 1, "parent": parent.candidate_id} if parent else {}
+            if index is None:
+                index = parent.sample_index if parent else samples[task.task_id]
             try:
                 candidate = Candidate(
                     candidate_id=identity,
@@ -140,13 +146,15 @@ class CandidateTable:
                     language=language,
                     generator=str(row.get("generator") or self._model),
                     sampling=SamplingParams(**_given(row.get("sampling") or {})),
-                    sample_index=samples[task.task_id] if index is None else index,
-                    **_given({name: row.get(name) for name in _KEPT}) | content,
+                    sample_index=index,
+                    **_given({name: row.get(name) for name in _KEPT}) | content | turn,
                 )
             except ValidationError as error:
                 fault = f"{where}: {shown(first_line(error))}"
                 raise UsageError(fault, "correct the row") from error
-            samples[task.task_id] += 1
+            samples[task.task_id] += parent is None
+            if given_id is not None and row.get("turn") is not None:
+                placed[given_id] = _Placed(identity, candidate.sample_index)
             added = {"request_key": None, "given_id": given_id, "row": number} | _finish(row)
             yield candidate.model_dump(mode="json") | added
 
@@ -162,18 +170,6 @@ class CandidateTable:
             for index, row in enumerate(part.rows()):
                 yield number, f"{part.name} row {index}", row
                 number += 1
-
-
-def _task_id(row: Mapping[str, object], where: str) -> str:
-    if row.get("task_id") is not None:
-        return str(row["task_id"])
-    level, problem = number_of(row.get("level")), number_of(row.get("problem_id"))
-    if level is None or problem is None:
-        raise UsageError(
-            f"{where} names no task",
-            "every candidate has a task_id, or KernelBench's level and problem_id",
-        )
-    return f"kernelbench/L{level}/{problem}"
 
 
 def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool]:

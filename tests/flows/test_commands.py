@@ -43,6 +43,7 @@ ARGUMENTS = {
     "benchmark": "--root made",
     "export": "--root made --as kernelbench --out {out}",
     "run": "--root other",
+    "import": "responses.jsonl --out {out}",
     "curate": "--root made --strategy concur --strategy speedup",
     "publish": "--root made --out {out}",
     "diff": "{curated} {curated} --root made",

@@ -156,7 +156,7 @@ def test_responses_file_refuses_what_is_ambiguous(tmp_path, changes, message):
 
 def test_responses_file_names_what_is_wrong_with_the_file(tmp_path):
     pl.DataFrame({"level": [1]}).write_parquet(tmp_path / "short.parquet")
-    with pytest.raises(UsageError, match="no column problem_id, sample_id, model, response"):
+    with pytest.raises(UsageError, match="is no table of candidates: its columns are level"):
         ResponsesFile(tmp_path / "short.parquet")
     with pytest.raises(UsageError, match="does not exist"):
         ResponsesFile(tmp_path / "absent.parquet")

@@ -1,0 +1,144 @@
+"""Foreign tables and folders as a table of tasks and one of answers, which the other commands read:
+tasks.sources.mapping says what is what. What was not taken is counted with its reason and rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Json, KernelTask
+from tasks.files import atomic_write, explain_write_errors, make_writable
+from tasks.progress import report
+from tasks.sources.files import columns_of, shown
+from tasks.sources.foreign import Foreign, of_file, of_folder, of_rows
+from tasks.sources.hub import load_rows
+from tasks.sources.mapping import Found, Map, given_map, map_named
+from tasks.sources.tables import holds_tables, on_hub, part_files
+from tasks.synthesis.inputs import MOST_SPLIT, candidate_parts, is_mapped, task_id_of
+
+TASKS_FILE, ANSWERS_FILE = "tasks.parquet", "answers.parquet"
+MOST_ROWS = 5
+"""Rows that are named for each reason."""
+REPORTED = 1000
+"""Rows between two reports of progress."""
+PLAIN = "none: its columns are a candidate's"
+
+
+def import_source(source: str, columns: str | None, name: str | None, out: str) -> Json:
+    """Write the tasks and answers of `source` to a folder; returns counts. `columns` maps its
+    columns (`task=COLUMN,...`), else `name` is a known map's, else the columns tell it. Raises
+    UsageError for what cannot be read or written, and a cell in no known form, with its row."""
+    if columns and name:
+        raise UsageError("--map and --as both say how to read the columns", "leave out one of them")
+    opened = _opened(source, columns, map_named(name) if name else None)
+    tasks: dict[str, KernelTask] = {}
+    answers: list[Json] = []
+    skipped: dict[str, list[str]] = {}
+    rows = 0
+    for place, found in _rows(source, opened):
+        rows += 1
+        tasks |= {task.task_id: task for task in found.tasks}
+        answers += found.answers
+        for why in found.skipped:
+            skipped.setdefault(why, []).append(f"{place} row {found.number}")
+        if rows % REPORTED == 0:
+            report("import", rows, rows + 1, f"{len(tasks)} tasks, {len(answers)} answers")
+    if not tasks and not answers:
+        why = next(iter(skipped), "it has no rows")
+        raise UsageError(
+            f"{shown(source)} holds no task and no answer: {shown(why)}",
+            "say which columns are the task and the answer with --map task=COLUMN,answer=COLUMN",
+        )
+    return {
+        "source": source,
+        "map": ", ".join(
+            dict.fromkeys(each.by.name if each.by and is_mapped(each) else PLAIN for each in opened)
+        ),
+        "rows": rows,
+        "tasks": len(tasks),
+        "answers": len(answers),
+        **_about(answers),
+        "skipped": [
+            {"why": why, "rows": len(places), "such as": ", ".join(places[:MOST_ROWS])}
+            for why, places in sorted(skipped.items(), key=lambda each: -len(each[1]))
+        ],
+        **_write(out, tasks.values(), answers),
+    }
+
+
+# -- what comes in ---------------------------------------------------------------------------------
+
+
+def _opened(source: str, columns: str | None, by: Map | None) -> list[Foreign]:
+    path = Path(source).expanduser()
+    hub_id, _, split = source.partition(":")
+    if on_hub(hub_id):
+        rows = load_rows(hub_id, split or MOST_SPLIT, None, ())
+        given = list(rows[0]) if rows else []
+        return [of_rows(shown(source), rows, path, given_map(columns, given) if columns else by)]
+    if not columns and (folder := of_folder(path, by)):
+        return [folder]
+    if path.is_dir() and not holds_tables(path):
+        return [Foreign(shown(source), (), tuple, path, str, None)]
+    files = part_files(source)
+    if columns:
+        by = given_map(columns, columns_of(files[0]))
+    return [of_file(file, None, by) for file in files]
+
+
+def _rows(source: str, opened: Sequence[Foreign]) -> Iterator[tuple[str, Found]]:
+    if any(is_mapped(each) for each in opened):
+        yield from ((each.name, found) for each in opened for found in each.found())
+        return
+    try:
+        parts = candidate_parts(source)
+    except UsageError:
+        opened[0].found()  # which says what would help
+        raise
+    for part in parts:
+        for number, row in enumerate(part.rows()):
+            told = {name: value for name, value in row.items() if value is not None}
+            told["task_id"] = task_id_of(row, f"{part.name} row {number}")
+            yield part.name, Found(number, (), [told], ())
+
+
+# -- what goes out ---------------------------------------------------------------------------------
+
+
+def _about(answers: Sequence[Json]) -> Json:
+    """Counts that say whether the answers were understood."""
+    if not answers:
+        return {}
+    texts = [str(each.get("code") or each.get("response") or "") for each in answers]
+    told: Json = {"of_tasks": len({each["task_id"] for each in answers})}
+    told["without_ModelNew"] = sum("ModelNew" not in text for text in texts)
+    if later := sum((each.get("turn") or 1) > 1 for each in answers):
+        told["later_turns"] = later
+    for name in ("language", "generator"):
+        counts = Counter(str(each[name]) for each in answers if each.get(name) is not None)
+        told[name] = dict(counts.most_common(8)) or "not said"
+    return told
+
+
+def _write(out: str, tasks: Iterable[KernelTask], answers: Sequence[Json]) -> Json:
+    programs = [task.model_dump(mode="json") for task in tasks]
+    tables: Mapping[str, Sequence[Json]] = {TASKS_FILE: programs, ANSWERS_FILE: answers}
+    with explain_write_errors(f"to {shown(out)}", "choose another --out"):
+        folder = make_writable(Path(out).expanduser())
+        for name, rows in tables.items():
+            (folder / name).unlink(missing_ok=True)
+            if rows:
+                frame = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+                atomic_write(folder / name, frame.write_parquet)
+    programs_at = str(folder / TASKS_FILE) if programs else "TASKS"
+    if not answers:
+        return {
+            "out": str(folder),
+            "next": f"--set tasks.source=files tasks.location={programs_at}",
+        }
+    verify = f"concur verify-batch {folder / ANSWERS_FILE} --tasks {programs_at} --out verified"
+    return {"out": str(folder), "next": verify}

@@ -1,0 +1,160 @@
+"""Programs and answers in the cells of foreign tables: text, bytes, chat messages and completions,
+and lists of answers. A cell of another form is a UsageError that names its row."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kernels_eval.errors import UsageError
+from kernels_eval.source.syntax import UNPARSABLE, parse_source
+from kernels_eval.written import json_of
+from tasks.sources.syntax import defined_names
+
+_FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+ROLES = {"assistant": "assistant", "gpt": "assistant", "model": "assistant"}
+"""Names of the role that answers."""
+WRAPPED = ("choices", "body", "response", "messages", "message")
+"""Where objects of an API keep what was said."""
+FORMS = "text, bytes, messages with role and content, a chat completion, or a list of these"
+
+
+class Answer(NamedTuple):
+    """What a model said, as its table has it. `reasoning` only where the table separates it."""
+
+    text: str
+    reasoning: str | None = None
+    finish_reason: str | None = None
+
+
+def samples_of(cell: object, where: str) -> list[list[Answer]]:
+    """The samples in a cell, each with its turns. None where there is no answer."""
+    value = _plain(cell, where)
+    if isinstance(value, str):
+        return [[Answer(value)]] if value.strip() else []
+    if isinstance(value, Sequence):
+        if value and all(_role(each) for each in value):
+            turns = [_answer(each, where) for each in value if _role(each) == "assistant"]
+            return [turns] if turns else []
+        return [sample for each in value for sample in samples_of(each, where)]
+    if isinstance(value, Mapping):
+        if isinstance(value.get("choices"), Sequence):
+            return [[_answer(each, where)] for each in value["choices"]]
+        if wrapped := [value[name] for name in WRAPPED if name in value]:
+            return samples_of(wrapped[0], where)
+        return [[_answer(value, where)]]
+    if value is None:
+        return []
+    raise _unknown(value, where)
+
+
+def text_of(cell: object, where: str) -> str:
+    """The text of a program's cell: of messages, those that ask."""
+    value = _plain(cell, where)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and value and all(_role(each) for each in value):
+        asked = [each for each in value if _role(each) != "assistant"]
+        return "\n\n".join(_content(each, where) for each in asked)
+    raise _unknown(value, where)
+
+
+class Program(NamedTuple):
+    """A task's program, its class, and the form of what `get_init_inputs` returns."""
+
+    code: str
+    entry_point: str
+    init_form: str
+
+
+def program_in(text: str, entry_point: str | None) -> Program | None:
+    """The program of a task: the text itself, else the last fenced block that defines one. Its
+    class is `entry_point` where it is given, else Model, else the last one."""
+    for block in (text, *reversed(_FENCE.findall(text))):
+        try:
+            body = parse_source(block).body
+        except UNPARSABLE:
+            continue
+        functions = defined_names(body, ast.FunctionDef, ast.Assign)
+        classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
+        chosen = entry_point or ("Model" if "Model" in classes else "".join(classes[-1:]))
+        if chosen in classes and "get_inputs" in functions:
+            return Program(str(block), chosen, "args_kwargs" if _has_kwargs(body) else "args")
+    return None
+
+
+def _has_kwargs(body: Sequence[ast.stmt]) -> bool:
+    """Whether `get_init_inputs` returns `[args, kwargs]`, as KernelBook's programs do."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name == "get_init_inputs":
+            match node.body[-1]:
+                case ast.Return(ast.List([ast.List(), ast.Dict()])):
+                    return True
+    return False
+
+
+def _plain(cell: object, where: str) -> Any:
+    """The cell, with bytes as text and text of JSON as what it says."""
+    if isinstance(cell, bytes):
+        try:
+            cell = cell.decode("utf-8")
+        except UnicodeDecodeError as error:
+            fault = f"{where} holds bytes that are not UTF-8: {error}"
+            raise UsageError(fault, f"known are {FORMS}") from None
+    if isinstance(cell, str) and re.match(r"\s*(\[\s*)?\{", cell):
+        try:
+            value = json_of(cell)
+        except ValueError:
+            return cell
+        return value if _speaks(value) else cell
+    return cell
+
+
+def _speaks(value: object) -> bool:
+    """Whether JSON is of messages or completions, not an answer in JSON."""
+    if isinstance(value, Mapping):
+        return _role(value) is not None or not value.keys().isdisjoint(WRAPPED)
+    return isinstance(value, list) and bool(value) and all(map(_speaks, value))
+
+
+def _role(message: object) -> str | None:
+    if not isinstance(message, Mapping):
+        return None
+    role = message.get("role", message.get("from"))
+    return ROLES.get(str(role), str(role)) if role is not None else None
+
+
+def _answer(value: object, where: str) -> Answer:
+    """One message, or a choice that holds one."""
+    if not isinstance(value, Mapping):
+        raise _unknown(value, where)
+    message = value["message"] if isinstance(value.get("message"), Mapping) else value
+    names = ("reasoning_content", "reasoning", "thinking")
+    thoughts = [message[name] for name in names if isinstance(message.get(name), str)]
+    ended = value.get("finish_reason")
+    return Answer(
+        _content(message, where),
+        next(filter(None, thoughts), None),
+        ended if isinstance(ended, str) else None,
+    )
+
+
+def _content(message: Mapping[str, Any], where: str) -> str:
+    names = [name for name in ("content", "value", "text") if name in message]
+    if not names:
+        raise _unknown(message, where)
+    content = message[names[0]]
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [each.get("text") or "" for each in content if isinstance(each, Mapping)]
+        content = "".join(map(str, parts))
+    if content is not None and not isinstance(content, str):
+        raise _unknown(content, where)
+    return content or ""
+
+
+def _unknown(value: object, where: str) -> UsageError:
+    kind = type(value).__name__
+    names = f" with {', '.join(map(str, list(value)[:5]))}" if isinstance(value, Mapping) else ""
+    return UsageError(f"{where} holds {kind}{names}, which is no answer", f"known are {FORMS}")

@@ -223,8 +223,9 @@ class Evaluator:
 
     def _confirm_work(self, process: CandidateProcess) -> None:
         with process.draft.phase("attribution_s"):
-            attribution.check_idle(process, again=True)
-            attribution.attribute_work(process, again=True)
+            if process.draft.timing:  # it may work otherwise by now
+                attribution.check_idle(process)
+                attribution.measure_share(process)
             attribution.check_ornamental(process)
 
     def _time(self, process: CandidateProcess) -> None:

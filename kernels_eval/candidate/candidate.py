@@ -4,7 +4,7 @@ shared memory. What it reports of itself is no evidence."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -79,7 +79,9 @@ from kernels_eval.protocol import (
     PackKernels,
     ReadState,
     Rebuild,
+    RecordSample,
     ReplaceWritten,
+    Sample,
     ShareReport,
     StateReport,
     TakeTimingInputs,
@@ -113,7 +115,8 @@ class CandidateRole:
         self.sets: list[list[object]] = []
         self.launches: Launches | None = None
         self._backward_calls = 0
-        self._traceable = False
+        self._operators = 0
+        """that Python called in a forward call"""
         self.refused: list[str] = []
 
     # -- loading -----------------------------------------------------------------------------------
@@ -397,16 +400,21 @@ class CandidateRole:
     def name_operators(self, request: NameOperators) -> OperatorReport:
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
         self._receive(request.inputs)
-        operators = set[str]()
-        if not (request.again and self._traceable):
-            drawn = self.fresh()
-            found = compute_operators(lambda: self.runner.forward(drawn))
-            operators, self._traceable = set(found), len(found) < TRACED_CALLS
-        if self._traceable:
-            drawn = self.fresh()
-            operators |= traced_operators(lambda: self.runner.forward(drawn))
-        else:
-            operators.add(UNTRACED)
+        drawn, again = self.fresh(), self.fresh()
+        operators = compute_operators(lambda: self.runner.forward(drawn))
+        self._operators = len(operators)
+        traced = self._traced(lambda: self.runner.forward(again))
+        return self._operator_report({*operators, *traced})
+
+    @handles(RecordSample)
+    def record_sample(self, request: RecordSample) -> OperatorReport:
+        calls = min(request.calls, max(1, TRACED_CALLS // (1 + self._operators)))
+        return self._operator_report(self._traced(lambda: self.runner.sample(Sample(calls=calls))))
+
+    def _traced(self, run: Callable[[], object]) -> set[str]:
+        return traced_operators(run) if self._operators < TRACED_CALLS else {UNTRACED}
+
+    def _operator_report(self, operators: set[str]) -> OperatorReport:
         operators -= self.tracer.own_operators
         self.runner.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())

@@ -19,7 +19,13 @@ from kernels_eval.config import (
 )
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import FIX_OF_CHANGE, REASON_OF_CHANGE, Stop, one_line
-from kernels_eval.protocol import MeasureShare, NameOperators, ReadState, ReplaceWritten
+from kernels_eval.protocol import (
+    MeasureShare,
+    NameOperators,
+    OperatorReport,
+    ReadState,
+    ReplaceWritten,
+)
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.child import Child
 from kernels_eval.source.module_text import visible_text
@@ -49,22 +55,10 @@ def check_repeatable(process: CandidateProcess) -> None:
     process.draft.flags.append("not_bit_identical")
 
 
-def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
-    """Find the kernels and library operators that ran, and the kernels' time share; `again` after
-    timing, when a candidate may work otherwise.
-    """
-    draft = process.draft
-    if again and not draft.timing:
-        return
+def attribute_work(process: CandidateProcess) -> None:
+    """Find the kernels and library operators that run, and the kernels' time share."""
     inputs, descriptor = process.unseen_inputs()
-    seen = process.request(NameOperators(inputs=inputs, again=again), (descriptor,))
-    draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:MOST_CUSTOM_KERNELS])
-    linked, flags = library_work(process.libraries.values())
-    named = {one_line(name)[:200] for name in (*seen.operators[:MOST_OPERATORS], *linked)}
-    draft.library_calls = tuple(sorted(named.union(draft.library_calls))[:MOST_OPERATORS])
-    if seen.off_stream:
-        flags.add("side_stream")  # joined before the return, or `check_idle` says so
-    draft.flags += sorted(flags.difference(draft.flags))
+    name_work(process, process.request(NameOperators(inputs=inputs), (descriptor,)))
     idle = sum(not call.custom_calls for call in process.calls)
     calls = "backward passes" if process.reference.loaded.gradients else "calls"
     if idle:
@@ -74,19 +68,38 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
             "no operator at all",
         )
     built = process.candidate.language.jit or process.libraries  # which its process cannot forge
-    if not (built and draft.custom_kernels):
+    if not (built and process.draft.custom_kernels):
         raise _no_custom_kernel("no kernel of its own is known; the work was done by", process, "?")
+    measure_share(process)
+
+
+def name_work(process: CandidateProcess, seen: OperatorReport) -> None:
+    """Note the kernels and library operators that a process has seen, and those it links."""
+    draft = process.draft
+    draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:MOST_CUSTOM_KERNELS])
+    linked, flags = library_work(process.libraries.values())
+    named = {one_line(name)[:200] for name in (*seen.operators[:MOST_OPERATORS], *linked)}
+    draft.library_calls = tuple(sorted(named.union(draft.library_calls))[:MOST_OPERATORS])
+    if seen.off_stream:
+        flags.add("side_stream")  # joined before the return, or `check_idle` says so
+    draft.flags += sorted(flags.difference(draft.flags))
+
+
+def measure_share(process: CandidateProcess) -> None:
+    """The least share of a call's time that its kernels were seen to take."""
     inputs, descriptor = process.unseen_inputs()
     share = process.request(MeasureShare(inputs=inputs), (descriptor,)).share
+    limit_share(process, share)
+
+
+def limit_share(process: CandidateProcess, share: float) -> None:
+    draft = process.draft
     least = 1.0 if draft.custom_kernel_time_share is None else draft.custom_kernel_time_share
     draft.custom_kernel_time_share = min(least, max(0.0, share))
 
 
-def check_idle(process: CandidateProcess, *, again: bool = False) -> None:
-    """Require that nothing goes on or stays changed once a call has returned; `again` after timing,
-    without which nothing has run since."""
-    if again and not process.draft.timing:
-        return
+def check_idle(process: CandidateProcess) -> None:
+    """Require that nothing goes on or stays changed once a call has returned."""
     if all(_busy_share(process.child) > IDLE_SHARE for _ in range(2)):
         what = "the process continues to compute after its call has returned"
         raise Stop(Reason.BACKGROUND_WORK, what)

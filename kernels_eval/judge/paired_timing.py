@@ -38,6 +38,7 @@ from kernels_eval.config import (
     UNSEEN_TRIALS,
 )
 from kernels_eval.devices import throttled
+from kernels_eval.judge.attribution import name_work
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.comparison import accepted
 from kernels_eval.judge.explanation import explained
@@ -55,6 +56,7 @@ from kernels_eval.protocol import (
     Comparison,
     DrawTimingInputs,
     Forget,
+    RecordSample,
     Sample,
     TakeTimingInputs,
 )
@@ -131,13 +133,15 @@ class PairedClock:
 
     def _measure_once(self) -> Timing:
         self._draw()
+        confirms = self.process.config.level == "confirm"
         shared = self.on_gpu or self.process.config.threads == 1
         with on_one_core([self.reference.child, self.process.child] if shared else []):
             return measure(
                 self._reference_sample,
                 self._candidate_sample,
                 self.config,
-                bound=self._bound if self.process.config.level == "confirm" else None,
+                bound=self._bound if confirms else None,
+                watch=self._watch if confirms else lambda calls: None,
                 throttled=throttled if self.on_gpu else lambda: None,
                 most_calls=most_calls(self.reference, self.sets),
             )
@@ -167,6 +171,10 @@ class PairedClock:
         sample = self.process.request(self._sample(calls))
         self.idle_samples += sample.custom_calls < calls
         return sample.ns
+
+    def _watch(self, calls: int) -> None:
+        """Name what a sample runs that the candidate cannot tell from those that count."""
+        name_work(self.process, self.process.request(RecordSample(calls=calls)))
 
     def _reference_sample(self, calls: int) -> int:
         candidate = self.process.child

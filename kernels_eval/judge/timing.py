@@ -4,6 +4,7 @@ every speedup has an interval and a bound by the parent's clock."""
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ def measure(
     config: TimingConfig,
     *,
     bound: Bound | None,
+    watch: Callable[[int], object] = lambda calls: None,
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS_PER_SAMPLE,
 ) -> Timing:
@@ -76,18 +78,24 @@ def measure(
     not reduce the spread between processes. `most_calls` bounds a sample.
 
     The bound, if any, counts where the candidate reports less than CLOCK_BOUND_SHARE of it. Raises
-    ImplausibleTime for less than ACCUSED_SHARE of the least bound in several rounds. `throttled()`:
-    whether clocks are lowered now.
+    ImplausibleTime for less than ACCUSED_SHARE of the least bound in several rounds. `watch`: make
+    such a sample that does not count, at a random place among the others. `throttled()`: whether
+    clocks are lowered now.
     """
     a, b = _Series(reference), _Series(candidate)
     calls = _calls_per_sample((a, b), config, most_calls)
     slowed = [throttled()]
     started = time.monotonic()
     elapsed_s = 0.0
+    watched = 2 * (1 + secrets.randbelow(PRECISE_PAIRS // 2))
     while not _enough(a, b, elapsed_s, config):
         for each in (a, b, b, a):
             each.add_sample(calls)
         elapsed_s = time.monotonic() - started
+        if len(b.reported) == watched:
+            watch(calls)
+    if len(b.reported) < watched:
+        watch(calls)
     slowed.append(throttled())
     bound_ms = None
     if bound:

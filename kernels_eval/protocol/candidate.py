@@ -112,12 +112,17 @@ class OperatorReport(Report):
 
 
 class NameOperators(Request[OperatorReport]):
-    """Which operators and kernels does a call run? `again`: unseen by the candidate, where
-    possible.
-    """
+    """Which operators and kernels does a call run?"""
 
     inputs: PackedValues
-    again: bool = False
+
+
+class RecordSample(Request[OperatorReport]):
+    """The same of a sample of so many calls, or of as many as their record does not take seconds:
+    made as a timed one is.
+    """
+
+    calls: int
 
 
 class ShareReport(Report):

@@ -484,6 +484,11 @@ LOWEST_ADDRESS = 1 << 20
 """Integers below are no pointers."""
 SHARE_CALLS = 5
 """Calls whose median tells the kernels' share of the time."""
+FEWEST_LOOKS, LOOKS, LOOK_S, LOOKS_S = 10, 40, 5e-4, 1.0
+"""How often samples on a CPU are looked at to tell in whose code they are, at least and at most,
+and seconds between these moments and of all. A choice of time: a share by 40 is known to 16 %."""
+LIBRARY_SHARE = 0.5
+"""Share of these moments from which on a library's code is named beside operators. A choice."""
 SYNCHRONISE_NS = 30_000
 """What to wait for an idle device takes."""
 MOST_OPERATORS, MOST_CUSTOM_KERNELS, MOST_FLAGS = 64, 32, 64

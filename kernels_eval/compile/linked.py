@@ -84,6 +84,8 @@ FINDS_OPERATORS = (
     *("c10::Dispatcher::findOp", "c10::Dispatcher::getAllOpNames"),
 )
 """What finds an operator by name: it may then be called unrecorded."""
+REACHES_ELEMENTS = re.compile(r"data_ptr|concur4data|TensorIterator|storage|StorageImpl")
+"""Part of any mangled name by which a library comes to the memory of a tensor."""
 RUNS_PYTHON = re.compile(r"PyRun_\w+|Py_CompileString\w*|PyEval_Eval\w*|PyMarshal_Read\w+")
 """What runs Python inside a library, under whatever name its source has for it."""
 OPERATOR_NAME = re.compile(rb"\baten::([a-zA-Z]\w{0,80})")
@@ -121,6 +123,13 @@ def python_runner(path: str) -> str:
     with suppress(OSError, Unreadable):
         return min(filter(RUNS_PYTHON.fullmatch, _undefined(Path(path).read_bytes())), default="")
     return ""
+
+
+def reaches_elements(path: str) -> bool:
+    """Whether a library can come to the elements of a tensor by itself; True where unknown."""
+    with suppress(OSError, Unreadable):
+        return any(map(REACHES_ELEMENTS.search, _undefined(Path(path).read_bytes())))
+    return True
 
 
 def _named(symbol: str, untraced: bool) -> Iterator[str]:

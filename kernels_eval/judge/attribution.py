@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
-from kernels_eval.compile.linked import library_work
+from kernels_eval.compile.linked import library_work, reaches_elements
 from kernels_eval.config import (
+    FEWEST_LOOKS,
     IDLE_SHARE,
     IDLE_WINDOW_S,
+    LIBRARY_SHARE,
     LONGEST_IDLE_WINDOW_S,
+    LOOKS,
+    LOOKS_S,
     MOST_CUSTOM_KERNELS,
     MOST_OPERATORS,
     OUTSTANDING_SHARE,
@@ -25,9 +31,11 @@ from kernels_eval.protocol import (
     OperatorReport,
     ReadState,
     ReplaceWritten,
+    Sample,
 )
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.child import Child
+from kernels_eval.sandbox.program_counters import files_at
 from kernels_eval.source.module_text import visible_text
 
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(|mutex|\bomp\s+critical\b", re.IGNORECASE)
@@ -38,6 +46,13 @@ OPERATORS_MAY_DIFFER = re.compile(
     r"|median|_?embedding_bag|upsample|grid_sampl)"
 )
 """Operators of torch with varying bits on a GPU (listed for torch.use_deterministic_algorithms)."""
+
+
+OF_ANY_CALL = re.compile(
+    r"lib(python|torch_python|c10|concur|c|m|mvec|gomp|stdc\+\+|gcc_s|pthread)[\W_]|python|ld-|\["
+)
+"""Files whose code no call does without, or that compute for who calls them (libm): no library's
+work."""
 
 
 def check_repeatable(process: CandidateProcess) -> None:
@@ -90,6 +105,34 @@ def measure_share(process: CandidateProcess) -> None:
     inputs, descriptor = process.unseen_inputs()
     share = process.request(MeasureShare(inputs=inputs), (descriptor,)).share
     limit_share(process, share)
+
+
+def look_at_samples(process: CandidateProcess, calls: int) -> None:
+    """Where is the processor in samples? What is seen in a library's code, however that was called,
+    is no time of own kernels."""
+    seen: list[int] = []
+    ends = time.monotonic() + LOOKS_S
+    while len(seen) < LOOKS and time.monotonic() < ends:
+        seen += process.look_at(Sample(calls=calls))
+    if len(seen) < FEWEST_LOOKS:
+        return
+    files = Counter(Path(path).name for path in files_at(process.child.family()[-1], seen))
+    own = {Path(path).name for path in process.libraries.values()}
+    foreign = {
+        name: count / len(seen)
+        for name, count in files.items()
+        if name and name not in own and not OF_ANY_CALL.match(name)
+    }
+    limit_share(process, 1 - sum(foreign.values()))
+    named = {one_line(name) for name, share in foreign.items() if share >= LIBRARY_SHARE}
+    process.draft.library_calls = tuple(sorted(named.union(process.draft.library_calls)))
+    if (
+        named
+        and own.isdisjoint(files)
+        and not any(map(reaches_elements, process.libraries.values()))
+    ):
+        what = "its libraries reach no element of a tensor; the work was done by"
+        raise _no_custom_kernel(what, process, "?")
 
 
 def limit_share(process: CandidateProcess, share: float) -> None:

@@ -7,15 +7,17 @@ SIGKILL not blamed on it, and the fork server's death, pass through as SandboxEr
 from __future__ import annotations
 
 import math
+import random
 import secrets
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from kernels_eval.compile.extensions import Builder
-from kernels_eval.config import LOG_BYTES
+from kernels_eval.config import LOG_BYTES, LOOK_S
 from kernels_eval.judge.messages import (
     CLAIMABLE,
     Prepared,
@@ -48,6 +50,7 @@ from kernels_eval.protocol import (
 from kernels_eval.records import Candidate, Reason, stable_hash
 from kernels_eval.sandbox.channel import Fds, Message
 from kernels_eval.sandbox.child import Child, ChildFailure
+from kernels_eval.sandbox.program_counters import program_counters
 from kernels_eval.source.spec import Build, ExtensionSpec
 
 
@@ -183,16 +186,41 @@ class CandidateProcess:
         """The answer to a request. Raises Stop where it is missing or malformed."""
         return parse_answer(request, self.request_unread(request, fds))
 
+    def look_at(self, request: Request[Any]) -> list[int]:
+        """Where its threads are at random moments while it works on a request: addresses of their
+        instructions. Raises Stop as `request`."""
+        seen: list[int] = []
+        family = self.child.family()
+
+        def look() -> None:
+            time.sleep(LOOK_S * random.uniform(0.2, 1.8))  # no moment that it could foresee
+            with self.child.stopped(family):
+                seen.extend(found for pid in family for found in program_counters(pid))
+
+        self._send(request, self.config.limits.run_s, Reason.RUN, look=look)
+        return seen
+
     def unseen_inputs(
         self, count: int = 1, distribution: str = DECLARED
     ) -> tuple[PackedValues, int]:
         seeds = [secrets.randbits(31) for _ in range(count)]
         return self.reference.memory.draw(seeds, distribution)
 
-    def _send(self, request: Request[Any], timeout: float, late: Reason, fds: Fds = ()) -> Message:
+    def _send(
+        self,
+        request: Request[Any],
+        timeout: float,
+        late: Reason,
+        fds: Fds = (),
+        look: Callable[[], None] | None = None,
+    ) -> Message:
         self.reference.turns.give_way()
         try:
-            answer = self.child.request(request, timeout, fds)
+            self.child.begin(request.message(), fds)
+            ends = time.monotonic() + timeout
+            while look and not self.child.channel.pending() and time.monotonic() < ends:
+                look()
+            answer = self.child.finish(timeout)
             while "build" in answer:
                 answer = self._late_build(answer["build"], timeout)
         except ChildFailure as failure:

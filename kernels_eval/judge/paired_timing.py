@@ -38,7 +38,7 @@ from kernels_eval.config import (
     UNSEEN_TRIALS,
 )
 from kernels_eval.devices import throttled
-from kernels_eval.judge.attribution import name_work
+from kernels_eval.judge.attribution import look_at_samples, name_work
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.comparison import accepted
 from kernels_eval.judge.explanation import explained
@@ -175,6 +175,8 @@ class PairedClock:
     def _watch(self, calls: int) -> None:
         """Name what a sample runs that the candidate cannot tell from those that count."""
         name_work(self.process, self.process.request(RecordSample(calls=calls)))
+        if self.by_processor:
+            look_at_samples(self.process, calls)
 
     def _reference_sample(self, calls: int) -> int:
         candidate = self.process.child

@@ -32,7 +32,11 @@ class UnseenRounds:
 
     def idle(self) -> None:
         """Run a round of no work in the reference's process, out of the candidate's sight."""
-        self.reference.request_unread(self._run("own", self.reference.trials[0].outputs))
+        reference = self.reference
+        effects = reference.loaded.effects
+        outputs = reference.trials[0].outputs
+        made = outputs[: len(outputs) - len(effects.names)] if effects else outputs
+        reference.request_unread(self._run("own", made))
 
     def expect(self) -> None:
         """Have the reference answer the inputs, and draw them again where that changes them."""

@@ -203,16 +203,16 @@ class ModelRunner:
         with torch.no_grad():
             return self.called()(*inputs)
 
-    def called(self, *, effects: bool = True) -> Any:
-        """What one call calls: the model, with its backward pass where gradients are asked for,
-        and what else the reference changes, unless it is timed alone.
+    def called(self, work: Callable[..., Any] | None = None, *, effects: bool = True) -> Any:
+        """What one call calls: the model, with its backward pass where gradients are asked for, or
+        other `work`; and what else the reference changes, unless it is timed alone.
         """
         asked, model, changed = self.gradients, self.model, self.effects
 
         def passes(*inputs: Any) -> Any:
             return with_gradients(model, inputs, asked, self.hooks.around_pass) if asked else None
 
-        call = passes if asked else model
+        call = work or (passes if asked else model)
         if changed is None or not effects:
             return call
         return lambda *inputs: with_side_effects(call, model, inputs, changed)
@@ -269,7 +269,7 @@ class ModelRunner:
         """Run unseen inputs, all under the judge's clock. The outputs should have one form."""
         given = request.inputs
         sets = unpack(given.packed, self.shared["inputs"], given.count, given.stride)
-        model = making(request.empty, self.device) if request.empty else self.called()
+        model = self.called(making(request.empty, self.device) if request.empty else None)
         counted = self.hooks.count_calls()
         with torch.no_grad():
             made, flat = [], []

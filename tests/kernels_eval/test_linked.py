@@ -11,6 +11,7 @@ from kernels_eval.compile.linked import (
     _undefined,
     library_work,
     python_runner,
+    reaches_elements,
 )
 from kernels_eval.config import MOST_SYMBOL_LETTERS
 from tests.support.cases import cases
@@ -42,6 +43,8 @@ namespace _ops {{
 struct mm {{ static void call(int); static void redispatch(int, int); }};
 struct empty_like {{ static void redispatch(int); }};
 }} }}
+namespace at {{ struct TensorBase {{ template <class T> T* data_ptr() const; }}; }}
+namespace c10::impl::cow {{ void materialize_cow_storage(); }}
 void own() {{ {calls} }}
 """
 
@@ -119,3 +122,19 @@ def test_names_are_read_without_their_arguments():
     assert _demangled(table) == "at::native::softmax_lastdim_kernel"
     assert _demangled("sgemm_") == "sgemm_"
     assert _demangled("_ZN9999") == ""
+
+
+@pytest.mark.parametrize(
+    "calls, reaches",
+    [
+        ("at::_ops::mm::call(1);", False),
+        ("at::TensorBase().data_ptr<float>();", True),
+        ("c10::impl::cow::materialize_cow_storage();", True),
+    ],
+)
+def test_whether_a_library_comes_to_the_elements_of_a_tensor(tmp_path, calls, reaches):
+    assert reaches_elements(built(tmp_path, calls)) is reaches
+
+
+def test_a_library_that_cannot_be_read_may_come_to_elements(tmp_path):
+    assert reaches_elements(str(tmp_path / "none.so"))

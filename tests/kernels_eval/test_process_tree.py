@@ -19,6 +19,7 @@ from kernels_eval.sandbox.process_tree import (
     usage,
     wait_gone,
 )
+from kernels_eval.sandbox.program_counters import files_at, program_counters
 from tests.support.processes import started
 from tests.support.waiting import until
 
@@ -117,3 +118,26 @@ def test_a_thread_that_gives_its_memory_back_has_ended(tmp_path, state, flags, e
     stat = tmp_path / "stat"
     stat.write_text(f"7 (a) b) {state} 1 7 7 0 -1 {flags} 0 0")
     assert process_tree._has_state(stat, process_tree.ENDED) is ended
+
+
+def test_where_a_stopped_process_was_at_work():
+    with started("print(flush=True)\nwhile True: sum(range(100))") as spinning:
+        spinning.stdout.readline()
+
+        def look():
+            os.kill(spinning.pid, signal.SIGCONT)
+            os.kill(spinning.pid, signal.SIGSTOP)
+            return program_counters(spinning.pid)
+
+        files = files_at(spinning.pid, until(look, "an instruction"))
+    assert len(files) == 1 and files[0]
+    assert files_at(os.getpid(), [0]) == [""]
+
+
+def test_a_process_in_a_system_call_is_not_at_work():
+    with started("import sys; print(flush=True); sys.stdin.read()") as waiting:
+        waiting.stdout.readline()
+        until(lambda: not process_tree.is_awake(waiting.pid))
+        os.kill(waiting.pid, signal.SIGSTOP)
+        assert program_counters(waiting.pid) == []
+    assert program_counters(2**31) == [] == files_at(2**31, [])

@@ -231,6 +231,8 @@ VARIED_SHARE = 1 / 8
 ZEROS_SHARE, RANK_SAMPLE = 0.2, 32
 """The share of zeros from which on they are a pattern, and the rows and columns of which a rank is
 taken. Choices."""
+MOST_SHUFFLED = 1 << 24
+"""Elements that are shuffled one by one, with 8 bytes for each. A choice of memory."""
 NOTE_DRAWS, NOTE_BYTES = 3, 16 << 20
 """How many draws of a task's inputs tell what all of them have, and bytes of inputs from which on
 one must do. Choices of time."""

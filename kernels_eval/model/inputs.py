@@ -28,7 +28,6 @@ from kernels_eval.protocol import (
     FEW_TERMS,
     FEWER_TERMS,
     AboutTask,
-    InputNote,
     InputPlan,
     ModelSpec,
 )
@@ -145,7 +144,7 @@ def make_inputs(
         return list(tree_unflatten(few, form))
     if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         leaves = [
-            redrawn(leaf, note, seed + index, distribution) if isinstance(leaf, Tensor) else leaf
+            redrawn(leaf, note, seed + index, distribution)
             for index, (leaf, note) in enumerate(zip(leaves, plan.notes, strict=True))
         ]
     if plan.distinct:
@@ -164,17 +163,14 @@ def plan_inputs(
     """
     leaves = [tree_leaves(values) for values in draws]
     notes = [
-        note_of(list(drawn), used, text) if isinstance(drawn[0], Tensor) else InputNote(vary=False)
+        note_of(list(drawn), used, text)
         for drawn, used in zip(
             zip(*leaves, strict=True), uses or [set()] * len(leaves[0]), strict=True
         )
     ]
-    tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
-    pairs = zip(tensors, notes, strict=True)
-    if any(x is not None and decides_shapes(x, note) for x, note in pairs):
-        return InputPlan(notes=notes, shapes={})
-    sizes = [None if x is None else list(x.shape) for x in tensors]
-    return InputPlan(notes=notes, shapes=smaller_shapes(sizes))
+    sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
+    fixed = any(map(decides_shapes, leaves[0], notes))
+    return InputPlan(notes=notes, shapes={} if fixed else smaller_shapes(sizes))
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels_eval.config import RANK_SAMPLE, VARIED_SHARE, ZEROS_SHARE
+from kernels_eval.config import MOST_SHUFFLED, RANK_SAMPLE, VARIED_SHARE, ZEROS_SHARE
 from kernels_eval.model.distributions import drawn_from
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.protocol import InputNote
@@ -66,7 +67,9 @@ def _are_probabilities(x: Tensor) -> bool:
 
 
 def _rises(x: Tensor) -> bool:
-    return x.dim() > 0 and x.shape[-1] > 2 and bool((x[..., 1:] >= x[..., :-1]).all())
+    if x.dim() == 0 or x.shape[-1] < 3 or bool((x[..., 0] > x[..., -1]).any()):
+        return False
+    return bool((x[..., 1:] >= x[..., :-1]).all())
 
 
 def _falls(x: Tensor) -> bool:
@@ -82,7 +85,8 @@ def _is_square(x: Tensor) -> bool:
 
 
 def _is_symmetric(x: Tensor) -> bool:
-    return _is_square(x) and torch.equal(x, x.mT)
+    corners = _is_square(x) and torch.equal(x[..., 0, -1], x[..., -1, 0])  # of most, enough
+    return corners and torch.equal(x, x.mT)
 
 
 def _is_definite(x: Tensor) -> bool:
@@ -90,7 +94,9 @@ def _is_definite(x: Tensor) -> bool:
 
 
 def _is_triangular(x: Tensor) -> bool:
-    return _is_square(x) and bool(x.tril(-1).any()) != bool(x.triu(1).any())
+    if not _is_square(x) or bool((x[..., 0, -1] * x[..., -1, 0]).any()):
+        return False
+    return bool(x.tril(-1).any()) != bool(x.triu(1).any())
 
 
 def _has_zeros(x: Tensor) -> bool:
@@ -98,19 +104,24 @@ def _has_zeros(x: Tensor) -> bool:
 
 
 def _has_low_rank(x: Tensor) -> bool:
-    """Whether some rows and columns are half of what they could be: rows or blocks that repeat."""
-    rows = x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x[None]
+    """Whether rows, columns or blocks repeat, by a sample of few."""
+    if x.dim() < 2:
+        x = x.reshape(-1)[: x.numel() // RANK_SAMPLE * RANK_SAMPLE].view(-1, RANK_SAMPLE)
+    return any(map(_lacks_rank, (x.flatten(0, -2), x.flatten(1))))
+
+
+def _lacks_rank(rows: Tensor) -> bool:
     size = min(*rows.shape, RANK_SAMPLE)
     if size < RANK_SAMPLE // 4:
         return False
     random = Random(0)
     taken = (random.sample(range(count), size) for count in rows.shape)
-    places = [torch.tensor(each, device=x.device) for each in taken]
+    places = [torch.tensor(each, device=rows.device) for each in taken]
     part = rows[places[0]][:, places[1]].double().cpu()
     if not bool(torch.isfinite(part).all()):
         return False
     rank = int(torch.linalg.matrix_rank(part, rtol=1e-4))
-    return 2 * rank < int(size)
+    return 8 * rank < 7 * int(size)
 
 
 def _definite(drawn: Tensor, value: Tensor) -> Tensor:
@@ -133,12 +144,14 @@ KEEP: dict[str, Keep] = {
 # -- what an argument is ---------------------------------------------------------------------------
 
 
-def note_of(draws: list[Tensor], uses: Collection[str] = (), text: str = "") -> InputNote:
+def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> InputNote:
     """What may vary about an argument, by declared draws of it, the operators' arguments that it
-    flows into (`operator.argument`), and the task's source.
+    flows into (`operator.argument`), and the task's source. Python's integers may count.
     """
     value = draws[0]
-    if value.layout != torch.strided or value.numel() == 0:
+    if type(value) is float:
+        return InputNote(vary=False, varied="number", timed=value in (0.0, 1.0))
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.numel() == 0:
         return InputNote(vary=False)
     samples = [computable(as_real(x.detach())) for x in draws]
     integers = not value.is_floating_point() and not value.is_complex()
@@ -158,15 +171,15 @@ def note_of(draws: list[Tensor], uses: Collection[str] = (), text: str = "") -> 
     if whole:
         return InputNote(vary=False, varied="between", keeps=order)
     keeps = (*_matrix(samples, uses), *order)
-    symmetric, square = "symmetric" in keeps, all(map(_is_triangular, samples))
+    triangular = "zeros" in keeps and all(map(_is_triangular, samples))
     meant = (
         bool(order)
         or "definite" in keeps
-        or (symmetric and "symmetric" in text.lower())
-        or (square and ("triangular" in text.lower() or any(map(TRIANGULAR.search, uses))))
+        or ("symmetric" in keeps and "symmetric" in text.lower())
+        or (triangular and ("triangular" in text.lower() or any(map(TRIANGULAR.search, uses))))
     )
-    saves_work = bool(keeps) or all(map(_has_low_rank, samples))
-    shuffled = saves_work and not meant
+    saves_work = keeps or _order(samples) or all(map(_has_low_rank, samples))
+    shuffled = bool(saves_work) and not meant
     return InputNote(vary=True, keeps=keeps, varied="shuffled" if shuffled else "", timed=shuffled)
 
 
@@ -174,12 +187,11 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote
     """Indices, labels, counts: those that torch does not read are read otherwise."""
     if not uses or any(map(AS_DECLARED.search, uses)):
         return InputNote(vary=False)
-    order = _order(samples)
-    distinct = all(map(_is_distinct, samples))
-    if order and any(map(ORDERED.search, uses)):
-        varied = "offsets" if samples[0].dim() == 1 and order == ("rising",) else ""
-        return InputNote(vary=False, varied=varied, keeps=order)
-    if distinct and any(map(DISTINCT.search, uses)):
+    order = _order(samples) or _order_of_rows(samples)
+    if any(map(ORDERED.search, uses)):  # or what these are computed from
+        offsets = samples[0].dim() == 1 and order == ("rising",)
+        return InputNote(vary=False, varied="offsets" if offsets else "", keeps=order)
+    if any(map(DISTINCT.search, uses)) and all(map(_is_distinct, samples)):
         return InputNote(vary=False, varied="shuffled")
     return InputNote(vary=False, varied="resampled", keeps=order)
 
@@ -187,6 +199,12 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote
 def _order(samples: list[Tensor]) -> tuple[str, ...]:
     found = {"rising": all(map(_rises, samples)), "falling": all(map(_falls, samples))}
     return tuple(name for name, holds in found.items() if holds)
+
+
+def _order_of_rows(samples: list[Tensor]) -> tuple[str, ...]:
+    """Where one of few rows is in order, as the sources of edges are."""
+    few = samples[0].dim() == 2 and len(samples[0]) <= 4 and samples[0].shape[1] >= 16
+    return ("rising",) if few and all(any(map(_rises, x)) for x in samples) else ()
 
 
 def _matrix(samples: list[Tensor], uses: Collection[str]) -> tuple[str, ...]:
@@ -200,8 +218,10 @@ def _matrix(samples: list[Tensor], uses: Collection[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def decides_shapes(value: Tensor, note: InputNote) -> bool:
+def decides_shapes(value: object, note: InputNote) -> bool:
     """Whether integers tell where elements of other arguments lie, which are not to be fewer."""
+    if not isinstance(value, Tensor):
+        return False
     integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     stays = note.varied in ("", "offsets")
     return integers and stays and not (value.numel() == 0 or _is_one_number(value))
@@ -222,13 +242,15 @@ def uses_matter(value: Tensor) -> bool:
 # -- drawing it anew -------------------------------------------------------------------------------
 
 
-def redrawn(value: Tensor, note: InputNote, seed: int, distribution: str) -> Tensor:
+def redrawn(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     """An argument from a distribution, or varied, with what it must keep; as declared, if its note
     says so. In the declared strides, which a kernel may rely on.
     """
     varies = distribution in (VARIED, VARIED_OTHERWISE)
     if not (note.varied if varies else note.vary):
         return value
+    if isinstance(value, float):  # half to all of it, or of 1 in place of 0
+        return (value or 1.0) * Random(seed).uniform(0.5, 1)
     if value.is_complex():
         return torch.view_as_complex(redrawn(as_real(value), note, seed, distribution))
     generator = torch.Generator(device=value.device).manual_seed(seed)
@@ -272,8 +294,12 @@ def _probabilities(value: Tensor, generator: torch.Generator, note: InputNote) -
 
 
 def _shuffled(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    order = torch.randperm(value.numel(), generator=generator, device=value.device)
-    return value.reshape(-1)[order].view(value.shape)
+    """The same elements at other places; of very many, runs of them, which takes less memory."""
+    size = 1 if value.numel() <= MOST_SHUFFLED else 61
+    flat = value.reshape(-1)
+    runs = flat[: len(flat) // size * size].view(-1, size)
+    order = torch.randperm(len(runs), generator=generator, device=value.device)
+    return torch.cat([runs[order].view(-1), flat[runs.numel() :]]).view(value.shape)
 
 
 def _shuffled_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:

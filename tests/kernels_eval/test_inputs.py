@@ -264,7 +264,21 @@ def rising(x):
 SQUARE = torch.randn(32, 32)
 NOTES = {
     "normal": (SQUARE, {}, {"vary": True}),
-    "sorted": (SQUARE[0].sort().values, {}, {"vary": True}),
+    "sorted": (
+        SQUARE[0].sort().values,
+        {},
+        {"vary": True, "varied": "shuffled", "timed": True},
+    ),
+    "repeated_blocks": (
+        SQUARE[0].repeat(16),
+        {},
+        {"vary": True, "varied": "shuffled", "timed": True},
+    ),
+    "images_all_one": (
+        SQUARE[None, None].repeat(9, 3, 1, 1),
+        {},
+        {"vary": True, "varied": "shuffled", "timed": True},
+    ),
     "bounds": (
         SQUARE.sort().values,
         {"uses": {"searchsorted.sorted_sequence"}},
@@ -328,6 +342,16 @@ NOTES = {
         {"uses": {"index_copy.index"}},
         {"vary": False, "varied": "shuffled"},
     ),
+    "sources_of_edges": (
+        torch.stack([torch.arange(64), torch.arange(64).roll(1)]),
+        {"uses": {"index.indices"}},
+        {"vary": False, "varied": "resampled", "keeps": ("rising",)},
+    ),
+    "counts_that_are_summed": (
+        torch.randint(0, 9, (64,)),
+        {"uses": {"searchsorted.sorted_sequence"}},
+        {"vary": False},
+    ),
     "offsets": (
         torch.arange(0, 64, 4),
         {"uses": {"_embedding_bag.offsets"}},
@@ -361,13 +385,18 @@ def test_what_an_argument_means_is_kept_and_what_saves_work_is_not(name):
         assert drawn[0] == value[0] and drawn[-1] == value[-1] and bool((drawn.diff() > 0).all())
 
 
-def test_complex_numbers_and_lists_vary():
+def test_complex_numbers_lists_and_pythons_floats_vary():
     task = SimpleNamespace(
-        get_inputs=lambda: [[torch.randn(8, 8), 3], torch.randn(8, 8, dtype=torch.complex64)]
+        get_inputs=lambda: [
+            [torch.randn(8, 8), 3],
+            torch.randn(8, 8, dtype=torch.complex64),
+            0.5,
+        ]
     )
     plan = plan_inputs([task.get_inputs()])
-    assert [note.vary for note in plan.notes] == [True, False, True]
-    (own, number), z = make_inputs(task, 1, "normal_x1000", plan, "cpu")
+    assert [note.vary for note in plan.notes] == [True, False, True, False]
+    (own, number), z, half = make_inputs(task, 1, "normal_x1000", plan, "cpu")
+    assert half == 0.5 > make_inputs(task, 1, VARIED, plan, "cpu")[2] > 0.25
     assert number == 3 and own.abs().max() > 500 and z.abs().max() > 500 and z.is_complex()
 
 

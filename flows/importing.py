@@ -10,8 +10,9 @@ from pathlib import Path
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Json, KernelTask
+from kernels_eval.records import Json, KernelTask, Language
 from tasks.files import atomic_write, explain_write_errors, make_writable
+from tasks.models import count_tokens
 from tasks.progress import report
 from tasks.sources.files import columns_of, shown
 from tasks.sources.foreign import Foreign, of_file, of_folder, of_rows
@@ -19,6 +20,8 @@ from tasks.sources.hub import load_rows
 from tasks.sources.mapping import Found, Map, given_map, map_named
 from tasks.sources.tables import holds_tables, on_hub, part_files
 from tasks.synthesis.inputs import MOST_SPLIT, candidate_parts, is_mapped, task_id_of
+from tasks.synthesis.parsing import guessed_finish, parse_response
+from tasks.synthesis.tables import language_of
 
 TASKS_FILE, ANSWERS_FILE = "tasks.parquet", "answers.parquet"
 MOST_ROWS = 5
@@ -28,10 +31,13 @@ REPORTED = 1000
 PLAIN = "none: its columns are a candidate's"
 
 
-def import_source(source: str, columns: str | None, name: str | None, out: str) -> Json:
+def import_source(
+    source: str, columns: str | None, name: str | None, out: str, tokenizer: str | None = None
+) -> Json:
     """Write the tasks and answers of `source` to a folder; returns counts. `columns` maps its
-    columns (`task=COLUMN,...`), else `name` is a known map's, else the columns tell it. Raises
-    UsageError for what cannot be read or written, and a cell in no known form, with its row."""
+    columns (`task=COLUMN,...`), else `name` is a known map's, else the columns tell it; `tokenizer`
+    counts the reasoning. Raises UsageError for what cannot be read or written, and a cell in no
+    known form, with its row."""
     if columns and name:
         raise UsageError("--map and --as both say how to read the columns", "leave out one of them")
     opened = _opened(source, columns, map_named(name) if name else None)
@@ -42,8 +48,10 @@ def import_source(source: str, columns: str | None, name: str | None, out: str) 
     for place, found in _rows(source, opened):
         rows += 1
         tasks |= {task.task_id: task for task in found.tasks}
-        answers += found.answers
-        for why in found.skipped:
+        unjudged = [each for each in found.answers if not _is_judged(each)]
+        answers += [each for each in found.answers if _is_judged(each)]
+        reasons = [f"no language {shown(each['language'], 40)} is judged" for each in unjudged]
+        for why in [*found.skipped, *reasons]:
             skipped.setdefault(why, []).append(f"{place} row {found.number}")
         if rows % REPORTED == 0:
             report("import", rows, rows + 1, f"{len(tasks)} tasks, {len(answers)} answers")
@@ -53,6 +61,9 @@ def import_source(source: str, columns: str | None, name: str | None, out: str) 
             f"{shown(source)} holds no task and no answer: {shown(why)}",
             "say which columns are the task and the answer with --map task=COLUMN,answer=COLUMN",
         )
+    _name_languages(answers)
+    if tokenizer:
+        _count_reasoning(answers, tokenizer)
     return {
         "source": source,
         "map": ", ".join(
@@ -122,6 +133,38 @@ def _about(answers: Sequence[Json]) -> Json:
         counts = Counter(str(each[name]) for each in answers if each.get(name) is not None)
         told[name] = dict(counts.most_common(8)) or "not said"
     return told
+
+
+def _is_judged(answer: Json) -> bool:
+    given = answer.get("language")
+    return given is None or str(given).lower() in set(Language)
+
+
+def _name_languages(answers: Sequence[Json]) -> None:
+    """Give answers without a language what their sources show, and doubtful ones the table's."""
+    shown_by = [language_of(each, "an answer") for each in answers]
+    sure = Counter(language for language, known in shown_by if language and known)
+    doubtful = Counter(language for language, _ in shown_by if language)
+    usual = max(sure or doubtful, key=(sure or doubtful).__getitem__, default=None)
+    for each, (language, known) in zip(answers, shown_by, strict=True):
+        if chosen := language if known else usual:
+            each["language"] = chosen.value
+
+
+def _count_reasoning(answers: Sequence[Json], tokenizer: str) -> None:
+    for start in range(0, len(answers), REPORTED):
+        batch = answers[start : start + REPORTED]
+        texts = [
+            each.get("reasoning") or "" if "code" in each else _reasoning_of(each) for each in batch
+        ]
+        for each, count in zip(batch, count_tokens(tokenizer, texts), strict=True):
+            each["reasoning_tokens"] = count
+
+
+def _reasoning_of(answer: Json) -> str:
+    ended = answer.get("finish_reason") or guessed_finish(answer["response"])["finish_reason"]
+    given = {"reasoning": answer.get("reasoning"), "finish_reason": ended}
+    return parse_response(answer["response"], **given).reasoning
 
 
 def _write(out: str, tasks: Iterable[KernelTask], answers: Sequence[Json]) -> Json:

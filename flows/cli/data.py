@@ -70,6 +70,11 @@ def import_(
     name: str | None = Option(
         None, "--as", metavar="NAME", help="Read it by this known map, such as kernelbook."
     ),
+    tokenizer: str | None = Option(
+        None,
+        metavar="ID",
+        help="The model's tokenizer, a hub id or directory: counts its reasoning, for curate.",
+    ),
     out: str = Option("imported", metavar="DIR", help="Folder for tasks and answers as Parquet."),
 ) -> Json:
     """Turn a foreign table or folder into tasks and recorded answers.
@@ -82,7 +87,7 @@ def import_(
     from tasks.progress import observed_by
 
     with TerminalProgress() as progress, observed_by(progress):
-        return import_source(source, columns, name, out)
+        return import_source(source, columns, name, out, tokenizer)
 
 
 @command(Group.DATA, needs=["line"])

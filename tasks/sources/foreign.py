@@ -59,8 +59,10 @@ def of_folder(path: Path, by: Map | None = None) -> Foreign | None:
     for each in [by] if by else known_maps().values():
         files = sorted(path.glob(each.files)) if each.files and path.is_dir() else []
         if files and each.columns:
-            return of_file(files[0], path, each)
-        if files:
+            table = of_file(files[0], path, each)
+            if by or set(each.columns) <= set(table.columns):
+                return table
+        elif files:
             return of_rows(shown(path), [_of_program(file) for file in files], path, each)
     return None
 

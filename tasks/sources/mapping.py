@@ -201,7 +201,8 @@ def _answers_of(
         code = None if cell is None else text_of(cell, where)
         if not code or not code.strip():
             raise _Skipped("there is no answer")
-        yield {"candidate_id": identity, **about, "code": code}
+        fenced = f"```python\n{code.strip()}\n```"
+        yield {"candidate_id": identity, **about, "answer": fenced, "code": code}
         return
     samples = samples_of(cell, where)
     if not samples:

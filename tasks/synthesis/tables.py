@@ -84,7 +84,7 @@ class CandidateTable:
 
     @cached_property
     def _languages(self) -> list[tuple[Language | None, bool]]:
-        return [_language(row, where) for _, where, row in self._rows()]
+        return [language_of(row, where) for _, where, row in self._rows()]
 
     def asked_tasks(self, language: Language) -> Counter[str]:
         return Counter(task_id_of(row, where) for _, where, row in self._rows_in(language))
@@ -172,7 +172,9 @@ class CandidateTable:
                 number += 1
 
 
-def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool]:
+def language_of(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool]:
+    """A row's language, or what its source shows, and whether that is sure: C++ alone may be half
+    of another's. Raises UsageError for an unknown one."""
     given = row.get("language")
     try:
         if given is not None:

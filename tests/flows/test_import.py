@@ -11,6 +11,7 @@ import pytest
 from flows.importing import import_source
 from kernels_eval.records import KernelTask, Language
 from tasks.sources.mapping import known_maps
+from tasks.sources.small_model import build_small_model
 from tasks.sources.stage import keep
 from tasks.sources.tables import load
 from tasks.synthesis.recorded import ResponsesFile
@@ -274,6 +275,17 @@ def test_answers_of_every_form_are_understood(cell, count, first, tmp_path):
     assert answers[0].items() >= {**first, "generator": "M", "who": "M"}.items()
 
 
+def test_languages_are_told_by_the_sources_and_others_are_skipped(tmp_path):
+    cpp = "from torch.utils.cpp_extension import load_inline\n" + module()
+    rows = [{"p": program(), "kernel": cpp, "as": name} for name in (None, "CPP", "fortran")]
+    told, _, answers = imported(
+        write_table(tmp_path / "t.jsonl", rows), tmp_path, "task=p,kernel=kernel,language=as"
+    )
+    assert {answer["language"] for answer in answers} == {"cpp"}
+    (skipped,) = told["skipped"]
+    assert skipped["why"] == "no language fortran is judged" and "row 2" in skipped["such as"]
+
+
 def test_bytes_are_text(tmp_path):
     rows = [{"p": program().encode(), "said": fenced(module()).encode()}]
     told, _, (answer,) = imported(
@@ -352,6 +364,22 @@ def test_imported_answers_are_replayed_in_a_refresh(tmp_path):
     wanted = [make_request(0, each, "p", each.task_id, Language.TRITON) for each in (task, other)]
     (answer,) = sampler.sample(wanted)
     assert answer.request_key == task.task_id and "ModelNew = AddNew" in answer.text
+
+
+def test_reasoning_is_counted_where_a_tokenizer_is_given(tmp_path):
+    model = build_small_model(tmp_path / "model", ["some text to learn from"])
+    for name in ("concur", "messages"):
+        path = write_table(tmp_path / "t.parquet", TABLES[name])
+        import_source(str(path), None, None, str(tmp_path / "out"), str(model))
+        (answer,) = pl.read_parquet(tmp_path / "out" / "answers.parquet").to_dicts()
+        assert (answer["reasoning_tokens"] > 0) is (name == "concur")
+
+
+def test_a_folder_of_other_results_is_not_taken_for_runs(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/results.csv").write_text("a,b\n1,2\n")
+    told = refused("import", tmp_path / "run", "--out", tmp_path / "out")
+    assert "has columns of no known map: a, b" in told
 
 
 def test_one_id_of_two_programs_is_two_tasks(tmp_path):

@@ -577,12 +577,12 @@ UNSEEN_ROUND_NS = 5e6
 REVEALING_CALLS, REVEALING_ROUND_NS = 10, 1e8
 """But more calls than a ring of eight buffers holds, where that does not take longer than this: on
 a busy machine, too."""
-FEWEST_ROUNDS, MOST_ROUNDS = 2, 5
-"""The first one touches memory that later ones do not. Where two agree that what was reported is
-not too little, they are enough."""
-ROUNDS_S = 0.06
-"""Calls that take long are bounded by fewer rounds: a delay of the machine weighs little on
-them."""
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 5
+"""The first one touches memory that later ones do not, and one may be disturbed. The lower quartile
+of all counts, of three the second."""
+ROUNDS_S, LONG_S = 0.06, 0.5
+"""Calls that take long are bounded by fewer rounds, or by one: a delay of the machine weighs little
+on them."""
 TELLING_SHARE = 0.2
 """A round of which less is left without its own cost tells nothing that could accuse."""
 ALONE_ROUNDS, ALONE_MESSAGE_NS = 3, 2.5e5

@@ -49,7 +49,7 @@ OPERATORS_MAY_DIFFER = re.compile(
 
 
 OF_ANY_CALL = re.compile(
-    r"lib(python|torch_python|c10|concur|c|m|mvec|gomp|stdc\+\+|gcc_s|pthread)[\W_]|python|ld-|\["
+    r"lib(python|torch_python|c10|concur|c|m|mvec|gomp|stdc\+\+|gcc_s|pthread)[\W\d_]|python|ld-|\["
 )
 """Files whose code no call does without, or that compute for who calls them (libm): no library's
 work."""

@@ -21,6 +21,7 @@ from kernels_eval.config import (
     FEWEST_ROUNDS,
     FEWEST_SETS,
     LARGE_TASK_BYTES,
+    LONG_S,
     MOST_CALLS_PER_SAMPLE,
     MOST_DRIFT,
     MOST_ROUNDS,
@@ -133,6 +134,8 @@ class PairedClock:
 
     def _measure_once(self) -> Timing:
         self._draw()
+        self.works: list[float] = []
+        """Nanoseconds of a call in each round on unseen inputs"""
         confirms = self.process.config.level == "confirm"
         shared = self.on_gpu or self.process.config.threads == 1
         with on_one_core([self.reference.child, self.process.child] if shared else []):
@@ -211,17 +214,16 @@ class PairedClock:
         wanted = min(self.unseen, max(fewest, UNSEEN_ROUND_NS / reported))
         most_calls = max(fewest, round(1.3 * wanted))  # and no more room: outputs can be gigabytes
         self.rounds = UnseenRounds(self.process, most_calls)
-        totals: list[float] = []
-        works: list[float] = []
-        while len(works) < FEWEST_ROUNDS or (
-            len(works) < MOST_ROUNDS and sum(totals) < ROUNDS_S * 1e9
+        works, rounds, spent = self.works, 0, 0.0
+        while (
+            rounds < MOST_ROUNDS and spent < (LONG_S if rounds < FEWEST_ROUNDS else ROUNDS_S) * 1e9
         ):
             calls = max(fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
             cost, passed = self._round(calls, thorough=not works)
-            totals.append(passed)
+            rounds, spent = rounds + 1, spent + passed
             works.append((passed - cost) / calls)
-            best = sorted(works)[len(works) // 4]
-            if len(works) >= FEWEST_ROUNDS and call_ns >= CLOCK_BOUND_SHARE * best:
+            best = sorted(works)[min(len(works) - 1, max(1, len(works) // 4))]
+            if rounds >= FEWEST_ROUNDS and call_ns >= CLOCK_BOUND_SHARE * best:
                 break
         tells = best * calls >= TELLING_SHARE * passed
         return min(works) if tells else 0.0, max(best, self._alone(reference_ns))

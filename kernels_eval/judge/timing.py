@@ -245,15 +245,14 @@ def _plausible_bound(
 ) -> tuple[float, float]:
     """The parent's bound on a call and the time that counts, in nanoseconds.
 
-    Compares the smallest bound and the largest report of all rounds. Else raises ImplausibleTime.
+    Compares the bound of all rounds and the largest report. Else raises ImplausibleTime.
     """
-    call_ns, least, bound = candidate.median / calls, math.inf, math.inf
+    call_ns = candidate.median / calls
     for number in range(BOUND_ATTEMPTS):
         if number:
             again = [candidate.sample(calls) for _ in range(BOUND_SAMPLES)]
             call_ns = max(call_ns, float(np.median(again)) / calls)
-        found = measured(call_ns, reference.median / calls)
-        least, bound = min(least, found[0]), min(bound, found[1])
+        least, bound = measured(call_ns, reference.median / calls)
         if call_ns >= CLOCK_BOUND_SHARE * bound:
             return bound, call_ns
     if least > 0 and call_ns < max(ACCUSED_SHARE * least, IMPOSSIBLE_SHARE * bound):

@@ -120,7 +120,7 @@ def test_a_round_without_work_and_one_of_the_candidate(monkeypatch, by_processor
 
 def bounded(monkeypatch, rounds, call_ns):
     made, rounds = clock(0), iter(rounds)
-    made.unseen, made.fewest, made.by_processor = 8, 2, False
+    made.unseen, made.fewest, made.by_processor, made.works = 8, 2, False, []
     made.reference.request = lambda *_: None
     made.process = SimpleNamespace(request_unread=lambda *_: None)
     monkeypatch.setattr(paired_timing, "UnseenRounds", lambda *_: None)
@@ -137,8 +137,12 @@ def bounded(monkeypatch, rounds, call_ns):
 @pytest.mark.parametrize(
     "rounds, call_ns, least, best, left",
     [
-        # the first one touches memory: two that agree are enough
-        ([(2e6, 9e6), (2e6, 3e6), (9e6, 9e6)], 1e6, 1e6, 1e6, 1),
+        # the first one touches memory: two more that agree are enough
+        ([(2e6, 9e6), (2e6, 3e6), (2e6, 3.1e6), (9e6, 9e6)], 1e6, 1e6, 1.1e6, 1),
+        # one whose own cost was overestimated counts for none
+        ([(2e5, 9e5), (9e5, 3e5), (2e5, 4e5), (2e5, 4.5e5), (2e5, 4.4e5)], 5e4, -6e5, 2e5, 0),
+        # calls that take long
+        ([(2e8, 9e8), (2e8, 9e8)], 1e8, 7e8, 7e8, 1),
         # all of them are taken before anything else is said, and the fastest alone counts for none
         ([(2e5, 9e5), (2e5, 4e5), (2e5, 3e5), (2e5, 4.5e5), (2e5, 4.4e5)], 5e4, 1e5, 2e5, 0),
         # all but nothing of what passed is the round's own cost
@@ -154,7 +158,7 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     """A candidate lets go of them for the rounds, for large ones fill the memory."""
     made, told = clock(0), []
     made.unseen, made.fewest, made.by_processor = 8, 2, False
-    made.seeds, made.given, made.idle_samples = [1, 2], True, 0
+    made.seeds, made.given, made.idle_samples, made.works = [1, 2], True, 0, []
     made.reference.request = lambda *_: None
     made.reference.memory.draw = lambda *_: (PACKED, 0)
     monkeypatch.setattr(paired_timing, "UnseenRounds", lambda *_: None)

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels_eval.judge.gates import TaskGates
-from kernels_eval.model.correctness import PRECISION_OF
 from kernels_eval.protocol import Expect, LoadTask, ModelSpec
 from kernels_eval.records import Reason
 from kernels_eval.reference.answers import ReferenceRole
@@ -247,14 +246,15 @@ def errors(source: str, seed: int, kernels: dict[str, Kernel]) -> dict[str, tupl
         path.write_text(source)
         how = {"entry_point": "Model", "init_form": "args", "device": "cpu", "construct_on": "cpu"}
         asked = LoadTask(path=str(path), spec=ModelSpec(**how), oracle_max_bytes=1 << 33)
-        gates = TaskGates(PRECISION_OF[role.values.load(asked).dtype])
+        gates = TaskGates()
+        role.values.load(asked)
     found = {name: (True, 0.0) for name in kernels}
     products = "y.t()" in source or "conv2d" in source
     for trial in (*TRIALS, "sparse", "singles"):
-        sums = trial == "singles" and role.values.own_error.sequential_rms > 0
+        sums = trial == "singles" and role.values.own_errors[0].sequential_rms > 0
         if trial not in TRIALS and not (products if trial == "sparse" else sums):
             continue
-        if not role.values.expect(Expect(name=trial, seed=seed, distribution=trial)).finite:
+        if not role.values.expect(Expect(name=trial, seed=seed, distribution=trial)).finite_share:
             continue
         for name, kernel in kernels.items():
             known = role.values.kept(trial)

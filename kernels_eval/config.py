@@ -358,26 +358,27 @@ class Gates(NamedTuple):
     """Largest RMS(err)/RMS(oracle) by a task's precision, where nothing widens it, and the least
     gate of an element in fp32: |err| <= r (|y| + RMS(y))."""
 
+    fp64: float = 1e-12
     fp32: float = 1e-6
     half: float = 8e-4
     bf16: float = 6.4e-3
     elementwise_fp32: float = 1e-4
 
     def of(self, precision: str) -> float:
-        """That of `fp32`, `fp16`, `bf16`, `e4m3` or `e5m2`."""
-        fp8 = {"e4m3": E4M3_GATE, "e5m2": 2 * E4M3_GATE}
-        return ({"fp32": self.fp32, "fp16": self.half, "bf16": self.bf16} | fp8)[precision]
+        """That of `fp64`, `fp32`, `fp16`, `bf16`, `e4m3` or `e5m2`."""
+        known = {"fp64": self.fp64, "fp32": self.fp32, "fp16": self.half, "bf16": self.bf16}
+        return (known | {"e4m3": E4M3_GATE, "e5m2": 2 * E4M3_GATE})[precision]
 
 
 GATES = Gates()
 """fp32: honest kernels without long sums err by at most 5e-7 (fast exp, rsqrt and division
-included), 17 bits of mantissa by 1.5e-6. fp16, bf16: four times the RMS error of one rounding,
-2.1e-4 and 1.7e-3; kernels that round every step err by twice that, int8 factors by 7e-3. Measured:
-benchmarks/results/2026-11-28-gates.md."""
-WIDEST = Gates(fp32=1e-5, half=2e-3, bf16=1.6e-2)
+included), 17 bits of mantissa by 1.5e-6. fp64: what is rounded to fp32 errs by 3e-8. fp16, bf16:
+four times the RMS error of one rounding, 2.1e-4 and 1.7e-3; kernels that round every step err by
+twice that, int8 factors by 7e-3. Measured: benchmarks/results/2026-11-28-gates.md."""
+WIDEST = Gates(fp64=1e-5, fp32=1e-5, half=2e-3, bf16=1.6e-2)
 """No scatter widens a gate beyond, where there are many outputs: four roundings to 11 or 8 bits; of
 fp32, a thirtieth of what TF32 costs (2.9e-4, K = 4096)."""
-HARD_GATES = Gates(fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
+HARD_GATES = Gates(fp64=0.1, fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
 """On hard inputs. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
 passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
 E4M3_GATE = 0.06

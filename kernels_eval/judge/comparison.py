@@ -24,7 +24,7 @@ def compare_outputs(process: CandidateProcess) -> None:
     draft = process.draft
     compare_trials(process, Stage.OUTPUTS)
     _settle_approximation(process)
-    draft.precision_class = process.reference.gates.precision
+    draft.precision_class = process.reference.output_precision
     _check_calls(process)
 
 

@@ -8,6 +8,7 @@ from kernels_eval.config import FORMULA_NAMED, SAME_ERROR_SHARE, WIDEST
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import VARIED, Trial
+from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import DECLARED, LATER, Comparison, NameDowncast
 from kernels_eval.records import Reason
 
@@ -108,18 +109,22 @@ def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:
 
 
 def _downcast(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
-    """What a small error of an fp32 task is explained by, or ""."""
+    """What a small error of an fp32 or fp64 output is explained by, or ""."""
     reference = process.reference
-    if reference.gates.precision != "fp32" or trial not in reference.trials:
+    mantissa = MANTISSA.get(found.precision)
+    if not mantissa or trial not in reference.trials:
         return ""
     if found.lost_bits:
-        return f"its outputs keep {23 - found.lost_bits} bits of mantissa, fp32 has 23; "
+        kept = mantissa - found.lost_bits
+        return f"its outputs keep {kept} bits of mantissa, {found.precision} has {mantissa}; "
     return DOWNCASTS.get(reference.request(NameDowncast(trial=trial.name)).format, "")
 
 
 def _unexplained_downcast(found: Comparison) -> tuple[Reason, str]:
     if found.rms > WIDEST.half:
         return Reason.WRONG_OUTPUT, ""  # more than TF32 and fp16 cost
+    if found.precision == "fp64":
+        return Reason.PRECISION_DOWNCAST, "the task's precision is fp64: compute in double; "
     return Reason.PRECISION_DOWNCAST, f"the error is as large as TF32's and fp16's ({NO_TF32}); "
 
 

@@ -1,4 +1,4 @@
-"""What an output's errors mean for one task: gates of its precision, narrowed where an answer that
+"""What an answer's errors mean for one task: gates of its precision, narrowed where an answer that
 ignores the inputs would pass.
 """
 
@@ -17,7 +17,6 @@ from kernels_eval.records import Reason
 class TaskGates:
     """The gates of one task. `loosest` is the largest error that a gate may let pass."""
 
-    precision: str
     loosest: float = math.inf
 
     def judge(
@@ -27,12 +26,6 @@ class TaskGates:
         gates.
         """
         if not hard:
-            return judge(
-                comparison,
-                self.precision,
-                GATES,
-                own_inputs=own_inputs,
-                loosest=self.loosest,
-            )
+            return judge(comparison, GATES, own_inputs=own_inputs, loosest=self.loosest)
         tame = comparison.model_copy(update={"wrong_share": 0.0})
-        return judge(tame, self.precision, HARD_GATES, own_inputs=own_inputs)
+        return judge(tame, HARD_GATES, own_inputs=own_inputs)

@@ -29,7 +29,7 @@ from kernels_eval.judge.quarantine import degenerate
 from kernels_eval.judge.task_memory import TaskMemory
 from kernels_eval.judge.trials import VARIED, TaskFindings, Trial, TrialRow, sums_products
 from kernels_eval.judge.turns import Turns
-from kernels_eval.model.correctness import PRECISION_OF
+from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (
     DECLARED,
     A,
@@ -173,7 +173,7 @@ class ReferenceProcess:
         self._effects = self.loaded.effects
         if self.loaded.ambiguous:
             raise degenerate(self.loaded.ambiguous)
-        self.gates = TaskGates(PRECISION_OF.get(self.loaded.dtype, "fp32"))
+        self.gates = TaskGates()
 
     def _declare(self) -> None:
         findings = TaskFindings(self.loaded, self.config.correctness, self.config.level)
@@ -295,7 +295,7 @@ class ReferenceProcess:
         return self._draws
 
     def _telling_draws(self) -> Iterator[int]:
-        terms = TERMS_OF_SUM if self.gates.precision == "fp32" else TERMS_OF_SUM_HALF
+        terms = TERMS_OF_SUM if self.output_precision in MANTISSA else TERMS_OF_SUM_HALF
         for background in range(len(BACKGROUNDS)):
             request = LeaveOut(seed=secrets.randbits(31), terms=terms, background=background)
             found = self.request(request)
@@ -303,6 +303,10 @@ class ReferenceProcess:
                 return
             if found.less and self.gates.judge(found.less) is not Reason.OK:
                 yield found.draws
+
+    @property
+    def output_precision(self) -> str:
+        return PRECISION_OF.get(self.loaded.dtype, "fp32")
 
     @property
     def sums_products(self) -> bool:

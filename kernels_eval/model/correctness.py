@@ -13,6 +13,7 @@ from kernels_eval.config import (
     ELEMENT_FACTOR,
     FORMULA_LEFT,
     GATES,
+    HARD_GATES,
     MOST_WRONG_SHARE,
     REFERENCE_FACTOR,
     REFERENCE_FACTOR_HALF,
@@ -25,8 +26,6 @@ from kernels_eval.config import (
 from kernels_eval.protocol import Comparison
 from kernels_eval.records import Reason
 
-PRECISION_OF = {"float32": "fp32", "float64": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-PRECISION_OF |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 WORST = (
     *("rms", "reference_rms", "max", "reference_max", "sequential_rms", "scatter_rms"),
     *("scatter_max", "left_rms", "wrong_share", "reference_wrong_share"),
@@ -34,6 +33,10 @@ WORST = (
 )
 
 
+PRECISION_OF = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp64", "complex128": "fp64"}
+PRECISION_OF |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+MANTISSA = {"fp32": 23, "fp64": 52}
+"""Bits of what is judged as precise."""
 ALL = ("masks_match", "finite", "kernelbench_1e4", "kernelbench_1e2")
 
 
@@ -41,6 +44,7 @@ def merge(comparisons: Sequence[Comparison]) -> Comparison:
     """The worst of several output tensors, or trials. NaN is worse than any number."""
     found = [vars(comparison) for comparison in comparisons]
     return Comparison(
+        precision=next((each["precision"] for each in found if each["precision"]), ""),
         systematic=any(each["systematic"] for each in found),
         **{name: max((each[name] for each in found), key=_nan_last) for name in WORST},
         **{name: all(each[name] for each in found) for name in ALL},
@@ -51,23 +55,45 @@ def _nan_last(error: float) -> tuple[bool, float]:
     return math.isnan(error), error
 
 
+def answer_of(
+    outputs: Sequence[Comparison], own: Sequence[Comparison], *, hard: bool = False
+) -> Comparison:
+    """The errors of an answer, with `own` ones of the reference, both by output: of the outputs in
+    one precision (and those without), as each has its gates; of several, those farthest beyond.
+    """
+    precisions = dict.fromkeys(each.precision for each in outputs if each.precision)
+    answers = []
+    for precision in precisions or [""]:
+        places = [i for i, each in enumerate(outputs) if each.precision in ("", precision)]
+        worst = max(places, key=lambda place: outputs[place].rms)
+        answer = merge([each[place] for place in places for each in (own, outputs)])
+        answers.append(answer.model_copy(update={"worst": worst, "precision": precision}))
+    return max(answers, key=lambda answer: _beyond(answer, HARD_GATES if hard else GATES))
+
+
+def _beyond(measured: Comparison, gates: Gates) -> tuple[bool, bool, float]:
+    wrong = judge(measured, gates) is not Reason.OK
+    return wrong, *_nan_last(measured.rms / gates.of(measured.precision or "fp32"))
+
+
 def judge(
     measured: Comparison,
-    precision: str,
     gates: Gates = GATES,
     *,
     own_inputs: bool = True,
     loosest: float = math.inf,
 ) -> Reason:
-    """OK, or NON_FINITE, PRECISION_DOWNCAST, APPROXIMATION or WRONG_OUTPUT.
+    """OK, or NON_FINITE, PRECISION_DOWNCAST, APPROXIMATION or WRONG_OUTPUT, by the gates of its
+    precision (fp32 where outputs have none).
 
     `own_inputs`: KernelBench's tolerance counts, on inputs of the task's own. `loosest`: the gate's
     upper limit (an answer that ignores the inputs), unless the reference's own error is larger.
     """
     if not measured.masks_match:
         return Reason.NON_FINITE
+    precision = measured.precision or "fp32"
     base, fp8 = gates.of(precision), precision in ("e4m3", "e5m2")
-    factor = REFERENCE_FACTOR if precision == "fp32" else REFERENCE_FACTOR_HALF
+    factor = REFERENCE_FACTOR if precision in MANTISSA else REFERENCE_FACTOR_HALF
     # FP8's own error is that of one rounding, and so is its gate
     own = base if fp8 else factor * measured.reference_rms
     plain = SEQUENTIAL_FACTOR * measured.sequential_rms
@@ -80,12 +106,12 @@ def judge(
         factor * measured.reference_max,
         SCATTER_FACTOR * measured.scatter_max,
     )
-    if precision == "fp32" and measured.lost_bits and measured.rms <= WIDEST.bf16:
+    if precision in MANTISSA and measured.lost_bits and measured.rms <= WIDEST.bf16:
         return Reason.PRECISION_DOWNCAST
     if measured.rms <= gate and measured.max <= elementwise:
         most = max(MOST_WRONG_SHARE, REFERENCE_FACTOR * measured.reference_wrong_share)
         return Reason.OK if measured.wrong_share <= most else Reason.WRONG_OUTPUT
-    if precision != "fp32":
+    if precision not in MANTISSA:
         return Reason.WRONG_OUTPUT
     if measured.systematic:
         # other inputs reach where an approximation is worst
@@ -102,10 +128,10 @@ def judge(
     return Reason.WRONG_OUTPUT
 
 
-def hangs_on_scatter(measured: Comparison, precision: str) -> bool:
+def hangs_on_scatter(measured: Comparison) -> bool:
     """Whether only the scatter of outputs, not measured yet, could make this answer right."""
-    if precision not in ("fp32", "fp16", "bf16") or judge(measured, precision) is Reason.OK:
+    if measured.precision not in (*MANTISSA, "fp16", "bf16") or judge(measured) is Reason.OK:
         return False
-    most = WIDEST.of(precision) / SCATTER_FACTOR
+    most = WIDEST.of(measured.precision) / SCATTER_FACTOR
     widened = {"scatter_rms": most, "scatter_max": ELEMENT_FACTOR * most}
-    return judge(measured.model_copy(update=widened), precision) is Reason.OK
+    return judge(measured.model_copy(update=widened)) is Reason.OK

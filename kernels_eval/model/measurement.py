@@ -25,6 +25,7 @@ from kernels_eval.config import (
     MARKS_ALIKE,
     NEIGHBOUR_SHARE,
 )
+from kernels_eval.model.correctness import PRECISION_OF
 from kernels_eval.protocol import Comparison
 
 SHORT_MANTISSA = (1 << 13) - 1
@@ -49,12 +50,18 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
         y, a, r = (x * SMALLER for x in (y, a, r))
     finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
     found = _errors_of(y, a, y if own_oracle else r, finite=finite)
+    found = found.model_copy(update={"precision": precision_of(actual.dtype)})
     seen = found.rms > FORMULA_RMS or found.max > FORMULA_MAX
     if not seen or found.rms >= FORMULA_TO or a.dtype != torch.float32:
         return found
     if found.systematic or _follows_output(y, a):
         return found.model_copy(update={"systematic": True, "left_rms": _left_open(y, a)})
     return found
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """By which gates an output is judged; what is not named, by fp32's."""
+    return PRECISION_OF.get(str(dtype).removeprefix("torch."), "fp32")
 
 
 def least_step(x: Tensor) -> float:

@@ -86,11 +86,13 @@ class Comparison(Payload):
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
     without floating-point type. `equals_trial` and `equals_answer` name other trials with this as
     the expected, or the candidate's own, answer. `mutates_inputs` is of timed calls alone.
+    `precision`: of the outputs that these errors are of, as `Gates` names it.
     """
 
     rms: float
     reference_rms: float
     max: float
+    precision: str = ""
     reference_max: float = 0.0
     sequential_rms: float = 0.0
     scatter_rms: float = 0.0

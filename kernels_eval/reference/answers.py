@@ -33,7 +33,7 @@ from kernels_eval.config import (
     STEP_UNITS,
     WIDEST,
 )
-from kernels_eval.model.correctness import PRECISION_OF, hangs_on_scatter, judge, merge
+from kernels_eval.model.correctness import answer_of, hangs_on_scatter, judge, merge
 from kernels_eval.model.measurement import (
     all_close,
     computable,
@@ -73,16 +73,14 @@ from kernels_eval.records import Reason
 from kernels_eval.reference.downcasts import FORMATS, Rounded, explains, lost_bits
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import (
-    OWN_FLOATS,
     ExpectedValues,
     Known,
+    both,
 )
 from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
 from kernels_eval.reference.task_model import REFUSALS, TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
-OWN = (*OWN_FLOATS, "sequential_rms", "scatter_rms", "scatter_max")
-"""Errors of the reference itself, which gates allow for."""
 RECORDED = ("kernelbench_1e4", "kernelbench_1e2")
 """What is said of outputs exactly as they are."""
 AS_THEY_ARE = (*RECORDED, "masks_match", "finite")
@@ -216,37 +214,35 @@ class ReferenceRole:
     def compare_sums(self, request: CompareSums) -> UnseenComparison:
         """What a sum may cost is measured on few terms, too: on these very ones only where those of
         another draw do not allow for an error."""
-        dtype = next(str(x.dtype) for x in self.values.like if x.is_floating_point())
-        precision, found = PRECISION_OF.get(dtype.removeprefix("torch."), "fp32"), []
+        found: list[Comparison] = []
         for index, seed in enumerate(request.seeds):
             actual, own = self._unseen("unseen", index), self._unseen("own", index)
-            error = merge([self.values.cost_of_few_terms, *map(measure, actual, own, own)])
-            if judge(error, precision) is not Reason.OK:
+            error = answer_of(list(map(measure, actual, own, own)), self.values.cost_of_few_terms)
+            if judge(error) is not Reason.OK:
                 inputs = self.task.inputs(seed, FEW_TERMS)
                 exact = self.values.oracle_outputs(inputs, own)
                 costs = self.values.own_error_of(inputs, own, exact=exact is not None)
                 trial = Expect(name=DECLARED, seed=seed, distribution=FEW_TERMS)
                 error = self._compared(actual, Known(own, exact or own, costs, trial))
             found.append(error)
-            if judge(error, precision) is not Reason.OK:
+            if judge(error) is not Reason.OK:
                 break  # one is enough
         return UnseenComparison(positions=list(range(len(found))), found=found)
 
     def _unseen_error(self, index: int, inputs: list[Any], trial: Expect, count: int) -> Comparison:
         actual, own = self._unseen("unseen", index), self._unseen("own", index)
-        error = merge(list(map(measure, actual, own, own)))
-        if error.rms > DOUBTFUL_RMS:
+        error = answer_of(list(map(measure, actual, own, own)), self.values.own_errors)
+        if error.rms > DOUBTFUL_RMS or judge(error) is not Reason.OK:
             exact = self.values.oracle_outputs(inputs, own)
             costs = self.values.own_error_of(inputs, own, exact=exact is not None)
+            costs = both(costs, self.values.own_errors)
             error = self._compared(actual, Known(own, exact or own, costs, trial))
         others = (
             other for other in range(count) if error.rms > SAME_ANSWER_RTOL and other != index
         )
         equal = [x for x in others if all_close(actual, self._unseen("own", x), SAME_ANSWER_RTOL)]
         names = {LATER if other > index else EARLIER for other in equal}
-        own_error = self.values.own_error
-        allowed = {name: max(getattr(error, name), getattr(own_error, name)) for name in OWN}
-        return error.model_copy(update={**allowed, "equals_trial": sorted(names)})
+        return error.model_copy(update={"equals_trial": sorted(names)})
 
     def _is_finite(self, index: int) -> bool:
         return all(bool(torch.isfinite(computable(x)).all()) for x in self._unseen("own", index))
@@ -290,10 +286,19 @@ class ReferenceRole:
                 new.model_copy(update={name: getattr(old, name) for name in RECORDED})
                 for old, new in zip(found, again, strict=True)
             ]
-        worst = max(range(len(found)), key=lambda index: found[index].rms, default=0)
-        whole = merge([known.error, *found]).model_copy(update={"worst": worst})
-        lost = 0 if known.trial.hard else max(map(lost_bits, actual, known.expected))
-        return self._scattered(whole.model_copy(update={"lost_bits": lost}), actual, known)
+        hard = known.trial.hard
+        lost = [
+            0 if hard else lost_bits(*pair) for pair in zip(actual, known.expected, strict=True)
+        ]
+        found = [
+            each.model_copy(update={"lost_bits": bits})
+            for each, bits in zip(found, lost, strict=True)
+        ]
+        whole = answer_of(found, known.error, hard=hard)
+        few = max(x.numel() for x in actual) <= ENOUGH_ELEMENTS
+        if hard or not few or not hangs_on_scatter(whole):
+            return whole
+        return answer_of(found, self._with_scatter(known, whole.precision))
 
     def _measured(
         self, actual: list[Tensor], known: Known, factorings: list[Factoring]
@@ -315,21 +320,16 @@ class ReferenceRole:
                     found[place] = told.model_copy(update=as_they_are)
         return found
 
-    def _scattered(self, found: Comparison, actual: list[Tensor], known: Known) -> Comparison:
-        floats = [str(x.dtype).removeprefix("torch.") for x in actual if least_step(x)]
-        precision = PRECISION_OF.get(floats[0], "fp32") if floats else ""
-        few = max(x.numel() for x in actual) <= ENOUGH_ELEMENTS
-        if known.trial.hard or not few or not hangs_on_scatter(found, precision):
-            return found
-        trial = known.trial
-        with self.values.model_for(trial):
+    def _with_scatter(self, known: Known, precision: str) -> list[Comparison]:
+        """The reference's own errors, with what outputs scatter, which is kept."""
+        trial, values = known.trial, self.values
+        with values.model_for(trial):
             inputs = self.task.inputs(trial.seed, trial.distribution, trial.shape)
             most = WIDEST.of(precision) / SCATTER_FACTOR
-            scatter = self.values.scatter(inputs, known.expected, most)
-        if self.values.known.get(trial.name) is known:
-            costs = known.error.model_copy(update=scatter)
-            self.values.known[trial.name] = known._replace(error=costs)
-        return found.model_copy(update=scatter)
+            costs = both(known.error, values.scatter(inputs, known.expected, most))
+        if values.known.get(trial.name) is known:
+            values.known[trial.name] = known._replace(error=costs)
+        return costs
 
     def _beside_steps(self, actual: list[Tensor], known: Known) -> list[Tensor]:
         """These outputs, with the expected element where few are off and the reference may give

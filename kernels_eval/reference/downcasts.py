@@ -15,7 +15,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.config import FORMULA_SAMPLE
+from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.model.lazy_compiler import without_compiler
+from kernels_eval.model.measurement import precision_of
 from kernels_eval.model.operators import Named
 from kernels_eval.reference.aten import Values, operator_name
 from kernels_eval.reference.long_sums import PRODUCTS
@@ -23,9 +25,9 @@ from kernels_eval.reference.long_sums import PRODUCTS
 Rounding = Callable[[Tensor], Tensor]
 EXPLAINED = 0.5
 """Share of a squared error that a format must explain: chance explains none of it."""
-MANTISSA, SHORTEST, FEWEST, SPREAD = 23, 4, 64, 1 << 16
-"""Bits of fp32's mantissa; how many of them outputs lack, and of how many at least and at most,
-that keep fewer."""
+SHORTEST, FEWEST, SPREAD = 4, 64, 1 << 16
+"""Bits of the mantissa that outputs lack, and of how many at least and at most, that keep fewer."""
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 ATTENTION = "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention".split()
 FACTORS = PRODUCTS | {"convolution": 0}
 FACTORS |= {f"_scaled_dot_product_{kind}": 0 for kind in ATTENTION}
@@ -83,14 +85,15 @@ def explains(actual: Tensor, expected: Tensor, oracle: Tensor, rounded: Tensor) 
 
 
 def lost_bits(actual: Tensor, expected: Tensor) -> int:
-    """How many of fp32's bits of mantissa an output lacks in all of its elements, where the
-    expected one has them; 0 for a few, which chance explains."""
-    if actual.dtype != torch.float32 or actual.numel() < FEWEST:
+    """How many bits of the mantissa of fp32 or fp64 an output lacks in all of its elements, where
+    the expected one has them; 0 for a few, which chance explains."""
+    if actual.dtype not in BITS or actual.numel() < FEWEST:
         return 0
+    mantissa, bits = MANTISSA[precision_of(actual.dtype)], BITS[actual.dtype]
     step = -(-actual.numel() // SPREAD)
     a, y = (x.reshape(-1)[::step].contiguous() for x in (actual, expected))
     told = y.abs() > y.square().mean().sqrt() / 1000  # what underflows or overflows tells nothing
-    a, y = (x[told].view(torch.int32) for x in (a, y))
-    lost = next((bit for bit in range(MANTISSA) if bool((a & ((2 << bit) - 1)).any())), MANTISSA)
+    a, y = (x[told].view(bits) for x in (a, y))
+    lost = next((bit for bit in range(mantissa) if bool((a & ((2 << bit) - 1)).any())), mantissa)
     held = (y & ((1 << SHORTEST) - 1) != 0).float().mean()
     return lost if len(a) >= FEWEST and lost >= SHORTEST and bool(held > 0.5) else 0

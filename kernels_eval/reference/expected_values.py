@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from kernels_eval.config import (
     TERMS_IN_ALL,
     UNKNOWN_OWN_ERROR,
 )
-from kernels_eval.model.correctness import merge
+from kernels_eval.model.correctness import answer_of, merge
 from kernels_eval.model.distributions import warm_up
 from kernels_eval.model.few_terms import draws_for
 from kernels_eval.model.inputs import flatten_outputs
@@ -45,6 +45,7 @@ from kernels_eval.model.invariants import note_of
 from kernels_eval.model.measurement import (
     all_close,
     computable,
+    least_step,
     measure,
     same_all,
 )
@@ -96,7 +97,9 @@ from kernels_eval.reference.task_model import (
 )
 from kernels_eval.reference.uses import plan_of, with_choices
 
+T = TypeVar("T")
 OWN_FLOATS = ("reference_rms", "reference_max")
+NO_ERROR = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
 FACTORS = re.compile(r"linalg|svd|qr|eig")
 """Functions that may factor a matrix."""
 
@@ -108,7 +111,7 @@ class Known(NamedTuple):
 
     expected: list[Tensor]
     oracle: list[Tensor]
-    error: Comparison
+    error: list[Comparison]
     trial: Expect
     few: Sequence[Tensor] = ()
     """Spread elements of the expected outputs: where these differ, all do."""
@@ -125,7 +128,7 @@ class ExpectedValues:
         self.factors: list[int] = []
         """Outputs of which several answers are right."""
         self.longest_sum = 0
-        self.cost_of_few_terms = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
+        self.cost_of_few_terms: list[Comparison] = []
 
     @handles(Prepare)
     def prepare(self, request: Prepare) -> Done:
@@ -167,7 +170,7 @@ class ExpectedValues:
         parameters = parameters_of(self.runner.model)
         ambiguous = self._ambiguous(seed) if any(map(FACTORS.search, operators)) else ""
         self.runner.synchronise()
-        dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
+        dtype = next((leaf.dtype for leaf in leaves if least_step(leaf)), torch.float32)
         gpu = torch.cuda.get_device_properties(0) if self.runner.on_gpu else None
         self.held_max_bytes = gpu.total_memory // EXPECTED_HELD_SHARE if gpu else math.inf
         input_bytes = sum(x.nbytes for x in tree_leaves(inputs) if isinstance(x, Tensor))
@@ -266,7 +269,8 @@ class ExpectedValues:
         floats = [torch.isfinite(computable(x)) for x in reference if x.is_floating_point()]
         constants = self._constants(known)
         if name == DECLARED:
-            self.own_error = constants[0]
+            first = map(_start, known.expected), map(_start, known.oracle)
+            self.own_errors = both(own_error, list(map(_own_error, *first)))
         return Expectation(
             finite_share=min((_share(x) for x in floats if x.numel()), default=1.0),
             deterministic=deterministic,
@@ -297,7 +301,7 @@ class ExpectedValues:
     def outputs(self, inputs: list[Any]) -> list[Tensor]:
         return flatten_outputs(self.runner.forward(inputs))[0]
 
-    def _returned(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _returned(self, outputs: Sequence[T]) -> Sequence[T]:
         effects = self.runner.effects
         return outputs[: len(outputs) - len(effects.names)] if effects else outputs
 
@@ -329,22 +333,24 @@ class ExpectedValues:
         answers, own = [list(map(torch.zeros_like, first))], self._returned(self.like)
         if [x.shape for x in self.like] == [x.shape for x in known.expected]:
             answers += [list(map(_start, x)) for x in (own, map(_mean, own))]
-        return [merge([known.error, *map(measure, answer, oracle, first)]) for answer in answers]
+        own_errors = self._returned(known.error)
+        return [answer_of(list(map(measure, x, oracle, first)), own_errors) for x in answers]
 
     def own_error_of(
         self, inputs: list[Any], reference: list[Tensor], *, exact: bool, hard: bool = False
-    ) -> Comparison:
-        """What fp32 costs on these inputs: plain addition's error in long sums, the scatter of few
-        outputs and, unless an oracle is exact, the reference's error on a few rows, or (`hard`, as
-        it must be known there) the scatter of all.
+    ) -> list[Comparison]:
+        """What rounding costs each output on these inputs: plain addition's error in long sums, the
+        scatter of few outputs and, unless an oracle is exact, the reference's error on a few rows,
+        or (`hard`, as it must be known there) the scatter of all.
         """
-        found = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
+        error = NO_ERROR
         with suppress(*REFUSALS), LongSums() as sums:
             self.outputs(_copied(inputs))
-            found = found.model_copy(update={"sequential_rms": sums.error})
+            error = NO_ERROR.model_copy(update={"sequential_rms": sums.error})
             self.longest_sum = max(self.longest_sum, sums.length)
+        found = [error] * len(reference)
         if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
-            found = found.model_copy(update=self.scatter(inputs, reference))
+            found = both(found, self.scatter(inputs, reference))
         if exact:
             return found
         for rows in self._narrowed(inputs, reference) if self.samples else ():
@@ -355,36 +361,42 @@ class ExpectedValues:
                 right = self._in_float64(rows, wanted)
                 if right is None:
                     continue
-                own = merge(list(map(measure, wanted, right, wanted)))
+                own = list(map(_own_error, wanted, right))
                 self.samples = self.task.work_s(started) < ORACLE_MAX_S
-                own = merge([own, found])
-                return found.model_copy(update={name: getattr(own, name) for name in OWN_FLOATS})
-        own_rms = UNKNOWN_OWN_ERROR
+                return both(found, own)
+        own_rms = [UNKNOWN_OWN_ERROR] * len(reference)
         if hard and sum(x.numel() for x in reference) > ENOUGH_ELEMENTS:
-            own_rms = 1.0
+            own_rms = [1.0] * len(reference)
         elif hard:
-            own_rms = max(own_rms, self.scatter(inputs, reference)["scatter_rms"])
-        return found.model_copy(update={"reference_rms": own_rms})
+            scatter = self.scatter(inputs, reference)
+            own_rms = [max(UNKNOWN_OWN_ERROR, each.scatter_rms) for each in scatter]
+        return [
+            each.model_copy(update={"reference_rms": rms})
+            for each, rms in zip(found, own_rms, strict=True)
+        ]
 
     def scatter(
         self, inputs: list[Any], reference: list[Tensor], most: float = 1.0
-    ) -> dict[str, float]:
-        """The spread of outputs that round otherwise, as fields of a Comparison: the error of a
-        single draw is chance."""
-        floats = [index for index, x in enumerate(reference) if x.is_floating_point()]
-        found, started = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.task.work_stamp()
+    ) -> list[Comparison]:
+        """The spread of each output where operators round otherwise: the error of a single draw is
+        chance."""
+        found, started = [NO_ERROR] * len(reference), self.task.work_stamp()
         for move in range(SCATTER_DRAWS):
             with suppress(*REFUSALS):
                 with ChosenAs():
                     moved = self.moved_outputs(inputs, move, SCATTER_UNITS, SCATTER_UNITS_HALF)
-                found += [measure(reference[i], reference[i], moved[i]) for i in floats]
+                again = map(measure, reference, reference, moved)
+                found = both(found, [x if x.precision else NO_ERROR for x in again])
             if self.task.work_s(started) > ORACLE_MAX_S:
                 break
-        scatter = merge(found)
-        return {
-            "scatter_rms": min(scatter.reference_rms, most),
-            "scatter_max": min(scatter.reference_max, ELEMENT_FACTOR * most),
-        }
+        scatter = [
+            {
+                "scatter_rms": min(each.reference_rms, most),
+                "scatter_max": min(each.reference_max, ELEMENT_FACTOR * most),
+            }
+            for each in found
+        ]
+        return [NO_ERROR.model_copy(update=each) for each in scatter]
 
     def _narrowed(self, inputs: list[Any], reference: list[Tensor]) -> Iterator[list[Any]]:
         sizes = {x.shape[0] if x.dim() else 1 for x in reference}
@@ -501,9 +513,10 @@ class ExpectedValues:
                 return LeftOut(length=asked.length)
             exact = self.oracle_outputs(inputs, whole)
             own = self.own_error_of(inputs, whole, exact=exact is not None)
-            self.cost_of_few_terms = merge([own, *map(measure, whole, exact or whole, whole)])
+            right = exact or whole
+            self.cost_of_few_terms = both(own, list(map(measure, whole, right, whole)))
             less = self.outputs(self.task.inputs(request.seed, FEWER_TERMS))
-            error = merge([own, *map(measure, less, exact or whole, whole)])
+            error = answer_of(list(map(measure, less, right, whole)), own)
             largest = max(x.numel() for x in tree_leaves(inputs) if isinstance(x, Tensor))
             draws = draws_for(largest, asked, TERMS_IN_ALL)
             return LeftOut(length=asked.length, less=error, draws=draws)
@@ -521,6 +534,16 @@ class ExpectedValues:
         copied = _copied(inputs)  # not moved themselves
         with LongSums(generator, units, units_half) if units else nullcontext():
             return self.outputs(copied)
+
+
+def both(one: Sequence[Comparison], other: Sequence[Comparison]) -> list[Comparison]:
+    """The worst of two errors of each output."""
+    return [merge(each) for each in zip(one, other, strict=True)]
+
+
+def _own_error(reference: Tensor, oracle: Tensor) -> Comparison:
+    found = measure(reference, oracle, reference)
+    return NO_ERROR.model_copy(update={name: getattr(found, name) for name in OWN_FLOATS})
 
 
 def _form(x: Tensor) -> OutputForm:

@@ -27,10 +27,8 @@ def draw(seed=0, shape=(64, 64)):
 
 
 def verdict(actual, reference, oracle=None, precision="fp32"):
-    return judge(
-        measure(actual, reference.double() if oracle is None else oracle, reference),
-        precision,
-    )
+    found = measure(actual, reference.double() if oracle is None else oracle, reference)
+    return judge(found.model_copy(update={"precision": precision}))
 
 
 @settings(deadline=None, max_examples=60)
@@ -73,12 +71,12 @@ def test_tails_may_be_lost_to_rounding_at_one_and_not_left_out(factor):
     x = drawn * factor
     exact, own = torch.nn.functional.softplus(x.double()), torch.nn.functional.softplus(x)
     found = measure(torch.where(x > 20, x, torch.log(1 + torch.exp(x))), exact, own)
-    assert found.wrong_share == 0 and judge(found, "fp32") == "ok"
+    assert found.wrong_share == 0 and judge(found) == "ok"
     x = drawn * 8
     exact, own = torch.exp(x.double()), torch.exp(x)
     found = measure(torch.where(drawn > 1, own, 0.0), exact, own)
     assert found.rms < 1e-5 and found.wrong_share > 0.5
-    assert judge(found, "fp32") == "wrong_output"
+    assert judge(found) == "wrong_output"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -105,7 +103,7 @@ def test_no_size_of_float64_is_too_small_or_too_large_to_measure(size):
         for oracle, expected in ((y, y), (y, y * (1 + 1e-15))):
             measured = measure(other, oracle, expected)  # a candidate decides what it is given
             assert not any(map(math.isinf, (measured.rms, measured.max)))  # JSON has none
-            assert size < 1e-140 or judge(measured, "fp32") != "ok"
+            assert size < 1e-140 or judge(measured) != "ok"
     assert size < 1e-140 or measure(y * (1 + 1e-3), y, y).rms == pytest.approx(1e-3)
     assert verdict(y * (1 + 2e-16), y) == "ok"
     beside = torch.cat([y.flatten(), torch.tensor([torch.inf], dtype=torch.float64)])
@@ -340,7 +338,7 @@ def test_merge_keeps_the_worst():
     assert merge([good, good]) == good
     nan = good.model_copy(update={"rms": float("nan")})
     for order in ([good, nan, bad], [nan, good], [good, nan]):
-        assert judge(merge(order), "fp32") == "wrong_output"
+        assert judge(merge(order)) == "wrong_output"
 
 
 # -- inputs ----------------------------------------------------------------------------------------
@@ -509,7 +507,7 @@ def test_plain_addition_of_any_length_is_right_and_tf32_is_not(length, positive)
     def outcome(actual):
         found = measure(actual, oracle, oracle.float())
         found = found.model_copy(update={"sequential_rms": seen_by_modes(a, b.T)})
-        return judge(found, "fp32")
+        return judge(found)
 
     for block in (length, 256, length // 32):
         assert outcome(in_order(a * b, block)) == "ok"
@@ -585,5 +583,5 @@ def test_a_gate_is_no_wider_than_what_tells_a_constant(error):
     y = draw().abs() + 1
     actual = y * (1 + error / 2 * draw(3).sign())
     measured = measure(actual, y.double(), y).model_copy(update={"sequential_rms": error})
-    assert judge(measured, "fp32") == "ok"
-    assert judge(measured, "fp32", loosest=error / 10) == "wrong_output"
+    assert judge(measured) == "ok"
+    assert judge(measured, loosest=error / 10) == "wrong_output"

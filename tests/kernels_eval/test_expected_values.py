@@ -10,7 +10,7 @@ import torch
 from kernels_eval.config import ORACLE_MAX_S
 from kernels_eval.judge.trials import Trial, TrialRow, well_conditioned
 from kernels_eval.model import model_runner
-from kernels_eval.model.correctness import PRECISION_OF, judge
+from kernels_eval.model.correctness import judge
 from kernels_eval.protocol import (
     DrawTimingInputs,
     EstimateUsedBytes,
@@ -147,7 +147,6 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
     made = serving(tmp_path, task_source(forward, inputs=f"[torch.randn(48, 64){cast}]"))
     assert oracles(made) == ["float64", "float64"]
     expected = made.values.known["declared"].expected[0]
-    precision = PRECISION_OF.get(str(expected.dtype).removeprefix("torch."), "fp32")
     for actual, reason in (
         (expected.clone(), Reason.OK),
         (torch.zeros_like(expected), Reason.WRONG_OUTPUT),
@@ -155,7 +154,7 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
         (expected.masked_fill(expected.real > -1e4, 7), Reason.WRONG_OUTPUT),
     ):
         found = made._compared([actual], made.values.kept("declared"))
-        assert judge(found, precision) is reason
+        assert judge(found) is reason
 
 
 @pytest.mark.parametrize(
@@ -275,9 +274,7 @@ def judged(made, seed, distribution, forward):
     outputs = forward(made.task.inputs(seed, distribution, "declared")[0])
     outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
     found = made._compared(outputs, made.values.kept(name))
-    outputs = (str(x.dtype).removeprefix("torch.") for x in made.values.known[name].expected)
-    precision = next(filter(None, map(PRECISION_OF.get, outputs)), "fp32")
-    return judge(found, precision)
+    return judge(found)
 
 
 @pytest.mark.parametrize("seeds", [3, pytest.param(12, marks=pytest.mark.slow)])
@@ -310,7 +307,7 @@ def test_on_hard_inputs_numbers_are_judged_and_integers_are_not(tmp_path):
     def reason(powers):
         values, places = sorted_stably(powers / powers.sum(1, keepdim=True), 8)
         found = made._compared([values, places.roll(1, 1)], made.values.kept("large"))
-        return judge(found, "fp32")
+        return judge(found)
 
     assert reason((x - x.amax(1, keepdim=True)).exp()) is Reason.OK
     assert reason(x.exp()) is Reason.NON_FINITE

@@ -81,7 +81,7 @@ def judged(folder, forward, inputs, kernel):
         found = [found] if isinstance(found, torch.Tensor) else found
         pairs = zip(found, known.expected, strict=True)
         actual = [x.to(y.dtype).reshape(y.shape).contiguous() for x, y in pairs]
-        yield TaskGates("fp32").judge(made._compared(actual, known))
+        yield TaskGates().judge(made._compared(actual, known))
 
 
 @pytest.mark.parametrize("forward", RIGHT)

@@ -66,7 +66,7 @@ def expected(
     loaded = SimpleNamespace(plan=plan, parameters=[[4]], statistics=[], operators=())
     task = TaskFindings(loaded, CorrectnessConfig(**config), level)
     child = SimpleNamespace(dead=None)
-    found = Expectations(reference, child, TaskGates("fp32"), task, {*unsuitable})
+    found = Expectations(reference, child, TaskGates(), task, {*unsuitable})
     found.declare()
     assert [trial.name for trial in task.trials] == ["declared"]
     found.complete()

@@ -121,7 +121,6 @@ def _rows(source: str, opened: Sequence[Foreign]) -> Iterator[tuple[str, Found]]
 
 
 def _about(answers: Sequence[Json]) -> Json:
-    """Counts that say whether the answers were understood."""
     if not answers:
         return {}
     texts = [str(each.get("code") or each.get("response") or "") for each in answers]
@@ -141,7 +140,7 @@ def _is_judged(answer: Json) -> bool:
 
 
 def _name_languages(answers: Sequence[Json]) -> None:
-    """Give answers without a language what their sources show, and doubtful ones the table's."""
+    """Give answers what their sources show, doubtful ones the table's usual language."""
     shown_by = [language_of(each, "an answer") for each in answers]
     sure = Counter(language for language, known in shown_by if language and known)
     doubtful = Counter(language for language, _ in shown_by if language)

@@ -15,9 +15,7 @@ from tasks.sources.syntax import defined_names
 
 _FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 ROLES = {"assistant": "assistant", "gpt": "assistant", "model": "assistant"}
-"""Names of the role that answers."""
 WRAPPED = ("choices", "body", "response", "messages", "message")
-"""Where objects of an API keep what was said."""
 FORMS = "text, bytes, messages with role and content, a chat completion, or a list of these"
 
 
@@ -113,7 +111,6 @@ def _plain(cell: object, where: str) -> Any:
 
 
 def _speaks(value: object) -> bool:
-    """Whether JSON is of messages or completions, not an answer in JSON."""
     if isinstance(value, Mapping):
         return _role(value) is not None or not value.keys().isdisjoint(WRAPPED)
     return isinstance(value, list) and bool(value) and all(map(_speaks, value))
@@ -127,7 +124,6 @@ def _role(message: object) -> str | None:
 
 
 def _answer(value: object, where: str) -> Answer:
-    """One message, or a choice that holds one."""
     if not isinstance(value, Mapping):
         raise _unknown(value, where)
     message = value["message"] if isinstance(value.get("message"), Mapping) else value

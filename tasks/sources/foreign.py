@@ -68,6 +68,5 @@ def of_folder(path: Path, by: Map | None = None) -> Foreign | None:
 
 
 def _of_program(file: Path) -> Json:
-    """A file as a row, with the JSON that lies beside it, by its name."""
     beside = {each.stem: json_of(read_text(each)) for each in sorted(file.parent.glob("*.json"))}
     return {"text": read_text(file), "folder": file.parent.name, **beside}

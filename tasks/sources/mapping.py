@@ -65,7 +65,7 @@ class Found(NamedTuple):
 
 
 class _Skipped(ValueError):
-    """A row without a task or an answer, which is no fault of the table."""
+    """A row without a task or an answer."""
 
 
 @cache
@@ -138,7 +138,7 @@ def mapped(rows: Iterator[Row], by: Map, name: str, root: Path) -> Iterator[Foun
 
 
 def _unique(task: KernelTask, seen: dict[str, KernelTask]) -> KernelTask:
-    """The task, under another id where a row before it has its id for another program."""
+    """The task, under another id where its own stands for another program."""
     if seen.setdefault(task.task_id, task).code == task.code:
         return task
     return task.model_copy(update={"task_id": f"{task.task_id}~{stable_hash(task.code)[:8]}"})
@@ -170,7 +170,6 @@ def _tasks_of(row: Row, by: Map, where: str, root: Path) -> list[KernelTask]:
 
 
 def _of_definition(row: Row, by: Map, where: str) -> list[KernelTask]:
-    """Tasks of a row of SOL-ExecBench's data set: one for each workload that can be drawn."""
     loaded = {name: _loaded(value) for name, value in row.items()}
     try:
         definition = record_of(Definition, _without_nulls(loaded), where)
@@ -221,7 +220,6 @@ def _answers_of(
 
 
 def _has_columns(section: Row, row: Row) -> bool:
-    """Whether a table has a column of the section's program or answer."""
     texts = [section[name] for name in ("code", "text", "file") if name in section]
     fields = [field for text in texts for field in _FIELD.findall(text)]
     return any(name.split(".")[0] in row for field in fields for name in field.split("|"))
@@ -274,7 +272,6 @@ def _inside(value: Any, name: str) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Text of JSON as what it says."""
     if isinstance(value, str) and value.lstrip()[:1] in "{[":
         try:
             return json_of(value)

@@ -215,6 +215,11 @@ class Preparer(Workplace):
             }
         )
 
+    def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
+        """What a candidate asks to be built, without building it."""
+        asked = self._requested_builds(candidate.code or "", task)
+        return [parse_report(ExtensionSpec, each) for each in asked]
+
     def _screen(self, builds: BoundedBuilds) -> None:
         candidate = builds.candidate
         if candidate.code is None:

@@ -25,7 +25,7 @@ def checks(config: PipelineConfig, parts: tuple[Part, ...] = PARTS) -> Iterator[
     synthesis, recipe, benchmark = config.synthesis, config.training, config.benchmark
     if "refresh" in parts:
         yield "tasks", lambda: task_source(config.tasks)
-        if synthesis.sampler == "openai":
+        if synthesis.sampler in ("openai", "agent"):
             yield "endpoint", lambda: endpoint(synthesis, config.root)
         yield "tokenizer", lambda: generator_tokenizer(synthesis, config.root)
         if synthesis.sampler == "vllm":

@@ -30,6 +30,7 @@ from flows.extras import extra_of, require_extras
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.installation import install_command
 
+INTERRUPTED_STATUS = 130
 INTERRUPTED = "interrupted: finished work is kept; rerun the same command to resume"
 NEEDS: dict[str, Sequence[str]] = {}
 """The extras that each command needs, by its name."""
@@ -224,4 +225,4 @@ def exit_statuses() -> Iterator[None]:
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would change the exit status
         typer.echo(INTERRUPTED, err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED_STATUS)

@@ -228,6 +228,34 @@ def serve(
     run(service, host, port, token)
 
 
+@command(Group.VERIFY, needs=["batch", "mcp"], prints=False)
+def mcp(
+    *,
+    url: str = Option("http://127.0.0.1:8700", help="Address of `concur serve`."),
+    port: int | None = Option(
+        None,
+        min=1,
+        max=65535,
+        help="Serve over HTTP, at /mcp of this port of this machine.",
+        show_default="stdin and stdout",
+    ),
+) -> None:
+    """Give coding agents tools over the Model Context Protocol: verify, profile, explain, search.
+
+    The verdicts are those of a running `concur serve`, whose token is in CONCUR_SERVE_TOKEN.
+    """
+    import signal
+
+    from flows.cli.common import INTERRUPTED_STATUS
+    from flows.tools.server import run
+
+    # what reads stdin cannot be interrupted, and nothing here needs an end
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED_STATUS))
+    place = f"http://127.0.0.1:{port}/mcp" if port else "stdin and stdout"
+    typer.echo(f"tools for agents at {place}, verdicts by {url}", err=True)
+    run(url, os.environ.get("CONCUR_SERVE_TOKEN"), port)
+
+
 @command(Group.VERIFY, needs=["line"])
 def benchmark(
     *,

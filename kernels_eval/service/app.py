@@ -254,6 +254,12 @@ async def result(
     return await service.final(identity, wait_s)
 
 
+@router.get("/v1/tasks")
+def tasks(service: Shared) -> list[KernelTask]:
+    """The tasks that requests may name."""
+    return list(service.intake.tasks.values())
+
+
 @router.delete("/v1/results/{identity}")
 async def cancel(identity: Identifier, service: Shared) -> Evaluation:
     """Give an evaluation up; one that is final stays as it is."""

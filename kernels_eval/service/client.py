@@ -20,9 +20,10 @@ from uuid import uuid4
 import anyio
 import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from pydantic import BaseModel, HttpUrl, ValidationError
+from pydantic import BaseModel, HttpUrl, RootModel, ValidationError
 
 from kernels_eval.errors import ServiceError, UsageError
+from kernels_eval.records import KernelTask
 from kernels_eval.service.schema import MOST_REQUESTS, Accepted, Evaluation, EvaluationRequest, Json
 
 POLL_S = 30.0
@@ -36,6 +37,10 @@ BATCH_LETTERS = 4_000_000
 REPEATED = (429, 502, 503, 504)
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
+
+
+class _Tasks(RootModel[list[KernelTask]]):
+    """The answer of /v1/tasks."""
 
 
 class _NoRoomError(Exception):
@@ -105,6 +110,10 @@ class AsyncVerifierClient:
     async def cancel(self, identity: str) -> Evaluation:
         path = f"/v1/results/{quote(identity, safe='')}"
         return await self._send(self._until(), "DELETE", path, Evaluation)
+
+    async def tasks(self) -> list[KernelTask]:
+        """The tasks that requests may name."""
+        return (await self._send(self._until(), "GET", "/v1/tasks", _Tasks)).root
 
     async def health(self) -> Json:
         """Ask for the service's health once: `status` "ok". Raises ServiceError."""

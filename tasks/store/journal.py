@@ -36,12 +36,12 @@ class Journal:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, row: Row) -> None:
-        """Keep one row; it is on disk when the call returns."""
-        self._rows.append(row)
+    def add(self, *rows: Row) -> None:
+        """Keep rows, all or none; they are on disk when the call returns."""
+        self._rows += rows
         if self._folder is not None:
             self._file = self._file or _create(self._folder)
-            self._file.write(json.dumps(row, default=str) + "\n")
+            self._file.write(json.dumps(rows if rows[1:] else rows[0], default=str) + "\n")
             self._file.flush()
         if len(self._rows) >= self._rows_per_part:
             self._flush()
@@ -103,7 +103,8 @@ def read_journal(journal: Path) -> list[Json]:
     rows = []
     for line in journal.read_text(encoding="utf-8", errors="surrogatepass").split("\n"):
         with suppress(ValueError):
-            rows.append(json.loads(line))
+            found = json.loads(line)
+            rows += found if isinstance(found, list) else [found]
     return rows
 
 

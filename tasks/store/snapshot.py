@@ -352,14 +352,14 @@ class Snapshot:
     @contextmanager
     def journal(
         self, schema: pa.Schema, *, rows_per_part: int = PART_ROWS
-    ) -> Iterator[Callable[[Row], None]]:
-        """Add rows one by one, each on disk before the call returns (on remote roots, with its
-        part)."""
+    ) -> Iterator[Callable[..., None]]:
+        """Add rows, those of one call all or none, on disk before it returns (on remote roots, with
+        their part)."""
         self._require_unfinished()
 
-        def add(row: Row) -> None:
+        def add(*rows: Row) -> None:
             with explain_write_errors(self.root, WRITE_FIX):
-                journal.add(row)
+                journal.add(*rows)
 
         with explain_write_errors(self.root, WRITE_FIX):
             journal = Journal(self._local_path, partial(self._append_part, schema), rows_per_part)

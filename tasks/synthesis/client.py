@@ -204,13 +204,19 @@ class OpenAISampler(Sampler):
 
     async def _ask(self, client: AsyncOpenAI, request: Request) -> Response:
         """Raises _Refused, UsageError or EvalError."""
+        return (await self._complete(client, request, self.body(request)))[1]
+
+    async def _complete(
+        self, client: AsyncOpenAI, request: Request, body: Json
+    ) -> tuple[Json, Response]:
+        """The message of one completion, and as a response. Raises as `_ask`."""
         from openai import APIConnectionError, APIStatusError
 
         cause = ""
         for _ in range(ATTEMPTS):
             try:
-                body = await client.post(PATH, body=self.body(request), cast_to=object)
-                return self.read(request, _parsed(body))
+                found = _parsed(await client.post(PATH, body=body, cast_to=object))
+                return found["choices"][0]["message"], self.read(request, found)
             except APIStatusError as error:
                 self._raise_unless_retried(error, request)
                 cause = str(error)

@@ -18,7 +18,7 @@ from tasks.keys import UNKEYED
 from tasks.synthesis.known_models import sampling_for
 
 GROUP = "concur.samplers"
-BUILT_IN = ("recorded", "transformers", "openai", "vllm")
+BUILT_IN = ("recorded", "transformers", "openai", "agent", "vllm")
 
 
 class ServerConfig(Record, coerce_numbers_to_str=True):
@@ -45,7 +45,8 @@ class SynthesisConfig(Record):
 
     sampler: str = "recorded"
     """recorded responses, transformers (a model in this process), openai (a compatible endpoint),
-    vllm (a server that concur starts), or the name of an extension (docs/how-to/extend.md)"""
+    agent (one with tools, docs/how-to/agents.md), vllm (a server that concur starts), or the name
+    of an extension (docs/how-to/extend.md)"""
     model: str | None = None
     """model name at the endpoint, hub id or directory; 'small' is the local demo model"""
     responses: str | None = None
@@ -77,11 +78,11 @@ class SynthesisConfig(Record):
     part of what is asked"""
     server: Annotated[ServerConfig, UNKEYED] = ServerConfig()
     options: dict[str, Any] = {}
-    """settings of an extension, by the names it documents"""
+    """settings of an agent or an extension, by the names it documents"""
 
     @property
     def counts_by_usage(self) -> bool:
-        return self.sampler == "openai" and not self.tokenizer
+        return self.sampler in ("openai", "agent") and not self.tokenizer
 
     @field_validator("sampler")
     @classmethod

@@ -49,6 +49,8 @@ class Response(Record):
     reasoning_tokens: int | None = None
     finish_reason: str | None = None
     finish_guessed: bool | None = None
+    attempts: tuple[Response, ...] = ()
+    """what an agent verified before this answer: earlier turns"""
 
 
 class Sampler:
@@ -60,6 +62,9 @@ class Sampler:
     tokenizer: str | Path | None = None
     answers_follow_ups: ClassVar[bool] = True
     """whether it can answer later turns"""
+
+    most_attempts: int = 0
+    """attempts of one response, at most"""
 
     def __init__(self, tokenizer: str | Path | None = None) -> None:
         self.tokenizer = tokenizer

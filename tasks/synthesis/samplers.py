@@ -14,6 +14,7 @@ CLASSES = {
     "recorded": ("tasks.synthesis.recorded", "RecordedSampler"),
     "transformers": ("tasks.synthesis.local", "TransformersSampler"),
     "openai": ("tasks.synthesis.client", "OpenAISampler"),
+    "agent": ("tasks.synthesis.agent", "AgentSampler"),
     "vllm": ("tasks.synthesis.server", "VllmSampler"),
 }
 

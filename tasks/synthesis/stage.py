@@ -128,12 +128,14 @@ class Synthesis:
         return follow_up_requests(asked, candidates, verdicts, self._turn, self._profiles)
 
     def _ask(self, requests: RequestSet, sampler: Sampler) -> dict[str, int]:
-        snapshot, missing = self.snapshot, requests.without(self.snapshot.keys("request_key"))
+        snapshot, there = self.snapshot, self.snapshot.keys("request_key")
+        numbers = range(sampler.most_attempts + 1)
+        wanted = (attempt_key(key, number) for key in requests.keys for number in numbers)
         kept = known_rows(
             snapshot.root,
             STAGE,
             "request_key",
-            missing.keys,
+            [key for key in wanted if key not in there],
             CANDIDATES,
             exclude=snapshot.fingerprint,
         )
@@ -149,7 +151,7 @@ class Synthesis:
             sampler.count_tokens([""])
         with snapshot.journal(CANDIDATES) as add:
             for number, response in enumerate(sampler.sample(left), start=1):
-                add(candidate_row(requests[response.request_key], response, sampler))
+                add(*transcript(requests[response.request_key], response, sampler))
                 report(STAGE, answered + number, total, asked)
         unanswered = len(requests.without(snapshot.keys("request_key")))
         return {"requests": total, "unanswered": unanswered}
@@ -173,6 +175,26 @@ def run(
 
 
 CountTokens = Callable[[Sequence[str]], Sequence[int] | None]
+
+
+def attempt_key(request_key: str, number: int) -> str:
+    """The request key of a response's attempt; of the response itself where `number` is 0."""
+    return f"{request_key}/{number}" if number else request_key
+
+
+def transcript(request: Request, response: Response, sampler: Sampler) -> list[Json]:
+    """A response's rows: an agent's attempts are earlier turns, each the parent of the next."""
+    rows: list[Json] = []
+    for number, attempt in enumerate(response.attempts, start=1):
+        key = attempt_key(request.request_key, number)
+        rows.append(candidate_row(_after(rows, request, key), attempt, sampler))
+    rows.append(candidate_row(_after(rows, request, request.request_key), response, sampler))
+    return rows
+
+
+def _after(rows: Sequence[Json], request: Request, key: str) -> Request:
+    later = {"turn": len(rows) + 1, "parent": rows[-1]["candidate_id"]} if rows else {}
+    return request.model_copy(update={"request_key": key, **later})
 
 
 def candidate_row(request: Request, response: Response, sampler: Sampler) -> Json:

@@ -63,7 +63,7 @@ ARGUMENTS = {
 STAGES = {"tasks": "training-tasks", "candidates": "synthesis", "verdicts": "verification"}
 STATUS_1 = {"status", "doctor"}
 """Commands that say by their status what they found: here is no stack, and perhaps no tool."""
-NO_JSON = {"serve", "env"}
+NO_JSON = {"serve", "mcp", "env"}
 BRIEF = {
     "show": "curation ",
     "morning": "local, ",

@@ -216,11 +216,10 @@ class CandidateProcess:
     ) -> Message:
         self.reference.turns.give_way()
         try:
-            self.child.begin(request.message(), fds)
-            ends = time.monotonic() + timeout
-            while look and not self.child.channel.pending() and time.monotonic() < ends:
-                look()
-            answer = self.child.finish(timeout)
+            if look is None:
+                answer = self.child.request(request, timeout, fds)
+            else:
+                answer = self._looked_at(request, timeout, look)
             while "build" in answer:
                 answer = self._late_build(answer["build"], timeout)
         except ChildFailure as failure:
@@ -233,6 +232,15 @@ class CandidateProcess:
             report.detail,
             f"{report.trace}\n{self.child.log_tail(LOG_BYTES // 2)}",
         )
+
+    def _looked_at(
+        self, request: Request[Any], timeout: float, look: Callable[[], None]
+    ) -> Message:
+        self.child.begin(request.message())
+        ends = time.monotonic() + timeout
+        while not self.child.channel.pending() and time.monotonic() < ends:
+            look()
+        return self.child.finish(timeout)
 
     def _late_build(self, spec: object, timeout: float) -> Message:
         build = self.builds.build(spec)

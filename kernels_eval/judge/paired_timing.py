@@ -122,6 +122,7 @@ class PairedClock:
         if self.burnt_ns > BURNT_SHARE * self.process.config.threads * self.waited_ns:
             raise Stop(Reason.BACKGROUND_WORK, "the process computes while the reference is timed")
         self._raise_for_bandwidth(timing)
+        self.process.request_unread(Forget())  # a device's memory is held by who has it mapped
         return timing
 
     def check_idle_samples(self) -> None:

@@ -47,6 +47,7 @@ from kernels_eval.model.measurement import (
     computable,
     least_step,
     measure,
+    precision_of,
     same_all,
 )
 from kernels_eval.model.operators import reference_operators
@@ -88,7 +89,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.reference.equal_elements import ANY_ORDER, ChosenAs
 from kernels_eval.reference.factorings import Factoring, Factorings
-from kernels_eval.reference.long_sums import LongSums
+from kernels_eval.reference.long_sums import FP64_UNITS, LongSums
 from kernels_eval.reference.task_model import (
     REFUSALS,
     TaskModel,
@@ -364,12 +365,15 @@ class ExpectedValues:
                 own = list(map(_own_error, wanted, right))
                 self.samples = self.task.work_s(started) < ORACLE_MAX_S
                 return both(found, own)
-        own_rms = [UNKNOWN_OWN_ERROR] * len(reference)
+        units = [FP64_UNITS if precision_of(x.dtype) == "fp64" else 1 for x in reference]
+        own_rms = [UNKNOWN_OWN_ERROR * unit for unit in units]
         if hard and sum(x.numel() for x in reference) > ENOUGH_ELEMENTS:
             own_rms = [1.0] * len(reference)
         elif hard:
             scatter = self.scatter(inputs, reference)
-            own_rms = [max(UNKNOWN_OWN_ERROR, each.scatter_rms) for each in scatter]
+            own_rms = [
+                max(own, each.scatter_rms) for own, each in zip(own_rms, scatter, strict=True)
+            ]
         return [
             each.model_copy(update={"reference_rms": rms})
             for each, rms in zip(found, own_rms, strict=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -111,5 +110,5 @@ def _lives(said: Json) -> bool:
 
 
 def _file(kind: str) -> Path:
-    folder = os.environ.get("CONCUR_LOCKS") or tempfile.gettempdir()
-    return Path(folder) / f"concur_judging-{os.getuid()}-{kind}"
+    # not TMPDIR, which the runs of a stack have to themselves
+    return Path(os.environ.get("CONCUR_LOCKS") or "/tmp") / f"concur_judging-{os.getuid()}-{kind}"

@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import ExitStack
 from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
 
 import psutil
 import pytest
@@ -150,7 +151,8 @@ HOLDS = """
     import sys
     from kernels_eval.pool.held import call_it, held
     call_it("flow run ruby-fox")
-    with held("cpu", shared=sys.argv[1] == "shared", patience_s=None, say=print):
+    how, kind = sys.argv[1:]
+    with held(kind, shared=how == "shared", patience_s=None, say=print):
         print("held", flush=True)
         sys.stdin.read()
 """
@@ -161,8 +163,8 @@ def other():
     """Another process that holds the device, until its standard input ends."""
     with ExitStack() as stack:
 
-        def start(how):
-            process = stack.enter_context(started(HOLDS, how))
+        def start(how, kind="cpu"):
+            process = stack.enter_context(started(HOLDS, how, kind))
             assert process.stdout.readline() == "held\n"
             return process
 
@@ -180,6 +182,18 @@ def test_a_pool_says_whom_it_waits_for_and_goes_on(other, theirs):
     with held("cpu", shared=False, patience_s=None, say=say):
         assert f"flow run ruby-fox (process {holder.pid}, since " in said[0]
         assert holders("cpu") == []
+
+
+def test_a_holder_with_a_temporary_folder_of_its_own_is_seen(other, monkeypatch, tmp_path):
+    """Such as a run of a stack."""
+    monkeypatch.delenv("CONCUR_LOCKS")
+    kind = f"test-{tmp_path.name}-{os.getpid()}"
+    with monkeypatch.context() as theirs:
+        theirs.setenv("TMPDIR", str(tmp_path))
+        holder = other("alone", kind)
+    assert f"(process {holder.pid}, since " in holders(kind)[0]
+    for path in Path("/tmp").glob(f"concur_judging-*-{kind}*"):
+        path.unlink()
 
 
 def test_patience_ends(other):

@@ -177,7 +177,8 @@ def render(verdict: Verdict) -> str:
     if found := verdict.correctness:
         lines.append(
             f"  relative RMS error {found.rms_error:.2e} (reference's own"
-            f" {found.reference_rms_error:.2e}) over {found.trials} trials"
+            f" {found.reference_rms_error:.2e}) over {found.trials}"
+            f" {'trial' if found.trials == 1 else 'trials'}"
         )
     share = verdict.custom_kernel_time_share
     taken = "" if share is None else f" ({share:.1%} of its time)"

@@ -1,10 +1,10 @@
 """Draw for a person the data that a command prints with `--json`.
 
-Guarantees: every key of the data appears: plain values as `name value` lines, mappings as sections,
-lists of mappings as tables. A table wider than the page is continued in a second one that repeats
-what names its rows; links stand below it, each on one line; what all of its rows share above it; a
-single row that is too long becomes a section. Nothing printed acts on a terminal. A long text may
-be cut.
+Guarantees: every key of the data appears, unless its text is empty: plain values as `name value`
+lines, mappings as sections, lists of mappings as tables. A table wider than the page is continued
+in a second one that repeats what names its rows; links stand below it, each on one line; what all
+of its rows share above it; a single row that is too long becomes a section. Nothing printed acts on
+a terminal. A long text may be cut.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_NAMING = 3
 SHARED_ROWS = 3
 """Fewest rows of a table whose common values are said once instead of in each row."""
 _INTERVAL = {"value", "lower", "upper"}
-_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
+_NAME = re.compile(r"(?!fast_\d)[a-z][a-z0-9]*(_[a-z0-9]+)+")
 
 
 def render(data: Json) -> str:
@@ -50,6 +50,8 @@ def _blocks(data: Mapping[str, Any], title: str) -> list[str]:
     below: list[str] = []
     for name, value in data.items():
         plain = _plain_lines(name, value)
+        if value == "":
+            continue
         if plain is not None:
             pairs[label(name)] = plain
             continue

@@ -151,7 +151,7 @@ def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
             raise EvalError(f"{row['part']} does not start{tail(layout, row['part'])}", hint)
     if not layout.settings.exists():
         raise EvalError("the stack was stopped meanwhile", "run `concur up` again")
-    if found["supervisor"] is None and waited_s > KILL_S and not layout.processes():
+    if found["supervisor_pid"] is None and waited_s > KILL_S and not layout.processes():
         problem = f"supervisord ended{tail(layout, 'supervisord-output')}"
         raise EvalError(problem, f"see {layout.logs}")
 
@@ -224,7 +224,7 @@ def status(root: str) -> Json:
     if settings is None:
         return {
             "root": str(layout.root),
-            "supervisor": None,
+            "supervisor_pid": None,
             "healthy": False,
             "note": "no stack is running: `concur up` starts one",
             "parts": [],
@@ -234,7 +234,7 @@ def status(root: str) -> Json:
     parts = [_row(part, layout, settings, processes.get(part)) for part in PARTS]
     return {
         "root": str(layout.root),
-        "supervisor": pid,
+        "supervisor_pid": pid,
         "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
         "note": "" if pid else "supervisord is not running: `concur up` starts it and all parts",
         "scores": scores_page(settings),

@@ -134,8 +134,10 @@ def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, 
 def _unknown(missing: Mapping[str, int], location: str) -> str:
     names = [repr(shown(name, 60)) for name in missing][:SHOWN_TASKS]
     more = f" and {len(missing) - len(names)} more" if len(missing) > len(names) else ""
+    count, many = sum(missing.values()), len(missing)
     return (
-        f"{sum(missing.values())} candidates of tasks that are not in {shown(location)}:"
+        f"{count} {'candidate' if count == 1 else 'candidates'} of"
+        f" {'a task that is' if many == 1 else 'tasks that are'} not in {shown(location)}:"
         f" {', '.join(names)}{more}"
     )
 

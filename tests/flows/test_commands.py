@@ -245,3 +245,8 @@ def test_a_continued_table_repeats_what_names_its_rows():
 )
 def test_a_value_is_written_by_its_name_and_kind(name, value, text):
     assert text_of(name, value) == text
+
+
+def test_a_page_says_nothing_of_an_empty_text_and_names_fast_p_as_the_paper_does():
+    page = render({"note": "", "supervisor_pid": 16645, "fast_1": 0.5, "median_speedup": 2})
+    assert page.split() == ["supervisor", "pid", "16645", "fast_1", "0.5", "median", "speedup", "2"]

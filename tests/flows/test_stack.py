@@ -205,7 +205,7 @@ def test_parts_do_not_outlive_a_supervisord_that_is_killed_and_status_says_so(on
     os.kill(Supervisor(layout).pid(), signal.SIGKILL)
     assert wait_gone(whole, 60) == []
     found = status(str(layout.root))
-    assert found["supervisor"] is None and not found["healthy"]
+    assert found["supervisor_pid"] is None and not found["healthy"]
     assert row(layout)["reason"] == "not running"
     said = CliRunner().invoke(main, ["status", "--root", str(layout.root)])
     assert said.exit_code == 1 and "supervisord is not running" in said.output
@@ -359,7 +359,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(t
         assert not set(after.values()) & set(before.values())
         assert len(stack.ask("automations/filter", {})) == 2, "a restarted worker makes no second"
 
-        os.kill(stack.look()["supervisor"], signal.SIGKILL)
+        os.kill(stack.look()["supervisor_pid"], signal.SIGKILL)
         assert not stack.look()["healthy"]
         whole = stack.processes()
         done = stack.command("down", "--json")

@@ -18,7 +18,7 @@ EXTRAS = {
     ],
     "train": ["trl", "peft", "accelerate"],
     "serve": ["fastapi", "starlette", "uvicorn", "prometheus_client", "httpx", "anyio"],
-    "mcp": ["mcp", "httpx", "anyio"],
+    "mcp": ["mcp"],
     "server": ["flask_wtf", "psycopg"],
 }
 """The package's extras, each with modules that show it is installed."""

@@ -111,6 +111,7 @@ def test_doctor_says_of_the_base_what_is_missing(optional, tmp_path):
 ARGUMENTS = {
     "verify-batch": "c.parquet --tasks t --out o",
     "diff": "a b",
+    "import": "source",
     "export": "--as kernelbench --out o",
     "publish": "--out o",
     "show": "abc",

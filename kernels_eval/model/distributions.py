@@ -17,7 +17,7 @@ from kernels_eval.config import (
     SINGLES,
     SMALL_DEVIATION,
 )
-from kernels_eval.protocol import DECLARED, POSITIVE, SHARE, UNIT, WITHIN, domain_of
+from kernels_eval.protocol import DECLARED, POSITIVE, UNIT, WITHIN, domain_of
 
 BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
 """What the blocks of `mixed` are drawn from."""
@@ -30,10 +30,14 @@ def drawn_from(value: Tensor, generator: torch.Generator, distribution: str) -> 
     domain = domain_of(distribution)
     name = distribution.removesuffix(domain)
     drawn = _mixed(value, generator) if name == "mixed" else _drawn(value, generator, name)
-    if domain in (POSITIVE, SHARE):
-        drawn = drawn.abs() + 0.01
-    if domain in (UNIT, SHARE):
-        return _folded(drawn, drawn.new_tensor(-1), drawn.new_tensor(1))
+    if domain == POSITIVE:
+        return drawn.abs() + 0.01
+    if domain == UNIT:
+        least, largest = drawn.new_tensor([-1.0, 1.0])
+        signed = bool((value < 0).any())
+        return (
+            _folded(drawn, least, largest) if signed else _folded(drawn.abs(), 0 * least, largest)
+        )
     if domain == WITHIN:
         return _folded(drawn, *value[torch.isfinite(value)].float().aminmax())
     return drawn

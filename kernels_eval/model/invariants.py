@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels_eval.config import MOST_SHUFFLED, RANK_SAMPLE, VARIED_SHARE, ZEROS_SHARE
 from kernels_eval.model.distributions import drawn_from
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import InputNote
+from kernels_eval.protocol import POSITIVE, InputNote
 
 VARIED, VARIED_OTHERWISE = "varied", "varied_otherwise"
 """Not distributions: arguments without what saves work; and a milder form, for tasks that give no
@@ -260,7 +260,8 @@ def redrawn(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     else:
         drawn = drawn_from(value, generator, distribution)
     for name in note.keeps if note.varied != "shuffled" or not varies else ():
-        drawn = KEEP[name](drawn, value)
+        definite = name == "symmetric" and distribution.endswith(POSITIVE)
+        drawn = KEEP["definite" if definite else name](drawn, value)
     drawn = drawn.to(value.dtype)
     return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
 

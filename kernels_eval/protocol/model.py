@@ -25,10 +25,11 @@ from kernels_eval.protocol.message import (
 
 DECLARED = "declared"
 """The task's own inputs and shape, not drawn distributions or other sizes."""
-POSITIVE, UNIT, SHARE, WITHIN = "_positive", "_unit", "_share", "_within"
-DOMAINS = ("", POSITIVE, UNIT, SHARE, WITHIN)
+POSITIVE, UNIT, WITHIN = "_positive", "_unit", "_within"
+DOMAINS = ("", POSITIVE, UNIT, WITHIN)
 """Suffixes of distributions: what their values lie in, the widest first: any numbers, positive
-ones, (-1, 1), (0, 1), and what the declared ones lie in."""
+ones (of symmetric matrices, positive definite ones), (-1, 1) or, where no declared one is negative,
+(0, 1), and what the declared ones lie in."""
 
 
 def domain_of(distribution: str) -> str:

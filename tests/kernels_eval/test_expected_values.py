@@ -313,6 +313,23 @@ def test_on_hard_inputs_numbers_are_judged_and_integers_are_not(tmp_path):
     assert reason(x.exp()) is Reason.NON_FINITE
 
 
+def test_few_places_that_are_not_finite_hang_on_rounding_on_hard_inputs(tmp_path):
+    source = task_source("return (x - x.mean(1, keepdim=True)).sqrt()")
+    made = serving(tmp_path, source)
+    made.values.expect(Expect(name="declared", seed=1))
+    made.values.expect(Expect(name="offset", seed=1, distribution="offset", hard=True))
+    expected = made.values.kept("offset").expected[0]
+    assert not expected.isfinite().all()
+
+    def reason(spoilt):
+        outputs = expected.clone()
+        outputs.view(-1)[:spoilt] = torch.nan
+        return judge(made._compared([outputs], made.values.kept("offset")))
+
+    assert reason(4) is Reason.OK
+    assert reason(64) is Reason.NON_FINITE
+
+
 IN_FP32 = "self.table = torch.linspace(-1, 1, 64)"  # no parameter: it stays as it is in float64
 
 

@@ -26,7 +26,7 @@ SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
 ALL = [*OWN, "other_weights", "non_finite", *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
-IN_DOMAINS = ["mixed", "mixed_positive", "mixed_unit", "mixed_share"]
+IN_DOMAINS = ["mixed", "mixed_positive", "mixed_unit"]
 RIGHT = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
 WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 

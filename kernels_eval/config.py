@@ -233,7 +233,7 @@ ZEROS_SHARE, RANK_SAMPLE = 0.2, 32
 taken. Choices."""
 MOST_SHUFFLED = 1 << 24
 """Elements that are shuffled one by one, with 8 bytes for each. A choice of memory."""
-NOTE_DRAWS, NOTE_BYTES = 3, 16 << 20
+NOTE_DRAWS, NOTE_BYTES = 3, 1 << 20
 """How many draws of a task's inputs tell what all of them have, and bytes of inputs from which on
 one must do. Choices of time."""
 NEARLY, JUMP = 2.0**-18, 1e-2

@@ -128,6 +128,7 @@ def _definite(drawn: Tensor, value: Tensor) -> Tensor:
     if not _is_square(drawn):  # in a smaller shape
         return drawn
     product = drawn @ drawn.mT / drawn.shape[-1]
+    product = (product + product.mT) / 2  # a product's halves may be rounded otherwise
     size = product.diagonal(dim1=-2, dim2=-1).mean()
     return product + torch.eye(drawn.shape[-1], device=drawn.device) * size / 10
 

@@ -90,4 +90,4 @@ def test_a_name_that_two_tasks_have_is_no_name_of_one(tmp_path, monkeypatch):
     pl.DataFrame(tasks).write_parquet("tasks.parquet")
     pl.DataFrame([{"task_id": "same", "code": "x"}]).write_parquet("c.parquet")
     words = "verify-batch c.parquet --tasks tasks.parquet --out out"
-    assert "tasks that are not in tasks.parquet: 'same'" in refused(words)
+    assert "a task that is not in tasks.parquet: 'same'" in refused(words)

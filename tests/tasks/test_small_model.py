@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from flows.config import load_profile
 from kernels_eval.errors import UsageError
-from tasks.models import count_tokens, load_causal_model, load_tokenizer
+from tasks.models import count_tokens, load_causal_model, load_tokenizer, written_text
 from tasks.sources import small_model
 from tasks.sources.small_model import SmallModelConfig, build_small_model, resolve_model
 from tasks.synthesis.local import TransformersSampler
@@ -213,9 +213,9 @@ def test_responses_end_at_the_end_token_or_at_their_limit(model_dir):
 
 
 def test_think_tags_stay_in_the_text_and_special_tokens_do_not(model_dir):
-    sampler = TransformersSampler(model_dir, None, "small")
-    ids = load_tokenizer(model_dir)("so\n</think>\n\nanswer<|im_end|>")["input_ids"]
-    assert sampler.loaded.text_of(ids) == "so\n</think>\n\nanswer"
+    tokenizer = load_tokenizer(model_dir)
+    ids = tokenizer("so\n</think>\n\nanswer<|im_end|>")["input_ids"]
+    assert written_text(tokenizer, ids) == "so\n</think>\n\nanswer"
 
 
 def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(model_dir):

@@ -263,7 +263,7 @@ def reference():
         construct_on="cpu",
         turns=Turns(),
         expected=SimpleNamespace(bit_identical=False, oracle="float64"),
-        gates=SimpleNamespace(precision="fp32"),
+        output_precision="fp32",
         sums_products=False,
         trials=[
             Trial(

@@ -114,12 +114,16 @@ def verification_of(evaluation_id: str, verdict: Verdict) -> Verification:
 
 
 def explanation_of(verdict: Verdict) -> Explanation:
-    known = {"status": verdict.status, "reason": verdict.reason, "feedback": _feedback(verdict)}
+    known = {
+        "status": verdict.status,
+        "reason": verdict.reason,
+        "rule": WORDS.get(verdict.reason, ""),
+        "feedback": _feedback(verdict),
+    }
     if verdict.status is Status.REJECTED:
-        return Explanation(**known, rule=WORDS.get(verdict.reason, ""))
+        return Explanation(**known)
     return Explanation(
         **known,
-        rule=WORDS.get(verdict.reason, ""),
         flags={flag: meaning_of(flag) for flag in verdict.flags},
         custom_kernels=list(verdict.custom_kernels),
         device=verdict.device,

@@ -174,7 +174,7 @@ class Tools:
 
 
 def _verdict(found: Evaluation) -> Verdict:
-    """Raises UsageError for an evaluation without a verdict, ServiceError where it failed."""
+    """Raises ToolError for an evaluation without a verdict, ServiceError where it failed."""
     if found.state is State.FAILED:
         raise ServiceError(f"evaluation {found.id} failed: {found.error}", "verify it again")
     if found.verdict is None:

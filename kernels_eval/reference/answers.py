@@ -286,13 +286,12 @@ class ReferenceRole:
                 for old, new in zip(found, again, strict=True)
             ]
         hard = known.trial.hard
-        lost = [
-            0 if hard else lost_bits(*pair) for pair in zip(actual, known.expected, strict=True)
-        ]
-        found = [
-            each.model_copy(update={"lost_bits": bits})
-            for each, bits in zip(found, lost, strict=True)
-        ]
+        if not hard:
+            lost = map(lost_bits, actual, known.expected)
+            found = [
+                each.model_copy(update={"lost_bits": bits})
+                for each, bits in zip(found, lost, strict=True)
+            ]
         whole = answer_of(found, known.error, hard=hard)
         few = max(x.numel() for x in actual) <= ENOUGH_ELEMENTS
         if hard or not few or not hangs_on_scatter(whole):

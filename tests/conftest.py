@@ -12,10 +12,6 @@ hypothesis.settings.register_profile(
     "concur", deadline=None
 )  # the first call imports scipy: what a deadline measures is the machine
 hypothesis.settings.load_profile("concur")
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # it is ignored, here and in every child, where tests were started with `&`
-
 for name, value in {
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
@@ -28,6 +24,12 @@ for name, value in {
     os.environ.setdefault(name, value)
 # tests that judge at the same time do not wait for one another; each process has its own
 os.environ["CONCUR_LOCKS"] = tempfile.mkdtemp(prefix="concur_locks-")
+
+
+def pytest_runtest_setup():
+    """Ctrl-C works, here and in what a test starts. It is ignored where tests were started with
+    `&`, and after a test of how a command ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):

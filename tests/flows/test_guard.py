@@ -5,8 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-import textwrap
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
-from tests.support.commands import environment
+from tests.support.processes import python, started
 from tests.support.waiting import until
 
 
@@ -203,56 +202,47 @@ start_new_session=True)
 """
 
 
+@contextmanager
 def told_to_stop(grace_s, cleanup, number=signal.SIGTERM):
     """A program and its child, after a signal."""
-    process = program(STUBBORN.format(grace_s=grace_s, cleanup=cleanup))
-    child = int(process.stdout.readline())
-    process.send_signal(number)
-    return process, child
-
-
-def program(text):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(text)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-    )
+    with started(STUBBORN.format(grace_s=grace_s, cleanup=cleanup)) as process:
+        child = int(process.stdout.readline())
+        process.send_signal(number)
+        yield process, child
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stage_that_waits_for_ever_is_ended_with_its_children(number):
-    process, child = told_to_stop(1.0, "threading.Event().wait()", number)
-    assert process.wait(timeout=30) == 128 + number
-    until(lambda: has_ended(child), "the end of the child")
+    with told_to_stop(1.0, "threading.Event().wait()", number) as (process, child):
+        assert process.wait() == 128 + number
+        until(lambda: has_ended(child), "the end of the child")
 
 
 def test_a_stage_that_cleans_up_in_time_ends_as_it_likes():
-    process, child = told_to_stop(60.0, "started.kill(), started.wait()")
-    process.communicate(timeout=30)
-    assert process.returncode != 128 + signal.SIGTERM and not psutil.pid_exists(child)
+    with told_to_stop(600.0, "started.kill(), started.wait()") as (process, child):
+        assert process.wait() != 128 + signal.SIGTERM and not psutil.pid_exists(child)
 
 
 def test_a_caller_that_takes_an_interrupt_goes_on():
-    process = program(
+    """No thread is left that would end it later."""
+    done = python(
         """
-    import signal, time
+    import signal, threading
     from flows.runtime.shutdown import stops_soon
+    before = threading.active_count()
     try:
-        with stops_soon(0.5):
+        with stops_soon(600.0):
             signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
-        time.sleep(2)
         print("went on")
+    assert threading.active_count() == before and signal.set_wakeup_fd(-1) == -1
     """
     )
-    assert process.communicate(timeout=60)[0] == "went on\n" and process.returncode == 0
+    assert (done.stdout, done.returncode) == ("went on\n", 0), done.stderr
 
 
 def test_other_signals_and_a_quiet_end_change_nothing():
-    process = program(
+    done = python(
         """
     import os, signal, threading
     from flows.runtime.shutdown import stops_soon
@@ -264,5 +254,4 @@ def test_other_signals_and_a_quiet_end_change_nothing():
     assert seen == [1] and threading.active_count() == before and signal.set_wakeup_fd(-1) == -1
     """
     )
-    said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
+    assert done.returncode == 0, done.stderr

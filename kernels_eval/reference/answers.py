@@ -70,14 +70,12 @@ from kernels_eval.protocol import (
     handles,
 )
 from kernels_eval.records import Reason
+from kernels_eval.reference.dependences import Dependences
 from kernels_eval.reference.downcasts import FORMATS, Rounded, explains, lost_bits
 from kernels_eval.reference.equal_elements import ChosenAs
-from kernels_eval.reference.expected_values import (
-    ExpectedValues,
-    Known,
-    both,
-)
+from kernels_eval.reference.expected_values import ExpectedValues, Known
 from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
+from kernels_eval.reference.own_errors import both
 from kernels_eval.reference.task_model import REFUSALS, TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
@@ -94,7 +92,8 @@ class ReferenceRole:
         self.task = TaskModel(channel)
         self.runner = self.task.runner
         self.values = ExpectedValues(self.task)
-        self.parts = self, self.values, self.task, self.runner
+        self.dependences = Dependences(self.values)
+        self.parts = self, self.values, self.dependences, self.task, self.runner
         self.digests: dict[str, str] = {}
         self.alone = True
 
@@ -170,9 +169,9 @@ class ReferenceRole:
         with self.values.model_for(trial):
             for name, roundings in FORMATS.items():
                 for rounding in roundings:
-                    inputs = self.task.inputs(trial.seed, trial.distribution, trial.shape)
+                    inputs = self.task.inputs_of(trial)
                     with suppress(*REFUSALS), Rounded(rounding):
-                        predicted = self.values.outputs(inputs)
+                        predicted = self.task.outputs(inputs)
                         found = actual, known.expected, known.oracle, predicted
                         if any(map(explains, *found)):
                             return Downcast(format=name)
@@ -220,8 +219,8 @@ class ReferenceRole:
             error = answer_of(list(map(measure, actual, own, own)), self.values.cost_of_few_terms)
             if judge(error) is not Reason.OK:
                 inputs = self.task.inputs(seed, FEW_TERMS)
-                exact = self.values.oracle_outputs(inputs, own)
-                costs = self.values.own_error_of(inputs, own, exact=exact is not None)
+                exact = self.values.errors.oracle(inputs, own)
+                costs = self.values.errors.of(inputs, own, exact=exact is not None)
                 trial = Expect(name=DECLARED, seed=seed, distribution=FEW_TERMS)
                 error = self._compared(actual, Known(own, exact or own, costs, trial))
             found.append(error)
@@ -233,8 +232,8 @@ class ReferenceRole:
         actual, own = self._unseen("unseen", index), self._unseen("own", index)
         error = answer_of(list(map(measure, actual, own, own)), self.values.own_errors)
         if error.rms > DOUBTFUL_RMS or judge(error) is not Reason.OK:
-            exact = self.values.oracle_outputs(inputs, own)
-            costs = self.values.own_error_of(inputs, own, exact=exact is not None)
+            exact = self.values.errors.oracle(inputs, own)
+            costs = self.values.errors.of(inputs, own, exact=exact is not None)
             costs = both(costs, self.values.own_errors)
             error = self._compared(actual, Known(own, exact or own, costs, trial))
         others = (
@@ -322,9 +321,9 @@ class ReferenceRole:
         """The reference's own errors, with what outputs scatter, which is kept."""
         trial, values = known.trial, self.values
         with values.model_for(trial):
-            inputs = self.task.inputs(trial.seed, trial.distribution, trial.shape)
+            inputs = self.task.inputs_of(trial)
             most = WIDEST.of(precision) / SCATTER_FACTOR
-            costs = both(known.error, values.scatter(inputs, known.expected, most))
+            costs = both(known.error, values.errors.scatter(inputs, known.expected, most))
         if values.known.get(trial.name) is known:
             values.known[trial.name] = known._replace(error=costs)
         return costs
@@ -340,7 +339,7 @@ class ReferenceRole:
             return actual
         few, trial, started = False, known.trial, self.task.work_stamp()
         with self.values.model_for(trial):
-            inputs = self.task.inputs(trial.seed, trial.distribution, trial.shape)
+            inputs = self.task.inputs_of(trial)
             for move in range(-EQUAL_ELEMENT_RUNS, STEP_MOVES + 1):
                 few = few or all(map(_few, off, map(unlike, known.expected, near)))
                 left = [mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)]
@@ -350,7 +349,7 @@ class ReferenceRole:
                     return actual
                 units = STEP_UNITS[move % len(STEP_UNITS)] if move >= 0 else 0
                 with suppress(*REFUSALS), ChosenAs(actual, last=move == -1):
-                    near = self.values.moved_outputs(inputs, move, units)
+                    near = self.values.errors.moved_outputs(inputs, move, units)
         return [
             torch.where(mask & ~wrong, x, a)
             for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)

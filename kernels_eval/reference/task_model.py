@@ -33,6 +33,7 @@ from kernels_eval.protocol import (
     DrawnTimingInputs,
     DrawTimingInputs,
     DrawWeights,
+    Expect,
     HandedOver,
     InputPlan,
     ModelSpec,
@@ -102,6 +103,12 @@ class TaskModel:
             return drawn
         drawn = [x.detach() if isinstance(x, Tensor) else x for x in drawn]
         return drawn + self._drawn_gradients(drawn, seed, shape)
+
+    def inputs_of(self, trial: Expect) -> list[Any]:
+        return self.inputs(trial.seed, trial.distribution, trial.shape)
+
+    def outputs(self, inputs: list[Any]) -> list[Tensor]:
+        return flatten_outputs(self.runner.forward(inputs))[0]
 
     def _drawn_gradients(self, arguments: list[Any], seed: int, shape: str) -> list[Tensor]:
         if shape not in self._outputs:

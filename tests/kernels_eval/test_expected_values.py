@@ -76,7 +76,7 @@ def test_the_oracle_stays_where_others_hold_the_processor(reference, busy):
 def test_an_oracle_that_is_much_work_is_computed_once(reference, monkeypatch):
     by_steps(monkeypatch, "process_time")
     assert oracles(reference) == ["float64", "float32"]
-    assert not reference.values.samples  # nor is a sample of rows
+    assert not reference.values.errors.samples  # nor is a sample of rows
 
 
 WEIGHTED = """\
@@ -112,7 +112,7 @@ TRIALS = {
 def test_values_that_memory_does_not_hold_are_computed_again(tmp_path):
     """A GPU of 80 GB holds not all of a task of 6.4 GB beside the candidate."""
     held, short = (serving(tmp_path, WEIGHTED) for _ in range(2))
-    short.values.oracle_max_bytes = held.values.oracle_max_bytes = 0
+    short.values.errors.oracle_max_bytes = held.values.errors.oracle_max_bytes = 0
     short.values.held_max_bytes = 0
     for name, asked in TRIALS.items():
         request = Expect(name=name, evaluate=True, **asked)
@@ -169,8 +169,8 @@ def test_a_task_that_asserts_something_of_its_inputs_is_asked_for_more(tmp_path,
     source = task_source(f"assert {wanted}\nreturn x.sqrt()", inputs="[torch.rand(48, 64)]")
     made = serving(tmp_path, source)
     assert made.values.expect(Expect(name="declared", seed=1)).oracle == oracle
-    assert made.values.find_ignored_inputs(FindIgnoredInputs(seed=1)).ignored == []
-    assert made.values.estimate_used_bytes(EstimateUsedBytes(seed=1)).bytes == 48 * 64 * 4
+    assert made.dependences.find_ignored_inputs(FindIgnoredInputs(seed=1)).ignored == []
+    assert made.dependences.estimate_used_bytes(EstimateUsedBytes(seed=1)).bytes == 48 * 64 * 4
 
 
 LOG2E = 1.4426950408889634

@@ -1,0 +1,198 @@
+"""What a task's own model errs by: against a float64 oracle, by plain addition in long sums, and by
+the scatter of outputs where operators round otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from kernels_eval.config import (
+    ELEMENT_FACTOR,
+    ENOUGH_ELEMENTS,
+    FEW_OUTPUTS,
+    ORACLE_MAX_S,
+    REPEATABLE_RTOL,
+    SAMPLE_ROWS,
+    SCATTER_DRAWS,
+    SCATTER_UNITS,
+    SCATTER_UNITS_HALF,
+    SPREAD_ELEMENTS,
+    UNKNOWN_OWN_ERROR,
+)
+from kernels_eval.model.correctness import merge
+from kernels_eval.model.measurement import all_close, computable, measure, precision_of
+from kernels_eval.protocol import Comparison
+from kernels_eval.reference.equal_elements import ChosenAs
+from kernels_eval.reference.long_sums import FP64_UNITS, LongSums
+from kernels_eval.reference.task_model import REFUSALS, TaskModel
+
+OWN_FLOATS = ("reference_rms", "reference_max")
+NO_ERROR = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
+
+
+class OwnErrors:
+    """The errors of one task's model, as it is when it is asked."""
+
+    def __init__(self, task: TaskModel) -> None:
+        self.task, self.runner = task, task.runner
+        self.oracle_max_bytes = 0
+        self.samples = True
+        self.longest_sum = 0
+
+    def of(
+        self, inputs: list[Any], reference: list[Tensor], *, exact: bool, hard: bool = False
+    ) -> list[Comparison]:
+        """What rounding costs each output on these inputs: plain addition's error in long sums, the
+        scatter of few outputs and, unless an oracle is exact, the reference's error on a few rows,
+        or (`hard`, as it must be known there) the scatter of all.
+        """
+        error = NO_ERROR
+        with suppress(*REFUSALS), LongSums() as sums:
+            self.task.outputs(copied(inputs))
+            error = NO_ERROR.model_copy(update={"sequential_rms": sums.error})
+            self.longest_sum = max(self.longest_sum, sums.length)
+        found = [error] * len(reference)
+        if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
+            found = both(found, self.scatter(inputs, reference))
+        if exact:
+            return found
+        for rows in self._narrowed(inputs, reference) if self.samples else ():
+            with suppress(*REFUSALS):
+                wanted, started = [x[:SAMPLE_ROWS] for x in reference], self.task.work_stamp()
+                if not all_close(self.task.outputs(copied(rows)), wanted, REPEATABLE_RTOL):
+                    continue
+                right = self._in_float64(rows, wanted)
+                if right is None:
+                    continue
+                own = list(map(own_error, wanted, right))
+                self.samples = self.task.work_s(started) < ORACLE_MAX_S
+                return both(found, own)
+        units = [FP64_UNITS if precision_of(x.dtype) == "fp64" else 1 for x in reference]
+        own_rms = [UNKNOWN_OWN_ERROR * unit for unit in units]
+        if hard and sum(x.numel() for x in reference) > ENOUGH_ELEMENTS:
+            own_rms = [1.0] * len(reference)
+        elif hard:
+            scatter = self.scatter(inputs, reference)
+            own_rms = [
+                max(own, each.scatter_rms) for own, each in zip(own_rms, scatter, strict=True)
+            ]
+        return [
+            each.model_copy(update={"reference_rms": rms})
+            for each, rms in zip(found, own_rms, strict=True)
+        ]
+
+    def scatter(
+        self, inputs: list[Any], reference: list[Tensor], most: float = 1.0
+    ) -> list[Comparison]:
+        """The spread of each output where operators round otherwise: the error of a single draw is
+        chance."""
+        found, started = [NO_ERROR] * len(reference), self.task.work_stamp()
+        for move in range(SCATTER_DRAWS):
+            with suppress(*REFUSALS):
+                with ChosenAs():
+                    moved = self.moved_outputs(inputs, move, SCATTER_UNITS, SCATTER_UNITS_HALF)
+                again = map(measure, reference, reference, moved)
+                found = both(found, [x if x.precision else NO_ERROR for x in again])
+            if self.task.work_s(started) > ORACLE_MAX_S:
+                break
+        scatter = [
+            {
+                "scatter_rms": min(each.reference_rms, most),
+                "scatter_max": min(each.reference_max, ELEMENT_FACTOR * most),
+            }
+            for each in found
+        ]
+        return [NO_ERROR.model_copy(update=each) for each in scatter]
+
+    def _narrowed(self, inputs: list[Any], reference: list[Tensor]) -> Iterator[list[Any]]:
+        sizes = {x.shape[0] if x.dim() else 1 for x in reference}
+        fits = [isinstance(x, Tensor) and x.dim() > 0 and {x.shape[0]} == sizes for x in inputs]
+        for chosen in (fits, [fit and index == fits.index(True) for index, fit in enumerate(fits)]):
+            if any(chosen) and max(sizes) > 2 * SAMPLE_ROWS:
+                cut = zip(inputs, chosen, strict=True)
+                yield [x[:SAMPLE_ROWS] if narrow else x for x, narrow in cut]
+
+    def oracle(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
+        """The outputs in float64; None where impossible, or too much memory or work."""
+        leaves = [*reference, *tree_leaves(inputs)]
+        size = sum(x.numel() * 8 for x in leaves if isinstance(x, Tensor))
+        if 4 * size > self.oracle_max_bytes:
+            return None
+        started = self.task.work_stamp()
+        outputs = self._in_float64(inputs, reference)
+        if self.task.work_s(started) > ORACLE_MAX_S:
+            self.oracle_max_bytes = 0  # the remaining trials take the fp32 reference
+        return outputs
+
+    def _in_float64(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
+        """The model's float64 outputs, or None, also where the task casts itself."""
+        model = self.runner.model
+        try:
+            if isinstance(model, torch.nn.Module):
+                self.runner.model = copy.deepcopy(model)._apply(_in_double)
+            outputs = self.task.outputs(copied(inputs, double=True))
+            if [x.shape for x in outputs] != [x.shape for x in reference]:
+                return None
+            return list(map(_representable, outputs, reference))
+        except REFUSALS:
+            return None
+        finally:
+            self.runner.model = model
+            self.runner.synchronise()
+
+    def moved_outputs(
+        self, inputs: list[Any], seed: int, units: float, units_half: float | None = None
+    ) -> list[Tensor]:
+        """Outputs of other code of the same formula, which rounds otherwise by some units."""
+        generator = torch.Generator(self.runner.device).manual_seed(seed)
+        given = copied(inputs)  # not moved themselves
+        with LongSums(generator, units, units_half) if units else nullcontext():
+            return self.task.outputs(given)
+
+
+def both(one: Sequence[Comparison], other: Sequence[Comparison]) -> list[Comparison]:
+    """The worst of two errors of each output."""
+    return [merge(each) for each in zip(one, other, strict=True)]
+
+
+def own_error(reference: Tensor, oracle: Tensor) -> Comparison:
+    found = measure(reference, oracle, reference)
+    return NO_ERROR.model_copy(update={name: getattr(found, name) for name in OWN_FLOATS})
+
+
+def copied(inputs: list[Any], *, double: bool = False) -> list[Any]:
+    def copy_of(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return _in_double(x.clone()) if double else x.clone()
+
+    copies: list[Any] = tree_map(copy_of, inputs)
+    return copies
+
+
+def _in_double(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.double() if x.is_floating_point() else x
+
+
+def _representable(oracle: Tensor, reference: Tensor) -> Tensor:
+    """The oracle, but the reference where its type cannot hold the value."""
+    if not reference.is_floating_point() and not reference.is_complex():
+        return oracle
+    held = torch.isfinite(computable(oracle.to(reference.dtype)))
+    return oracle if held.all() else torch.where(held, oracle, reference.to(oracle.dtype))
+
+
+def _telling(x: Tensor) -> int:
+    """How many elements tell what rounding costs: of a small output, those that are not zero."""
+    if not x.is_floating_point():
+        return 0
+    return x.numel() if x.numel() > SPREAD_ELEMENTS else int(torch.count_nonzero(computable(x)))

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import polars as pl
 
-from kernels_eval.__main__ import read_pair
 from kernels_eval.errors import UsageError
 from kernels_eval.exchange import harbor, kernelbench
 from kernels_eval.exchange.definitions import (
@@ -30,6 +29,7 @@ from kernels_eval.exchange.trace_set import TraceSet, is_trace_set, record_of
 from kernels_eval.exchange.traces import evaluation_of
 from kernels_eval.protocol import DescribeInterface, Interface
 from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, Row, Verdict
+from kernels_eval.verify_file import read_pair
 from kernels_eval.versions import PROTOCOL_VERSION
 from kernels_eval.written import json_of
 from tasks.curation.source import Source
@@ -238,7 +238,7 @@ def _speedup(each: Judged) -> float:
 
 
 def _package_of_file(source: str, target: Path, options: Row) -> Json:
-    task, candidate = read_pair(options["task"], source, options["language"], _unsaid)
+    task, candidate = read_pair(options["task"], source, options["language"])
     if candidate.code is None:
         raise UsageError(f"{source} does not define ModelNew", "give a file with ModelNew")
     with Measurer() as measurer:
@@ -247,10 +247,6 @@ def _package_of_file(source: str, target: Path, options: Row) -> Json:
         except ValueError as error:
             raise UsageError(str(error)) from error
     return _packed(task, candidate, forms, target, options)
-
-
-def _unsaid(_: str) -> None:
-    """Drop the note on the kernel's language, which the summary names."""
 
 
 def _packed(

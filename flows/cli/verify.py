@@ -67,7 +67,8 @@ def verify(
 
     # before the imports that follow; what is given may change its number of threads
     started = None if overrides else ServerProcess()
-    from kernels_eval.__main__ import QUICK, run
+    from flows.cli.verdict import run
+    from kernels_eval.verify_file import QUICK
 
     config = QUICK if quick else None
     if overrides:
@@ -140,9 +141,9 @@ def verify_batch(
     If the run is stopped, rerun the same command to resume it.
     """
     from flows.runtime.terminal import TerminalProgress
-    from kernels_eval.__main__ import QUICK
     from kernels_eval.records import Language
     from kernels_eval.settings import load_protocol
+    from kernels_eval.verify_file import QUICK
     from tasks.progress import observed_by
     from tasks.synthesis.tables import CandidateTable
     from tasks.verification.batch import verify_batch
@@ -201,13 +202,13 @@ def serve(
     SIGTERM or Ctrl-C lets what is under way finish; the next start continues with the rest. A
     --host that is not loopback needs a token in CONCUR_SERVE_TOKEN, which clients then send.
     """
-    from kernels_eval.__main__ import QUICK
     from kernels_eval.devices import visible_gpus
     from kernels_eval.pool.ray import require_cluster
     from kernels_eval.records import Language
     from kernels_eval.service.app import Intake, Service, run
     from kernels_eval.service.guard import require_token
     from kernels_eval.settings import load_protocol
+    from kernels_eval.verify_file import QUICK
     from tasks.sources.tables import load
     from tasks.synthesis.parsing import parse_response
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from kernels_eval.__main__ import read_candidate, verify
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.exchange import rendered
 from kernels_eval.records import KernelTask, Language
 from kernels_eval.rewards import recipe_of, reward
+from kernels_eval.verify_file import read_candidate, verify
 
 IMAGES = {False: "concur", True: "concur:cuda"}
 """Images of deployments/compose, by whether the language needs a GPU."""

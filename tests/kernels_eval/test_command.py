@@ -1,4 +1,4 @@
-"""`python -m kernels_eval` as a user runs it: what it prints and how it exits."""
+"""`concur verify` as a user runs it: what it prints and how it exits."""
 
 import json
 import os
@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.__main__ import main, read_pair, render
+from flows.cli import verdict
+from flows.cli.verdict import render
 from kernels_eval.languages import languages_of
 from kernels_eval.records import Language, Verdict
 from kernels_eval.toolchain import default_cache
+from kernels_eval.verify_file import read_pair
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
 from tests.support import kernels
@@ -21,8 +23,13 @@ ROOT = Path(kernels.__file__).parents[2]
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "kernels_eval", *map(str, arguments)]
+    command = [sys.executable, "-m", "flows.cli.main", "verify", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+
+
+def verify(task, candidate, language=None, *, as_json=False, **options):
+    """The same in this process, without a fork server of its own; returns the exit status."""
+    return verdict.run(str(task), str(candidate), language, as_json, **options)
 
 
 @pytest.fixture
@@ -42,7 +49,7 @@ def candidate(tmp_path):
 def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(
     task, candidate, capfd, judging_here
 ):
-    assert main([str(task), str(candidate), "--json"]) == 0
+    assert verify(task, candidate, as_json=True) == 0
     printed = capfd.readouterr().out
     record = json.loads(printed)
     assert (record["status"], record["reason"], record["timing"]) == (
@@ -73,24 +80,24 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
 
 
 @pytest.mark.parametrize(
-    "words, status, said",
+    "asked, status, said",
     [
-        ("", 0, ""),
-        ("--check", 1, "not passed: the candidate is incorrect\n"),
-        ("--min-speedup 2", 1, "not passed: the candidate is incorrect\n"),
+        ({}, 0, ""),
+        ({"check": True}, 1, "not passed: the candidate is incorrect\n"),
+        ({"min_speedup": 2}, 1, "not passed: the candidate is incorrect\n"),
     ],
 )
 def test_the_exit_status_is_the_verdict_s_where_that_is_asked(
-    task, candidate, capfd, judging_here, words, status, said
+    task, candidate, capfd, judging_here, asked, status, said
 ):
-    assert main([str(task), str(candidate), *words.split()]) == status
+    assert verify(task, candidate, **asked) == status
     assert capfd.readouterr().err == said
 
 
 def test_a_slow_kernel_does_not_pass_a_speedup(task, candidate, capfd, judging_here):
     candidate.write_text(kernels.module("return ext.affine(x)"))
-    assert main([str(task), str(candidate), "--check"]) == 0
-    assert main([str(task), str(candidate), "--min-speedup", "1e6"]) == 1
+    assert verify(task, candidate, check=True) == 0
+    assert verify(task, candidate, min_speedup=1e6) == 1
     assert "not passed: the speedup is " in capfd.readouterr().err
 
 
@@ -130,7 +137,7 @@ def test_folders_of_the_cache_may_be_links(task, candidate, tmp_path, monkeypatc
 
 def test_a_candidate_that_is_not_python_is_a_verdict(task, candidate, capsys):
     candidate.write_text("Here is your kernel:\n```python\nclass ModelNew: pass\n```\n")
-    assert main([str(task), str(candidate), "--json"]) == 0
+    assert verify(task, candidate, as_json=True) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["status"], record["reason"]) == ("compile_error", "syntax_error")
 
@@ -139,8 +146,8 @@ def test_a_candidate_that_is_not_python_is_a_verdict(task, candidate, capsys):
 def refused(capsys):
     """What one line on stderr says of input that cannot be used."""
 
-    def refused(*arguments):
-        assert main([*map(str, arguments)]) == 2
+    def refused(*paths):
+        assert verify(*paths) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("error: ") and err.count("\n") == 1
         return err
@@ -150,7 +157,7 @@ def refused(capsys):
 
 def test_a_task_without_a_model_names_file_cause_and_fix(task, candidate, refused):
     task.write_text("def get_inputs():\n    return []\n")
-    said = refused(task, candidate, "--json")
+    said = refused(task, candidate)
     assert f"{task} does not define Model, get_init_inputs" in said
     assert "a task file defines class Model(nn.Module)" in said
 
@@ -217,35 +224,27 @@ def test_a_gpu_kernel_without_a_gpu_says_so_and_a_contradiction_is_one_error(
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     candidate.write_text(source)
-    paths = [str(task), str(candidate)]
-    for asked in ([], ["--language", name]):
-        assert main([*paths, *asked]) == 2
+    for language in (None, name):
+        assert verify(task, candidate, language) == 2
         said = capsys.readouterr().err
         assert f"candidate.py: {name} kernels need an NVIDIA GPU" in said
         assert "or choose cpp" in said and said.count("\n") == 1
-    assert main([*paths, "--language", "cpp"]) == 2
+    assert verify(task, candidate, "cpp") == 2
     said = capsys.readouterr().err
     assert f"is written in {name}, but --language says cpp (leave out --language)" in said
 
 
 def test_two_languages_need_a_choice_and_none_is_said(task, candidate, monkeypatch, capsys):
     candidate.write_text(CUDA + "\n" + TRITON)
-    assert main([str(task), str(candidate)]) == 2
+    assert verify(task, candidate) == 2
     assert "holds cuda and triton kernels (choose one with --language)" in capsys.readouterr().err
     candidate.write_text("class ModelNew: pass")
     said = []
     assert read_pair(str(task), str(candidate), None, said.append)[1].language is Language.CPP
     assert len(said) == 1 and "shows no language" in said[0] and "verified as cpp" in said[0]
     native = candidate.with_suffix(".cu")
-    assert main([str(task), str(native)]) == 2
+    assert verify(task, native) == 2
     assert "candidate.cu is not a Python module" in capsys.readouterr().err
-
-
-def test_an_unknown_language_is_refused_by_name(task, candidate, capsys):
-    with pytest.raises(SystemExit) as refused:
-        main([str(task), str(candidate), "--language", "fortran"])
-    printed = capsys.readouterr()
-    assert refused.value.code == 2 and "fortran" in printed.err and printed.out == ""
 
 
 @pytest.mark.slow
@@ -269,7 +268,7 @@ def test_a_file_without_a_model_is_a_verdict_and_nothing_runs(
 ):
     monkeypatch.setattr("subprocess.Popen", None)
     candidate.write_text(source)
-    assert main([str(task), str(candidate)]) == 0
+    assert verify(task, candidate) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(f"no_code ({reason}): ") and said in printed.out
     assert printed.err == ""

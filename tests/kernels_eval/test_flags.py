@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import kernels_eval
-from kernels_eval.__main__ import render
+from flows.cli.verdict import render
 from kernels_eval.flags import FLAGS, meaning_of
 from kernels_eval.records import Verdict
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from kernels_eval.__main__ import render
+from flows.cli.verdict import render
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.judge.compiled_baseline import CompiledReference

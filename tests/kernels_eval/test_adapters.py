@@ -1,7 +1,7 @@
 """Adapters give their trainers the rewards of the recipe, and never a number for a fault.
 
-Each runs against the trainer itself where that is installed, else against its protocol
-(tests.support.trainer_protocols); `-rs` and the `real` fixture say which.
+That for verifiers runs against it where it is installed, else against its protocol
+(tests.support.trainer_protocols).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from kernels_eval.service.adapters.scoring import (
     text_of,
 )
 from tests.support.recorded_service import recorded_service
-from tests.support.trainer_protocols import provide
+from tests.support.trainer_protocols import provide_verifiers
 
 ROW = {"task_id": "level1/1", "prompt": "Write a kernel."}
 KEVIN = {"fast": 2.3, "slow": 0.8, "wrong": 0.0, "cheat": 0.0, "broken": None, "fault": None}
@@ -46,10 +46,11 @@ def service(running, monkeypatch):
 
 @pytest.fixture
 def adapter(service, monkeypatch):
-    """Import an adapter over its trainer, or over its protocol."""
+    """Import an adapter."""
 
-    def load(name, trainer):
-        provide(trainer, monkeypatch)
+    def load(name):
+        if name == "verifiers":
+            provide_verifiers(monkeypatch)
         dotted = f"{ADAPTERS}.{name}"
         monkeypatch.delitem(sys.modules, dotted, raising=False)
         module = importlib.import_module(dotted)
@@ -59,16 +60,18 @@ def adapter(service, monkeypatch):
     return load
 
 
+def scored(scorer, rows, responses):
+    return asyncio.run(scorer.scores(rows, responses))
+
+
 # -- what they share -------------------------------------------------------------------------------
 
 
 def test_scores_are_the_recipes_and_faults_have_none(service):
     scorer = Scorer("kevin")
     rows = [ROW] * len(KEVIN)
-    scores = scorer.scores(rows, list(KEVIN))
+    scores = scored(scorer, rows, list(KEVIN))
     assert [score.reward for score in scores] == pytest.approx(list(KEVIN.values()))
-    awaited = asyncio.run(scorer.ascores(rows, list(KEVIN)))
-    assert [score[:2] for score in awaited] == [score[:2] for score in scores]
     for word, score in zip(KEVIN, scores, strict=True):
         if word in FAULTS:
             with pytest.raises(NoRewardError, match="recorded" if word == "broken" else "GPU"):
@@ -85,7 +88,7 @@ def test_a_scorer_serves_one_event_loop_after_the_other(service):
 
 def test_a_row_becomes_a_request_and_keeps_what_is_not_its_own(service):
     row = {"task": "class Model: ...", "task_id": None, "language": "cpp", "answer": 1}
-    Scorer("kevin").scores([{**row, "deadline_s": 9, "priority": 2}], ["fast"])
+    scored(Scorer("kevin"), [{**row, "deadline_s": 9, "priority": 2}], ["fast"])
     (request,) = service.requests
     assert (request.task.code, request.task_id) == ("class Model: ...", None)
     assert (request.language, request.deadline_s, request.priority) == ("cpp", 9, 2)
@@ -97,7 +100,7 @@ def test_a_row_becomes_a_request_and_keeps_what_is_not_its_own(service):
 )
 def test_a_row_without_one_task_is_refused_before_it_is_sent(service, row):
     with pytest.raises(UsageError, match="is no request") as refused:
-        Scorer("kevin").scores([row], ["fast"])
+        scored(Scorer("kevin"), [row], ["fast"])
     assert "task_id" in refused.value.hint
     assert not service.requests
 
@@ -105,24 +108,24 @@ def test_a_row_without_one_task_is_refused_before_it_is_sent(service, row):
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "fast"])
 def test_a_least_time_that_is_none_is_refused_before_it_is_sent(service, value):
     with pytest.raises(UsageError, match="is no request: least_ms: "):
-        Scorer("concur").scores([{**ROW, "least_ms": value}], ["fast"])
+        scored(Scorer("concur"), [{**ROW, "least_ms": value}], ["fast"])
     assert not service.requests
 
 
 def test_columns_of_a_data_set_s_own_are_left_alone(service):
     """Data sets have columns that a request has fields for, with another meaning."""
     own = dict.fromkeys(("solution", "code", "response", "id", "prompt", "answer"), "its own")
-    assert Scorer("kevin").scores([ROW | own], ["fast"])[0].reward == pytest.approx(2.3)
+    assert scored(Scorer("kevin"), [ROW | own], ["fast"])[0].reward == pytest.approx(2.3)
 
 
 def test_what_the_service_refuses_is_an_error_and_no_reward(service):
     with pytest.raises(UsageError, match="unknown"):
-        Scorer("kevin").scores([{"task_id": "unknown"}], ["fast"])
+        scored(Scorer("kevin"), [{"task_id": "unknown"}], ["fast"])
 
 
 def test_the_roofline_of_a_row_counts(service):
     scorer = Scorer("concur")
-    plain, known = scorer.scores([ROW, {**ROW, "least_ms": 0.25}], ["fast", "fast"])
+    plain, known = scored(scorer, [ROW, {**ROW, "least_ms": 0.25}], ["fast", "fast"])
     assert known.reward == pytest.approx(plain.reward + 0.25)
 
 
@@ -156,12 +159,11 @@ def call(reward, words, **columns):
         log_metric=logged.__setitem__,
         **columns,
     )
-    return (asyncio.run(given) if asyncio.iscoroutine(given) else given), logged
+    return asyncio.run(given), logged
 
 
-@pytest.mark.parametrize("kind", ["KernelReward", "AsyncKernelReward"])
-def test_trl_gets_one_reward_a_completion_and_none_for_a_fault(adapter, kind):
-    reward = getattr(adapter("trl", "verl"), kind)(Scorer("kevin"))
+def test_trl_gets_one_reward_a_completion_and_none_for_a_fault(adapter):
+    reward = adapter("trl").KernelReward(Scorer("kevin"))
     words = list(KEVIN)
     columns = {"task_id": ["level1/1"] * len(words), "other": list(range(len(words)))}
     rewards, logged = call(reward, words, **columns)
@@ -185,7 +187,7 @@ def verl_score(compute, word, recipe="concur", **extra):
 
 
 def test_verl_scores_and_logs(adapter, service):
-    compute = adapter("verl", "verl").compute_score
+    compute = adapter("verl").compute_score
     assert verl_score(compute, "fast") == {
         **{"score": 2.0, "acc": 1.0, "correct": 1.0, "rejected": 0.0, "speedup": 2.0}
     } | {"score": pytest.approx(1.5)}
@@ -196,44 +198,12 @@ def test_verl_scores_and_logs(adapter, service):
             verl_score(compute, word)
 
 
-def test_verls_reward_manager_scores_with_it(adapter):
-    module = adapter("verl_manager", "verl")
-    config = SimpleNamespace(reward={"reward_kwargs": {"recipe": "kevin"}})
-    tokenizer = SimpleNamespace(decode=lambda ids, **_: list(KEVIN)[int(ids[0])])
-
-    async def scored(word):
-        manager = module.KernelRewardManager(config=config, tokenizer=tokenizer, compute_score=max)
-        return await manager.run_single(verl_sample(list(KEVIN).index(word)))
-
-    found = asyncio.run(scored("fast"))
-    assert found["reward_score"] == pytest.approx(2.3)
-    assert found["reward_extra_info"]["speedup"] == 2.0
-    with pytest.raises(NoRewardError):
-        asyncio.run(scored("fault"))
-
-
-def verl_sample(index):
-    """A batch of one as verl 0.9 hands it over, in verl's own class where that is installed."""
-    columns = {"data_source": "kernels", "reward_model": {"ground_truth": "level1/1"}}
-    columns["extra_info"] = {"task_id": "level1/1"}
-    try:
-        from verl import DataProto
-    except ImportError:
-        return SimpleNamespace(batch={"responses": [[index]]}, non_tensor_batch=columns)
-    import numpy
-    import torch
-
-    tensors = {"responses": torch.tensor([[index, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
-    rows = {name: numpy.array([value], dtype=object) for name, value in columns.items()}
-    return DataProto.from_dict(tensors=tensors, non_tensors=rows)
-
-
 RECIPE = {"name": "concur", "penalties": {"no_custom_kernel": 3.0}}
 
 
 def test_a_recipe_of_a_configuration_is_one_scorer(adapter):
     """Trainers hand the mapping of their configuration over, for every sample."""
-    compute = adapter("verl", "verl").compute_score
+    compute = adapter("verl").compute_score
     assert [verl_score(compute, "cheat", recipe=RECIPE)["score"] for _ in range(2)] == [-3.0, -3.0]
     assert shared_scorer.cache_info().misses == 1
 
@@ -266,7 +236,7 @@ def trace_of(module, reply):
 
 
 def test_verifiers_scores_the_last_reply(adapter, tmp_path):
-    module = adapter("verifiers", "verifiers")
+    module = adapter("verifiers")
     (task,) = taskset(module, tmp_path, json.dumps(ROW))
     assert (task.data.prompt, task.data.id) == ("Write a kernel.", "level1/1")
     trace = trace_of(module, "fast")
@@ -282,7 +252,7 @@ def test_verifiers_scores_the_last_reply(adapter, tmp_path):
 
 @pytest.mark.parametrize("line", ['{"task_id": "a"}', "[1]", "{", "null"])
 def test_verifiers_names_the_bad_line(adapter, tmp_path, line):
-    module = adapter("verifiers", "verifiers")
+    module = adapter("verifiers")
     with pytest.raises(UsageError, match=r"tasks\.jsonl, line 2"):
         list(taskset(module, tmp_path, json.dumps(ROW), line))
 
@@ -304,7 +274,8 @@ def test_real_kernels_earn_rewards_of_the_real_service(tmp_path):
         ]
         tasks = [kernels.AFFINE.code] * 3 + ["class Model: pass"]
         columns = {"task": tasks, "language": ["cpp"] * 4}
-        right, wrong, cheat, no_task = reward(completions=[*answers, answers[0]], **columns)
+        given = reward(completions=[*answers, answers[0]], **columns)
+        right, wrong, cheat, no_task = asyncio.run(given)
     assert right > 0.3
     assert (wrong, cheat, no_task) == (0.0, 0.0, None)
 

@@ -12,7 +12,7 @@ import kernels_eval
 from kernels_eval.rewards import RECIPES, discounted, recipe_of, reward
 from kernels_eval.service.adapters.scoring import shared_scorer
 from tests.support.recorded_service import recorded_service, verdict_of
-from tests.support.trainer_protocols import provide
+from tests.support.trainer_protocols import provide_verifiers
 
 PAGES = Path(kernels_eval.__file__).parents[1] / "docs" / "how-to" / "rewards"
 FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -89,7 +89,6 @@ def test_the_recipe_of_the_page_loads(tmp_path):
 
 
 def test_verls_example_prints_a_score(service, monkeypatch, capsys):
-    provide("verl", monkeypatch)
     run(example("verl.md"), "verl.md", monkeypatch)
     assert capsys.readouterr().out.split() == ["2.3", "2.0"]
     assert service.requests[0].language == "cpp"
@@ -100,7 +99,7 @@ def test_verls_example_prints_a_score(service, monkeypatch, capsys):
 
 
 def test_verifiers_example_reads_the_row_of_its_page(service, monkeypatch, capsys, tmp_path):
-    provide("verifiers", monkeypatch)
+    provide_verifiers(monkeypatch)
     (row,) = [text for kind, _, text in fences("verifiers.md") if kind == "json"]
     (tmp_path / "tasks.jsonl").write_text(row)
     run(example("verifiers.md", "kernels.py"), "verifiers.md", monkeypatch)

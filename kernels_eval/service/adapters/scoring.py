@@ -69,15 +69,11 @@ class Scorer:
         url = url or os.environ.get("CONCUR_SERVE_URL") or "http://127.0.0.1:8700"
         self.client = VerifierClient(url, os.environ.get("CONCUR_SERVE_TOKEN"))
 
-    def scores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
-        """One score per response, in order. Raises UsageError for an unusable row, ServiceError."""
-        requests = list(map(_request, rows, responses))
-        return list(map(self._score, requests, self.client.evaluate_batch(requests)))
-
     async def score(self, row: Row, response: object) -> Score:
-        return (await self.ascores([row], [response]))[0]
+        return (await self.scores([row], [response]))[0]
 
-    async def ascores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
+    async def scores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
+        """One score per response, in order. Raises UsageError for an unusable row, ServiceError."""
         requests = list(map(_request, rows, responses))
         evaluations = await asyncio.wrap_future(self.client.begin_batch(requests))
         return list(map(self._score, requests, evaluations))

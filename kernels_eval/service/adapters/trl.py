@@ -16,24 +16,10 @@ Rewards = list[float | None]
 
 
 @dataclass
-class _Reward:
-    scorer: Scorer
-
-
-class KernelReward(_Reward):
-    """Judges a batch and waits for it."""
-
-    def __call__(
-        self,
-        completions: Sequence[object],
-        log_metric: Log | None = None,
-        **columns: Sequence[object],
-    ) -> Rewards:
-        return _logged(self.scorer.scores(_rows(completions, columns), completions), log_metric)
-
-
-class AsyncKernelReward(_Reward):
+class KernelReward:
     """Judges a batch while other asynchronous reward functions work."""
+
+    scorer: Scorer
 
     async def __call__(
         self,
@@ -41,7 +27,7 @@ class AsyncKernelReward(_Reward):
         log_metric: Log | None = None,
         **columns: Sequence[object],
     ) -> Rewards:
-        scores = await self.scorer.ascores(_rows(completions, columns), completions)
+        scores = await self.scorer.scores(_rows(completions, columns), completions)
         return _logged(scores, log_metric)
 
 

@@ -1,7 +1,6 @@
 """verifiers 0.4 (`verifiers.v1`): a taskset of kernels, with a reward.
 
-A fault of machine or task raises: the trace records an error without a reward. `verifiers_legacy`
-serves verifiers up to 0.3.
+A fault of machine or task raises: the trace records an error without a reward.
 """
 
 from __future__ import annotations

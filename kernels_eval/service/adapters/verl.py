@@ -1,5 +1,4 @@
-"""verl 0.9: `compute_score` for `reward.custom_reward_function`; `verl_manager` has the reward
-manager that scores with it.
+"""verl 0.9: `compute_score` for `reward.custom_reward_function`.
 
     reward.custom_reward_function.path=pkg://kernels_eval.service.adapters.verl
     reward.custom_reward_function.name=compute_score

@@ -286,6 +286,9 @@ REPEATABLE_RTOL = 1e-3
 differ by 1e-6."""
 SAME_ANSWER_RTOL = 1e-4
 """Two answers that differ by less are one: the gate of single elements in fp32."""
+MOST_CAST_ERROR = 0.5
+"""What a task's casts may change in its own answer and still be rounding: x - x.half() is what they
+leave. A choice."""
 HARD_OWN_ERROR = 0.02
 """A reference that errs by more is no judge of hard inputs."""
 FEWER_FINITE = 1 / 4

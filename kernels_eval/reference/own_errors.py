@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels_eval.config import (
     ELEMENT_FACTOR,
     ENOUGH_ELEMENTS,
     FEW_OUTPUTS,
+    MOST_CAST_ERROR,
     ORACLE_MAX_S,
     REPEATABLE_RTOL,
     SAMPLE_ROWS,
@@ -30,6 +31,7 @@ from kernels_eval.model.correctness import merge
 from kernels_eval.model.measurement import all_close, computable, measure, precision_of
 from kernels_eval.protocol import Comparison
 from kernels_eval.reference.equal_elements import ChosenAs
+from kernels_eval.reference.in_float64 import InFloat64, widened
 from kernels_eval.reference.long_sums import FP64_UNITS, LongSums
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
 
@@ -132,12 +134,23 @@ class OwnErrors:
         return outputs
 
     def _in_float64(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
-        """The model's float64 outputs, or None, also where the task casts itself."""
+        """The model's float64 outputs, or None. A task's casts stay where they are its formula."""
+        for widens in (True, False):
+            mode = InFloat64(widens=widens)
+            outputs = self._widened_outputs(inputs, reference, mode)
+            if not mode.casts or (outputs and _is_rounding(reference, outputs)):
+                break
+        return outputs
+
+    def _widened_outputs(
+        self, inputs: list[Any], reference: list[Tensor], mode: InFloat64
+    ) -> list[Tensor] | None:
         model = self.runner.model
         try:
             if isinstance(model, torch.nn.Module):
-                self.runner.model = copy.deepcopy(model)._apply(_in_double)
-            outputs = self.task.outputs(copied(inputs, double=True))
+                self.runner.model = copy.deepcopy(model)._apply(widened)
+            with mode:
+                outputs = self.task.outputs(tree_map_only(Tensor, widened, copied(inputs)))
             if [x.shape for x in outputs] != [x.shape for x in reference]:
                 return None
             return list(map(_representable, outputs, reference))
@@ -167,20 +180,14 @@ def own_error(reference: Tensor, oracle: Tensor) -> Comparison:
     return NO_ERROR.model_copy(update={name: getattr(found, name) for name in OWN_FLOATS})
 
 
-def copied(inputs: list[Any], *, double: bool = False) -> list[Any]:
-    def copy_of(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        return _in_double(x.clone()) if double else x.clone()
+def _is_rounding(reference: list[Tensor], oracle: list[Tensor]) -> bool:
+    own = map(own_error, reference, oracle)
+    return all(each.reference_rms <= MOST_CAST_ERROR for each in own)
 
-    copies: list[Any] = tree_map(copy_of, inputs)
+
+def copied(inputs: list[Any]) -> list[Any]:
+    copies: list[Any] = tree_map_only(Tensor, torch.clone, inputs)
     return copies
-
-
-def _in_double(x: Tensor) -> Tensor:
-    if x.is_complex():
-        return x.to(torch.complex128)
-    return x.double() if x.is_floating_point() else x
 
 
 def _representable(oracle: Tensor, reference: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
     [
         ("(x >= 0).all()", "float64"),
         ("x.max() <= 1", "float64"),
-        ("x.dtype == x.float().dtype", "float32"),
+        ("x.dtype == torch.float32", "float32"),
     ],
 )
 def test_a_task_that_asserts_something_of_its_inputs_is_asked_for_more(tmp_path, wanted, oracle):
@@ -296,6 +296,50 @@ def test_what_is_beside_a_step_is_right_on_inputs_of_any_seed(tmp_path, name, dt
         assert reason in (None, Reason.OK), (seed, distribution)
 
 
+def scores(x):
+    return x.float() @ x[:8].float().t()
+
+
+CASTS = {
+    "cast": (
+        "s = (x.float() @ x[:8].float().t()).bfloat16()\nreturn s, s.float().logsumexp(1)",
+        lambda x: (scores(x).bfloat16(), scores(x).logsumexp(1)),
+        lambda x: (scores(x).bfloat16(), scores(x).logsumexp(1).bfloat16().float()),
+    ),
+    "rounded_in_half_of_it": (
+        "s = (x @ x[:8].t()).float()\nreturn s.softmax(1).bfloat16() @ x[:8], s.logsumexp(1)",
+        lambda x: ((scores(x).softmax(1) @ x[:8].float()).bfloat16(), scores(x).logsumexp(1)),
+        lambda x: ((scores(x).softmax(1) @ x[:8].float()).bfloat16(), scores(x).logsumexp(1) * 1.1),
+    ),
+    "fp32_beside": (
+        "s = x.float() @ x[:8].float().t()\nreturn s.bfloat16(), s.logsumexp(1)",
+        lambda x: (scores(x).bfloat16(), scores(x).logsumexp(1)),
+        lambda x: (scores(x).bfloat16(), scores(x).bfloat16().float().logsumexp(1)),
+    ),
+    "residual": (
+        "x = x.float() / 3\nreturn x.bfloat16(), x - x.bfloat16()",
+        lambda x: ((x.float() / 3).bfloat16(), x.float() / 3 - (x.float() / 3).bfloat16()),
+        lambda x: ((x.float() / 3).bfloat16(), x.float() * 0),
+    ),
+    "bits": (
+        "return x, (x.float().view(torch.int32) >> 23).float().sum(1)",
+        lambda x: (x, (x.float().view(torch.int32) >> 23).float().sum(1)),
+        lambda x: (x, (x.float().view(torch.int32) >> 23).float().sum(1) * 1.01),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_what_a_task_rounds_on_the_way_is_its_own_error(tmp_path, name):
+    """A kernel that keeps its accumulators is right, one of fewer digits than the task is wrong."""
+    source, right, wrong = CASTS[name]
+    made = serving(tmp_path, task_source(source, inputs="[torch.randn(96, 64).bfloat16()]"))
+    made.values.expect(Expect(name="declared", seed=1))
+    for forward, accepted in ((right, True), (wrong, False)):
+        reasons = {judged(made, seed, "normal", forward) for seed in range(3)}
+        assert (reasons == {Reason.OK}) == accepted, reasons
+
+
 def test_on_hard_inputs_numbers_are_judged_and_integers_are_not(tmp_path):
     made = serving(tmp_path, task_source(STEPS["topk"][0], inputs="[torch.randn(64, 64)]"))
     for name, distribution in (("declared", "declared"), ("large", "normal_x100")):
@@ -330,9 +374,6 @@ def test_few_places_that_are_not_finite_hang_on_rounding_on_hard_inputs(tmp_path
     assert reason(64) is Reason.NON_FINITE
 
 
-IN_FP32 = "self.table = torch.linspace(-1, 1, 64)"  # no parameter: it stays as it is in float64
-
-
 @pytest.mark.parametrize(
     "forward, sound",
     [
@@ -343,8 +384,8 @@ IN_FP32 = "self.table = torch.linspace(-1, 1, 64)"  # no parameter: it stays as 
 def test_a_reference_without_an_oracle_is_a_judge_of_hard_inputs_where_it_scatters_little(
     tmp_path, forward, sound
 ):
-    forward = f"y = torch.lerp(x, self.table, 0.1)\n{forward}"
-    source = task_source(forward, init=IN_FP32, inputs="[torch.randn(64, 64)]")
+    forward = f"assert x.dtype == torch.float32\ny = x * 0.9\n{forward}"
+    source = task_source(forward, inputs="[torch.randn(64, 64)]")
     made = serving(tmp_path, source)
     made.values.expect(Expect(name="declared", seed=1))
     trial = Trial("large", TrialRow("large", hard=True), seed=2, distribution="normal_x100")

@@ -40,7 +40,6 @@ class Evaluator:
         *,
         cache: Path | None = None,
         cuda_arch: str | None = None,
-        ahead: bool | None = None,
         server: ForkServer | None = None,
         turns_file: Path | None = None,
         on_phase: Callable[[str], None] | None = None,
@@ -55,7 +54,6 @@ class Evaluator:
             device,
             cache=cache,
             cuda_arch=cuda_arch,
-            ahead=ahead,
             server=server,
             turns_file=turns_file,
         )
@@ -293,24 +291,18 @@ class Evaluator:
 
 
 @functools.cache
-def _kept_evaluator(language: Language, config: EvalConfig, folder: Path | None) -> Evaluator:
-    evaluator = Evaluator(language, config, cache=folder)
+def _kept_evaluator(language: Language, config: EvalConfig) -> Evaluator:
+    evaluator = Evaluator(language, config)
     atexit.register(evaluator.close)
     return evaluator
 
 
-def evaluate(
-    task: KernelTask,
-    candidate: Candidate,
-    config: EvalConfig | None = None,
-    *,
-    cache: Path | None = None,
-) -> Verdict:
+def evaluate(task: KernelTask, candidate: Candidate, config: EvalConfig | None = None) -> Verdict:
     """Verify one candidate. Keeps its processes for the next call with the same config. For many at
     once use `kernels_eval.Pool`.
 
     Raises DeviceError where the language's device is missing, ToolchainError and SandboxError where
     the machine fails.
     """
-    evaluator = _kept_evaluator(candidate.language, config or EvalConfig(), cache)
+    evaluator = _kept_evaluator(candidate.language, config or EvalConfig())
     return evaluator(task, candidate)

@@ -149,8 +149,7 @@ class BuildCache:
         if build.path:
             library = staging / Path(build.path).name
             shutil.copyfile(build.path, library)
-            told = {"path": library.name, "library_bytes": library.stat().st_size}
-            build = build.model_copy(update=told)
+            build = build.model_copy(update={"path": library.name})
         (staging / RECORD).write_text(build.model_dump_json())
         return build
 

@@ -282,7 +282,6 @@ class Builder:
         *,
         cache: Path | None = None,
         cuda_arch: str | None = None,
-        confine: Callable[[], None] | None = None,
         transforms: Mapping[str, BuildTransform] | None = None,
     ) -> None:
         """`transforms`: those to apply, by name; default: those that `config` names."""
@@ -290,7 +289,7 @@ class Builder:
         self.transforms = load_transforms(config.transforms) if transforms is None else transforms
         self.tools = Toolchain(cache or default_cache(), config.cuda_arch or cuda_arch or "9.0")
         self.cache = BuildCache(self.tools.cache)
-        self.confine = confine
+        self.confine: Callable[[], None] | None = None
         self._work = WorkRoot(self.tools.cache)
 
     @property

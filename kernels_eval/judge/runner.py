@@ -50,17 +50,13 @@ class Runner(Workplace):
         *,
         cache: Path | None = None,
         cuda_arch: str | None = None,
-        ahead: bool | None = None,
         server: ForkServer | None = None,
         turns_file: Path | None = None,
     ) -> None:
-        """`ahead`: start processes before there is work; default on a GPU. `turns_file`: of a
-        device with other lanes.
-        """
+        """`turns_file`: of a device with other lanes."""
         super().__init__(config, cache=cache, cuda_arch=cuda_arch, server=server)
         self.device = device
-        ahead = device.startswith("cuda") if ahead is None else ahead
-        self.warm_pool = WarmPool(config, device, ahead=ahead)
+        self.warm_pool = WarmPool(config, device, ahead=device.startswith("cuda"))
         self.turns = Turns(turns_file, self._aside, self.warm_pool.settle)
         self.neighbours = 0
         """How many other lanes may be at work on the device now."""

@@ -52,13 +52,12 @@ class Profiler(Preparer):
         timeout_s: float = 120,
         budget_s: float = 0.3,
         metrics: bool = True,
-        cache: Path | None = None,
         cuda_arch: str | None = None,
     ) -> None:
         """`timeout_s`: a program's deadline; `budget_s`: about the time of calls profiled by
         operator; `metrics`: ask ncu.
         """
-        super().__init__(config, cache=cache, cuda_arch=cuda_arch)
+        super().__init__(config, cuda_arch=cuda_arch)
         self.device, self.timeout_s, self.budget_s = device, timeout_s, budget_s
         self.on_gpu = device.startswith("cuda")
         self.counters = "" if self.on_gpu else "a CPU: times and counts only"

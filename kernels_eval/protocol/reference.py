@@ -102,7 +102,6 @@ class Comparison(Payload):
     wrong_share: float = 0.0
     reference_wrong_share: float = 0.0
     masks_match: bool = True
-    finite: bool = True
     kernelbench_1e4: bool = True
     kernelbench_1e2: bool = True
     systematic: bool = False

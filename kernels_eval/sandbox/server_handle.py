@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -42,22 +42,20 @@ class End(NamedTuple):
 class ForkServer:
     """A process that imports torch, never touches a GPU, and forks children in milliseconds.
 
-    It starts beside its caller's work. `without` (or `$CONCUR_ISOLATION_WITHOUT`) omits layers of
-    isolation, for tests. `readable`: directories whose files open by name, unlisted; default: the
-    build cache. `warm`: a role ("workload") whose slow first use of torch is done once. `started`:
-    its process, if it runs.
+    It starts beside its caller's work. `readable`: directories whose files open by name, unlisted;
+    default: the build cache. `warm`: a role ("workload") whose slow first use of torch is done
+    once. `started`: its process, if it runs.
     """
 
     def __init__(
         self,
         *,
         threads: int = 1,
-        without: Collection[str] | None = None,
         readable: Sequence[Path] | None = None,
         warm: str = "",
         started: ServerProcess | None = None,
     ) -> None:
-        self._started = started or ServerProcess(threads=threads, without=without, warm=warm)
+        self._started = started or ServerProcess(threads=threads, warm=warm)
         self.base, self.process = self._started.base, self._started.process
         caches = (default_cache(),) if readable is None else readable
         self._readable = [str(path) for cache in caches for path in places_of(cache)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from kernels_eval.sandbox import machine
 from kernels_eval.sandbox.layers import left_out
@@ -20,7 +20,6 @@ class ServerProcess:
         self,
         *,
         threads: int = 1,
-        without: Collection[str] | None = None,
         warm: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -30,10 +29,9 @@ class ServerProcess:
         self.log = self.base / "forkserver.log"
         self.socket, theirs = socket.socketpair()
         program = [sys.executable, "-P", "-m", "kernels_eval.sandbox.forkserver"]
-        without = left_out() if without is None else without
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [*program, str(theirs.fileno()), warm, *without],
+                [*program, str(theirs.fileno()), warm, *left_out()],
                 pass_fds=(theirs.fileno(),),
                 env=machine.child_environment(threads) | {**(environment or {})},
                 stdin=subprocess.DEVNULL,

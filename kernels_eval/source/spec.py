@@ -94,15 +94,13 @@ class Build(Record):
     """What came of a build. `path`: the library where `ok`; `reason`: else a compile_error, timeout
     or rejected one.
 
-    `seconds` are wall time, `processor_s` the compilers' processor time and sleep. `library_bytes`:
-    size of a kept library, 0 where unknown. `lasting` is False where a retry may differ (a
-    deadline, a killed compiler): not kept.
+    `seconds` are wall time, `processor_s` the compilers' processor time and sleep. `lasting` is
+    False where a retry may differ (a deadline, a killed compiler): not kept.
     """
 
     ok: bool
     key: str
     path: str = ""
-    library_bytes: int = 0
     tier: str = ""
     reason: Reason | Literal[""] = ""
     log: str = ""

@@ -52,7 +52,7 @@ def test_finite_tensors_are_measured_as_the_formulas_say(seed, noise, size, fp64
     }
     for name, error in errors.items():
         assert getattr(measured, name) == pytest.approx(float(error), rel=1e-3, abs=1e-12), name
-    assert measured.masks_match and measured.finite
+    assert measured.masks_match
     assert measured.kernelbench_1e2 == bool(np.allclose(a, r, atol=1e-2, rtol=1e-2))
 
 

@@ -537,10 +537,8 @@ def test_a_work_root_goes_with_its_process(tmp_path):
 
 def test_confine_runs_in_every_compiler(tmp_path):
     marks = tmp_path / "marks"
-    builder = Builder(
-        BuildConfig(),
-        confine=lambda: os.close(os.open(marks, os.O_CREAT | os.O_APPEND | os.O_WRONLY)),
-    )
+    builder = Builder(BuildConfig())
+    builder.confine = lambda: os.close(os.open(marks, os.O_CREAT | os.O_APPEND | os.O_WRONLY))
     assert (
         builder.build(
             inline(f"// {uuid.uuid4()}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f")

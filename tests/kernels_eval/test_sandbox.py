@@ -24,6 +24,7 @@ from kernels_eval.judge.turns import Turns
 from kernels_eval.protocol import Capture
 from kernels_eval.sandbox import confinement, forkserver, machine, process_tree
 from kernels_eval.sandbox.child import Child, ChildFailure
+from kernels_eval.sandbox.layers import WITHOUT
 from kernels_eval.sandbox.process_tree import has_ended
 from kernels_eval.sandbox.server_handle import ForkServer
 from tests.support import kernels
@@ -34,6 +35,12 @@ LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)
 SECRET = "a-secret-of-the-parent-7f3a"
 EXIT_THREAD = 60 if os.uname().machine == "x86_64" else 93
 BARE = (*(f"namespace:{name}" for name in ("user", "pid", "net", "ipc")), "landlock", "seccomp")
+
+
+def server_without(*layers):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(WITHOUT, ",".join(layers))
+        return ForkServer()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +112,7 @@ def unfiltered(tmp_path_factory):
     for name in ("json", "triton"):
         (folder / f"{name}.py").write_text("raise RuntimeError('the wrong module')\n")
     with chdir(folder):
-        made = ForkServer(without=("seccomp", "landlock"))
+        made = server_without("seccomp", "landlock")
     with closing(made):
         yield made, folder
 
@@ -139,7 +146,7 @@ def test_an_exception_is_an_answer_not_a_death(server):
 def bare():
     """As on a machine without namespaces, Landlock and seccomp: what is left must still kill and
     clean up."""
-    made = ForkServer(without=BARE)
+    made = server_without(*BARE)
     yield made
     made.close()
 
@@ -199,7 +206,7 @@ def test_however_a_child_ends_nothing_of_it_lives_on(server, bare, layers, end):
 
 
 def test_a_child_ends_with_its_fork_server_which_is_a_machine_fault():
-    server = ForkServer(without=BARE)
+    server = server_without(*BARE)
     child = Child(server, "capture", LIMITS, processes=True)
     path = child.scratch / "candidate.py"
     path.write_text(f"{textwrap.dedent(RUNAWAYS)}\ntime.sleep(600)")

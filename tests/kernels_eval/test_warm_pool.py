@@ -36,7 +36,8 @@ class Verifier(kernels.Verifier):
 
 @pytest.fixture(scope="module")
 def verify():
-    made = Verifier(CONFIG, ahead=True)
+    made = Verifier(CONFIG)
+    made.runner.warm_pool.ahead = True
     with made.evaluator:
         yield made
 
@@ -75,7 +76,9 @@ def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(verify, rol
 @pytest.mark.slow
 def test_warm_children_of_a_fork_server_that_is_gone_are_forgotten():
     task, code = CODES["ok"]
-    with (verify := Verifier(CONFIG, own_server=True, ahead=True)).evaluator:
+    verify = Verifier(CONFIG, own_server=True)
+    verify.runner.warm_pool.ahead = True
+    with verify.evaluator:
         assert verify(task, code) == "ok"
         verify.runner.server.process.kill()
         verify.runner.server.process.wait()
@@ -122,7 +125,7 @@ def test_a_kept_kernel_is_unpacked_beside_what_a_warm_process_has_compiled(tmp_p
         generator="t",
         code=triton.example,
     )
-    with Verifier(CONFIG, "cuda:0", own_server=True, cache=tmp_path, ahead=True).evaluator as judge:
+    with Verifier(CONFIG, "cuda:0", own_server=True, cache=tmp_path).evaluator as judge:
         for _ in range(3):
             verdict = judge(task, made)
             assert verdict.reason == "ok", verdict.detail

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from kernels_eval.extensions import require_known
-from kernels_eval.records import Level, Record, Sparing
+from kernels_eval.records import Level, Record
 
 TRANSFORMS = "concur.build_transforms"
 Baseline = Literal["eager", "compile"]
@@ -35,7 +35,7 @@ class BuildConfig(Record):
     """such as '9.0'; default: that of the GPU, else 9.0"""
     lite_headers: bool = True
     """try the lite header tier first; the verdict does not depend on it"""
-    transforms: tuple[str, ...] = Field(default=(), exclude_if=lambda asked: not asked)
+    transforms: tuple[str, ...] = ()
     """what changes libraries once they are linked, in this order: extensions by their names
     (docs/how-to/extend.md)"""
 
@@ -77,7 +77,7 @@ class CorrectnessConfig(Record):
     """how often the first call is repeated on the same inputs, looking for other bits"""
 
 
-class TimingConfig(Sparing):
+class TimingConfig(Record):
     """Paired, interleaved measurement."""
 
     min_pairs: int = Field(default=50, ge=2)
@@ -119,9 +119,6 @@ class TimingConfig(Sparing):
             )
         return ("eager", "compile") if "compile" in value else ("eager",)
 
-    def _says(self, name: str, value: object) -> bool:
-        return self.compiles or name not in ("baselines", "compile_mode", "compile_s")
-
 
 class LimitsConfig(Record):
     """What one candidate may use.
@@ -149,7 +146,7 @@ class LimitsConfig(Record):
     """threads of a child and its processes together"""
 
 
-class EvalConfig(Sparing):
+class EvalConfig(Record):
     """The whole protocol of one verification. Part of every verdict's key."""
 
     level: Level = "confirm"
@@ -198,11 +195,6 @@ class EvalConfig(Sparing):
                 "sanitizer": "off",
             }
         )
-
-    def _says(self, name: str, value: object) -> bool:
-        if name == "address_sanitizer":
-            return value != "lite"
-        return self.sanitizer != "off" or not name.startswith("sanitizer")
 
 
 # -- what a task is compared on --------------------------------------------------------------------

@@ -176,18 +176,6 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Sparing(Record):
-    """A record that is written without what says nothing: every hash over one stays what it was
-    before there was that field."""
-
-    def _says(self, name: str, value: object) -> bool:
-        return True
-
-    @model_serializer(mode="wrap")
-    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {name: value for name, value in dump(self).items() if self._says(name, value)}
-
-
 UNWRITTEN: Any = Field(default=None, exclude_if=operator.not_)
 """Of a field that is not written where it says nothing: every hash over a record without it, and
 every such record on disk, stays what it was."""
@@ -211,7 +199,7 @@ class KernelTask(Record):
     family: str | None = UNWRITTEN
 
 
-class SamplingParams(Sparing):
+class SamplingParams(Record):
     """How a response was drawn. Part of the candidate's identity.
 
     What is None is not sent, and the server's own default holds: vLLM takes it from the model's
@@ -235,9 +223,12 @@ class SamplingParams(Sparing):
     repetition_penalty: PositiveFloat | None = None
     """above 1 makes tokens of the prompt and the response so far less likely; null: not sent"""
 
-    def _says(self, name: str, value: object) -> bool:
+    @model_serializer(mode="wrap")
+    def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Keep an explicit None, which says that no default of a known model is wanted."""
-        return value is not None or name in self.model_fields_set
+        chosen = self.model_fields_set
+        values: dict[str, object] = dump(self)
+        return {name: x for name, x in values.items() if x is not None or name in chosen}
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -42,9 +42,7 @@ class RewardRecipe(Record, allow_inf_nan=False):
 
     gamma: ClassVar[float] = 1.0
     """share of the next turn's reward that a turn is given (`discounted`)"""
-    min_kernel_share: float | None = Field(
-        default=None, ge=0, le=1, exclude_if=lambda least: least is None
-    )
+    min_kernel_share: float | None = Field(default=None, ge=0, le=1)
     """a correct kernel whose own kernels take less of its time, or an unknown share, earns what one
     without a custom kernel does; no published recipe has this"""
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from kernels_eval.config import LONGEST_NAME, MOST_FLAG_LETTERS
 from kernels_eval.records import Reason, Record, stable_hash
@@ -31,7 +31,7 @@ class ExtensionSpec(Record):
     extra_cuda_cflags: tuple[str, ...] = ()
     extra_ldflags: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
-    headers: tuple[tuple[str, str], ...] = Field(default=(), exclude_if=lambda found: not found)
+    headers: tuple[tuple[str, str], ...] = ()
     """(name, text) of those that the candidate wrote to its disk and its sources include"""
     python_module: bool = True
 

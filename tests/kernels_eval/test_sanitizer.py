@@ -94,15 +94,6 @@ def test_initcheck_sees_what_every_kernel_writes():
     assert "--kernel-name" not in sanitizer._options("initcheck", ("rows_kernel",))
 
 
-def test_off_changes_no_hash():
-    assert not [name for name in EvalConfig().model_dump() if name.startswith("sanitizer")]
-    on = EvalConfig(sanitizer="correct")
-    assert stable_hash(on.model_dump(mode="json")) != stable_hash(
-        EvalConfig(sanitizer="correct", sanitizer_tools=("memcheck",)).model_dump(mode="json")
-    )
-    assert EvalConfig.model_validate(on.model_dump(mode="json")) == on
-
-
 def test_a_missing_program_is_named_before_anything_runs(monkeypatch, tmp_path):
     found = candidate(AFFINE, "", language=Language.CUDA)
     prepared = Prepared(candidate_id=found.candidate_id)

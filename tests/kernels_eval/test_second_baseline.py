@@ -104,8 +104,6 @@ def test_a_second_baseline_is_part_of_the_key_with_all_that_bears_on_it():
     assert len(keys) == 3
     asked = EvalConfig(timing=TimingConfig.model_validate(BOTH))
     assert EvalConfig.model_validate_json(asked.model_dump_json()) == asked
-    left_alone = EvalConfig().model_dump()["timing"].keys()
-    assert not {"baselines", "compile_mode", "compile_s"} & left_alone, "no hash changes with them"
     swapped = TimingConfig.model_validate({"baselines": ["compile", "eager", "compile"]})
     assert swapped.baselines == ("eager", "compile"), (
         "an order means nothing, so it makes no other key"

@@ -2,42 +2,36 @@
 compare with ours.
 
     python -m benchmarks.kernelbench_protocol --tasks kernelbench.parquet --responses
-    qwq32b_candidates.parquet --mode sequential \ --only OURS/verdicts.json --budget-s 400 --out DIR
+    qwq32b_candidates.parquet --limit 64 --out DIR
     python -m benchmarks.kernelbench_protocol --out DIR --ours OURS/verdicts.json
 
 Candidates run with no isolation, with your rights: only give it responses you would run.
 
 Own code that follows the protocol of https://github.com/ScalingIntelligence/KernelBench
-(scripts/eval_from_generations.py and the tolerance of its first version). Every candidate has a
-fresh Python process. It imports torch, runs the reference's module and the candidate's in one
-namespace (the candidate builds its extension with torch's own load_inline), constructs both models
-under one seed, compares them in 5 trials on inputs that are made on the CPU and copied, and times
-100 calls of each after 3 warm-ups. A process that exceeds its deadline is killed with its group.
-Every candidate has its own TORCH_EXTENSIONS_DIR, so nothing that is built serves two of them.
-
-`--mode sequential` is KernelBench's default: one candidate after the other, each builds and runs in
-one process. `--mode parallel-builds` is its `build_cache`: all builds first, each in a process of
-its own and many at a time, then the runs one after the other. As there, a build that fails leaves
-no cache, so the run tries it again; the summary also says what that repetition cost.
+(scripts/eval_from_generations.py and the tolerance of its first version). One candidate after the
+other, each in a fresh Python process. It imports torch, runs the reference's module and the
+candidate's in one namespace (the candidate builds its extension with torch's own load_inline),
+constructs both models under one seed, compares them in 5 trials on inputs that are made on the CPU
+and copied, and times 100 calls of each after 3 warm-ups. A process that exceeds its deadline is
+killed with its group. Every candidate has its own TORCH_EXTENSIONS_DIR, so nothing that is built
+serves two of them.
 
 In KernelBench's favour: a process imports torch and nothing else, one process less is started per
 candidate, and it ends without clean-up. Against it: the reference's 100 calls, which KernelBench
 times with each candidate in newer versions only. They are listed apart. Not done: flushing the L2
-cache between calls, as newer versions do.
+cache between calls, as newer versions do, and building all candidates first (its `build_cache`).
 
-Writes `kernelbench_protocol.json` to --out after every candidate: a section for each mode, each
-with its rows and its summary. Both modes may share one --out. The order of candidates is shuffled
-with a fixed seed, so that a run cut short is still a fair sample.
+Writes `kernelbench_protocol.json` to --out after every candidate. The order of candidates is
+shuffled with a fixed seed, so that a run ended by SIGTERM or Ctrl-C is still a fair sample.
 
-`--ours verdicts.json` (what benchmarks.recorded_verdicts wrote) prints how much faster ours was, if
-both have the same candidates: give ours `responses-MODE.parquet` of --out as --responses, and a
-cold build cache.
+`--ours verdicts.json` (what benchmarks.recorded_verdicts wrote, with its summary.json beside it)
+prints how much faster ours was, if both have the same candidates: give ours `responses.parquet` of
+--out as --responses, and a cold build cache.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import random
@@ -47,13 +41,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,7 +57,6 @@ WARM_UPS = 3
 TIMING_TRIALS = 100
 
 RESULT = "kernelbench_protocol.json"
-MODES = ("sequential", "parallel-builds")
 PHASES = ("import", "device", "load", "correctness", "timing", "reference_timing", "end")
 DETAIL_CHARACTERS = 800
 
@@ -83,50 +74,20 @@ def main() -> int:
     )
     parser.add_argument("--responses", help="recorded responses, Parquet")
     parser.add_argument("--out", help="a folder")
-    parser.add_argument("--mode", choices=MODES, default="sequential")
-    parser.add_argument(
-        "--only",
-        help=(
-            "JSON list of objects with task_id and sample_index (a verdicts.json will do): exactly"
-            " these"
-        ),
-    )
     parser.add_argument(
         "--limit",
         type=int,
         default=64,
-        help="without --only: so many candidates, spread evenly over those with code",
+        help="so many candidates, spread evenly over those with code",
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for candidates in C++"
     )
     parser.add_argument(
-        "--builders",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="builds at a time, with parallel-builds",
-    )
-    parser.add_argument(
         "--timeout-s", type=float, default=300.0, help="deadline of one process, seconds"
     )
     parser.add_argument(
-        "--budget-s",
-        type=float,
-        default=0.0,
-        help="start no candidate (no build: half of it) after so long; 0: no limit",
-    )
-    parser.add_argument(
-        "--grace-s",
-        type=float,
-        default=30.0,
-        help="what still runs so long after the budget is killed and not counted",
-    )
-    parser.add_argument("--arch", help="TORCH_CUDA_ARCH_LIST; the device's own where not given")
-    parser.add_argument(
         "--ours", help="verdicts.json of benchmarks.recorded_verdicts, to compare with"
-    )
-    parser.add_argument(
-        "--ours-summary", help="its summary.json; the one beside --ours where not given"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
@@ -142,29 +103,23 @@ def main() -> int:
             "give --tasks and --responses to run candidates, or --ours to compare with an earlier"
             " run in --out"
         )
-    if arguments.builders < 1:
-        parser.error("--builders must be 1 or more")
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     interrupted = bool(arguments.tasks) and not run_candidates(arguments, out)
-    result = read_result(out)
-    if not result["modes"]:
-        print(f"error: {out / RESULT} holds no run yet", file=sys.stderr)
+    path = out / RESULT
+    if not path.exists():
+        print(f"error: {path} holds no run yet", file=sys.stderr)
         return 1
-    print("\n".join(table(result)), flush=True)
+    result = json.loads(path.read_text())
+    print(json.dumps(result["summary"], indent=2), flush=True)
     if arguments.ours:
-        summary = (
-            Path(arguments.ours_summary)
-            if arguments.ours_summary
-            else Path(arguments.ours).with_name("summary.json")
-        )
+        verdicts = Path(arguments.ours)
+        summary = verdicts.with_name("summary.json")
         compared = compare(
-            result["modes"],
-            json.loads(Path(arguments.ours).read_text()),
-            json.loads(summary.read_text()),
+            result, json.loads(verdicts.read_text()), json.loads(summary.read_text())
         )
         (out / "compared.json").write_text(json.dumps(compared, indent=2))
-        print("\n" + "\n".join(comparison_lines(compared)), flush=True)
+        print(json.dumps(compared, indent=2), flush=True)
     return 130 if interrupted else 0
 
 
@@ -179,10 +134,6 @@ class Job:
     sample_index: int
     reference: str
     candidate: str
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.task_id, self.sample_index
 
     @property
     def folder(self) -> str:
@@ -212,15 +163,10 @@ def load_jobs(tasks: str, responses: str) -> list[Job]:
     return found
 
 
-def choose(jobs: list[Job], only: list[dict[str, Any]] | None, limit: int) -> list[Job]:
-    """The candidates named by `only`, else `limit` spread evenly over all; shuffled the same way
-    every time."""
-    if only is not None:
-        wanted = {key_of(row) for row in only}
-        chosen = [job for job in jobs if job.key in wanted]
-    else:
-        step = max(1.0, len(jobs) / max(limit, 1))
-        chosen = [jobs[int(number * step)] for number in range(min(limit, len(jobs)))]
+def choose(jobs: list[Job], limit: int) -> list[Job]:
+    """`limit` candidates spread evenly over all; shuffled the same way every time."""
+    step = max(1.0, len(jobs) / max(limit, 1))
+    chosen = [jobs[int(number * step)] for number in range(min(limit, len(jobs)))]
     random.Random(0).shuffle(chosen)
     return chosen
 
@@ -228,60 +174,22 @@ def choose(jobs: list[Job], only: list[dict[str, Any]] | None, limit: int) -> li
 # --- runs
 
 
-@dataclass(frozen=True)
-class Settings:
-    """`timeout_s` is the deadline of a process; from `budget_s` on (0: never) nothing new is
-    started; `grace_s` later all is killed."""
-
-    mode: str
-    device: str
-    builders: int = 1
-    timeout_s: float = 300.0
-    budget_s: float = 0.0
-    grace_s: float = 30.0
-    arch: str | None = None
-
-
 def run_candidates(arguments: argparse.Namespace, out: Path) -> bool:
-    """Run the chosen mode and write its section after every candidate. Returns whether it came to
+    """Run the chosen candidates and write the result after each. Returns whether the run came to
     its end undisturbed."""
-    only = json.loads(Path(arguments.only).read_text()) if arguments.only else None
-    jobs = choose(load_jobs(arguments.tasks, arguments.responses), only, arguments.limit)
-    if only is not None:
-        left_out = len({key_of(row) for row in only}) - len(jobs)
-        print(
-            f"{len(jobs)} candidates; {left_out} of --only have no code or are not in the"
-            " responses",
-            flush=True,
-        )
+    jobs = choose(load_jobs(arguments.tasks, arguments.responses), arguments.limit)
     if not jobs:
         raise SystemExit("error: no candidate to run")
-    settings = Settings(
-        mode=arguments.mode,
-        device=arguments.device,
-        builders=arguments.builders,
-        timeout_s=arguments.timeout_s,
-        budget_s=arguments.budget_s,
-        grace_s=arguments.grace_s,
-        arch=arguments.arch,
-    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    others = read_result(out)["modes"]
-
-    def save(section: dict[str, Any]) -> None:
-        write_result(out, {"modes": others | {settings.mode: section}})
-
     done = True
     try:
-        run_mode(jobs, settings, save)
+        run(jobs, arguments.device, arguments.timeout_s, lambda result: write_result(out, result))
     except KeyboardInterrupt:  # SIGTERM too
         print("interrupted; what was finished is kept", flush=True)
         done = False
-    section = read_result(out)["modes"].get(settings.mode)
-    if section:
-        write_responses(
-            arguments.responses, section["rows"], out / f"responses-{settings.mode}.parquet"
-        )
+    if (path := out / RESULT).exists():
+        rows = json.loads(path.read_text())["rows"]
+        write_responses(arguments.responses, rows, out / "responses.parquet")
     return done
 
 
@@ -300,147 +208,64 @@ def write_responses(responses: str, rows: list[dict[str, Any]], path: Path) -> N
     ).write_parquet(path)
 
 
-def run_mode(
-    jobs: list[Job], settings: Settings, save: Callable[[dict[str, Any]], None]
+def run(
+    jobs: list[Job], device: str, timeout_s: float, save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """All jobs under the settings. `save` gets the section (rows, builds, summary) after every
-    build and every run."""
+    """Verify all jobs, one after the other. `save` gets the result after every one: its rows, its
+    summary and the machine's facts."""
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="kernelbench-"))
-    processes = Processes(settings, scratch)
+    processes = Processes(device, timeout_s, scratch)
     try:
         facts = processes.facts()
         print(json.dumps(facts), flush=True)
-        section = {
-            "settings": asdict(settings) | {"arch": processes.arch},
-            "machine": facts,
-            "chosen": len(jobs),
-            "builds": [],
-            "build_wall_s": 0.0,
-            "rows": [],
-            "run_wall_s": 0.0,
-        }
-
-        def note(kind: str, done: int, total: int, row: dict[str, Any]) -> None:
-            section["summary"] = summarise(section)
-            save(section)
+        result: dict[str, Any] = {"machine": facts, "chosen": len(jobs), "rows": []}
+        runs_began = time.monotonic()
+        for number, job in enumerate(jobs, 1):
+            row = {"task_id": job.task_id, "sample_index": job.sample_index} | processes.run(job)
+            result["rows"].append(row)
+            result["wall_s"] = round(time.monotonic() - runs_began, 3)
+            result["summary"] = summarise(result)
+            save(result)
             split = ", ".join(
                 f"{name} {row['seconds'][name]:.1f}"
                 for name in PHASES
                 if row["seconds"].get(name, 0) >= 0.05
             )
-            name = f"{row['task_id']}#{row['sample_index']}"
             print(
-                f"{time.monotonic() - began:6.1f} s  {kind} {done}/{total}  {name}  {row['status']}"
+                f"{time.monotonic() - began:6.1f} s  {number}/{len(jobs)}"
+                f"  {row['task_id']}#{row['sample_index']}  {row['status']}"
                 f"  {row['wall_s']:.1f} s ({split})",
                 flush=True,
             )
-
-        ends_at = began + settings.budget_s if settings.budget_s else float("inf")
-        killed_at = ends_at + settings.grace_s
-        if settings.mode == "parallel-builds":
-            stops_at = began + settings.budget_s / 2 if settings.budget_s else float("inf")
-            jobs = _build_all(jobs, processes, section, note, stops_at, killed_at)
-        _run_all(jobs, processes, section, note, ends_at, killed_at)
-        section["summary"] = summarise(section)
-        save(section)
-        return section
+            shutil.rmtree(processes.folder(job), ignore_errors=True)
+        return result
     finally:
-        processes.stop()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _build_all(
-    jobs: list[Job],
-    processes: Processes,
-    section: dict,
-    note: Callable,
-    stops_at: float,
-    killed_at: float,
-) -> list[Job]:
-    """Import every candidate once, `builders` at a time. Returns the jobs whose build was tried, in
-    their order."""
-
-    def build(job: Job) -> dict[str, Any] | None:
-        if time.monotonic() >= stops_at:
-            return None
-        outcome = processes.run("build", job, killed_at)
-        if outcome and outcome["status"] != "built":
-            shutil.rmtree(
-                processes.extensions(job), ignore_errors=True
-            )  # KernelBench does the same; a stale lock would block the run
-        return outcome
-
-    began = time.monotonic()
-    with ThreadPoolExecutor(processes.settings.builders) as pool:
-        futures = {pool.submit(build, job): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                outcome, job = future.result(), futures[future]
-                if outcome:
-                    section["builds"].append(
-                        {"task_id": job.task_id, "sample_index": job.sample_index} | outcome
-                    )
-                    section["build_wall_s"] = round(time.monotonic() - began, 3)
-                    note("build", len(section["builds"]), len(jobs), section["builds"][-1])
-        except BaseException:
-            processes.stop()  # or leaving the pool would wait for them
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    tried = {key_of(row) for row in section["builds"]}
-    return [job for job in jobs if job.key in tried]
-
-
-def _run_all(
-    jobs: list[Job],
-    processes: Processes,
-    section: dict,
-    note: Callable,
-    ends_at: float,
-    killed_at: float,
-) -> None:
-    began = time.monotonic()
-    for job in jobs:
-        if time.monotonic() >= ends_at:
-            break
-        outcome = processes.run("run", job, killed_at)
-        if outcome is None:
-            break
-        section["rows"].append({"task_id": job.task_id, "sample_index": job.sample_index} | outcome)
-        section["run_wall_s"] = round(time.monotonic() - began, 3)
-        note("run", len(section["rows"]), len(jobs), section["rows"][-1])
-        shutil.rmtree(processes.folder(job), ignore_errors=True)
-
-
 class Processes:
-    """Starts the processes of candidates, ends them at their deadlines, reads what they report.
-    `stop` ends all of them, for good."""
+    """Starts the processes of candidates, ends them at their deadlines, reads what they report."""
 
-    def __init__(self, settings: Settings, scratch: Path) -> None:
-        self.settings = settings
+    def __init__(self, device: str, timeout_s: float, scratch: Path) -> None:
+        self.device = device
+        self.timeout_s = timeout_s
         self.scratch = scratch
-        self.arch = settings.arch or os.environ.get("TORCH_CUDA_ARCH_LIST")
-        self._running: set[subprocess.Popen] = set()
-        self._lock = threading.Lock()
-        self._stopped = False
+        self.arch = os.environ.get("TORCH_CUDA_ARCH_LIST")
 
     def folder(self, job: Job) -> Path:
         return self.scratch / job.folder
 
-    def extensions(self, job: Job) -> Path:
-        return self.folder(job) / "extensions"
-
     def facts(self) -> dict[str, Any]:
         """What the machine holds, asked in a process, so that this one has no CUDA context.
         SystemExit where candidates could not run."""
-        folder = self.scratch / "facts"
-        outcome = self._outcome({"kind": "facts"}, folder, self.settings.timeout_s)
-        if outcome is None or outcome["status"] != "facts":
-            raise SystemExit(f"error: {outcome['detail'] if outcome else 'stopped'}")
-        facts = outcome["facts"]
+        outcome = self._outcome("facts", self.scratch / "facts")
+        if outcome["status"] != "facts":
+            raise SystemExit(f"error: {outcome['detail']}")
+        facts: dict[str, Any] = outcome["facts"]
         if not facts["ninja"]:
             raise SystemExit("error: torch finds no ninja, which load_inline needs: put it on PATH")
-        if self.settings.device == "cuda":
+        if self.device == "cuda":
             if not facts["device_name"]:
                 raise SystemExit(
                     f"error: torch {facts['torch']} sees no CUDA device; --device cpu runs"
@@ -453,37 +278,19 @@ class Processes:
             self.arch = self.arch or facts["capability"]
         return facts
 
-    def run(self, kind: str, job: Job, killed_at: float) -> dict[str, Any] | None:
-        """Build a candidate or run it. None where the time of the whole run ended first; that
-        candidate does not count."""
+    def run(self, job: Job) -> dict[str, Any]:
         folder = self.folder(job)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "reference.py").write_text(job.reference, encoding="utf-8")
         (folder / "candidate.py").write_text(job.candidate, encoding="utf-8")
-        left_s = killed_at - time.monotonic()
-        if left_s <= 0:
-            return None
-        outcome = self._outcome({"kind": kind}, folder, min(self.settings.timeout_s, left_s))
-        return (
-            None
-            if outcome and outcome["status"] == "timeout" and left_s < self.settings.timeout_s
-            else outcome
-        )
+        return self._outcome("run", folder)
 
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            for process in self._running:
-                _kill_group(process)
-
-    def _outcome(
-        self, job: dict[str, Any], folder: Path, timeout_s: float
-    ) -> dict[str, Any] | None:
+    def _outcome(self, kind: str, folder: Path) -> dict[str, Any]:
         temporary = folder / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         path, log = folder / "job.json", folder / "log.txt"
-        path.write_text(json.dumps(job | {"device": self.settings.device, "began": began}))
+        path.write_text(json.dumps({"kind": kind, "device": self.device, "began": began}))
         report, report_fd = os.pipe()
         # -P: this file's folder is not on the candidate's path
         command = [
@@ -496,9 +303,7 @@ class Processes:
             str(report_fd),
         ]
         try:
-            with log.open("wb") as output, self._lock:
-                if self._stopped:
-                    return None
+            with log.open("wb") as output:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -509,27 +314,21 @@ class Processes:
                     env=self._environment(folder),
                     process_group=0,
                 )
-                self._running.add(process)
             late = False
             try:
-                process.wait(timeout_s)
+                process.wait(self.timeout_s)
             except subprocess.TimeoutExpired:
                 late = True
             finally:
                 _kill_group(process)  # also what a candidate left behind
                 process.wait()
-                with self._lock:
-                    self._running.discard(process)
             wall_s = time.monotonic() - began
             lines = _drain(report)
         finally:
             os.close(report)
             os.close(report_fd)
-        if self._stopped:
-            return None
-        return read_outcome(
-            lines, wall_s, "timeout" if late else "exit", process.returncode, _tail(log)
-        )
+        end = "timeout" if late else "exit"
+        return read_outcome(lines, wall_s, end, process.returncode, _tail(log))
 
     def _environment(self, folder: Path) -> dict[str, str]:
         """Ours, with every cache and every temporary file in the candidate's own folder."""
@@ -541,10 +340,8 @@ class Processes:
         environment["PATH"] = os.pathsep.join(
             [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
         )  # ninja may be there
-        if self.settings.device == "cuda" and self.arch:
-            environment["TORCH_CUDA_ARCH_LIST"] = (
-                self.arch
-            )  # in builds and runs alike, or ninja would build again
+        if self.device == "cuda" and self.arch:
+            environment["TORCH_CUDA_ARCH_LIST"] = self.arch
         return environment
 
 
@@ -604,7 +401,7 @@ def read_outcome(
             status = "harness_error" if report["phase"] in ("import", "device") else "runtime_error"
             how = f"signal {-returncode}" if returncode < 0 else f"exit status {returncode}"
             outcome |= {"status": status, "detail": f"ended in {report['phase']} with {how}"}
-    if outcome["status"] not in ("built", "correct", "facts"):
+    if outcome["status"] not in ("correct", "facts"):
         outcome["log_tail"] = (
             # load_inline(verbose=True) prints the compiler's errors and raises without them
             log_tail
@@ -685,8 +482,6 @@ def run_child(path: Path, descriptor: int) -> int:
     try:
         if job["kind"] == "facts":
             _report_facts(report, job["device"])
-        elif job["kind"] == "build":
-            _build(report, path.parent)
         else:
             _verify(report, path.parent, job["device"])
     except Ended as ended:
@@ -732,15 +527,6 @@ def _namespace() -> ModuleType:
     module = ModuleType("kernelbench_candidate")
     sys.modules[module.__name__] = module  # TorchScript and dataclasses look there
     return module
-
-
-def _build(report: Report, folder: Path) -> None:
-    """Run the candidate's module alone: what it builds at import is built."""
-    with report.phase("import", "harness_error"):
-        importlib.import_module("torch")
-    with report.phase("load", "compile_error"):
-        _execute(folder / "candidate.py", _namespace())
-    report.finish("built")
 
 
 def _verify(report: Report, folder: Path, device: str) -> None:
@@ -880,11 +666,6 @@ def _statistics(times_ms: list[float]) -> dict[str, float]:
 # --- results
 
 
-def read_result(out: Path) -> dict[str, Any]:
-    path = out / RESULT
-    return json.loads(path.read_text()) if path.exists() else {"modes": {}}
-
-
 def write_result(out: Path, result: dict[str, Any]) -> None:
     """Whole or not at all, so that a run that is killed leaves the last whole file."""
     partial = out / f"{RESULT}.partial"
@@ -892,166 +673,52 @@ def write_result(out: Path, result: dict[str, Any]) -> None:
     partial.replace(out / RESULT)
 
 
-def summarise(section: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of wall time, in all and a candidate, and where they went.
-
-    With parallel builds the seconds of a candidate are the builds' wall time / builds + the runs'
-    wall time / runs, since a run cut short has built more candidates than it ran. The median is
-    that of the runs, with the same share of the builds' wall time.
-    """
-    rows, builds = section["rows"], section["builds"]
-    parallel = section["settings"]["mode"] == "parallel-builds"
-    summary: dict[str, Any] = {
-        "mode": section["settings"]["mode"],
-        "chosen": section["chosen"],
-        "candidates": len(rows),
-        "wall_s": round(section["build_wall_s"] + section["run_wall_s"], 1),
-        "statuses": dict(Counter(row["status"] for row in rows)),
-    }
-    build_s = section["build_wall_s"] / len(builds) if builds else 0.0
-    if rows:
-        summary["s_per_candidate_mean"] = round(build_s + section["run_wall_s"] / len(rows), 3)
-        summary["s_per_candidate_median"] = round(
-            build_s + statistics.median(row["wall_s"] for row in rows), 3
-        )
-        summary["run_split_mean_s"] = _split(rows)
-        built = [row["seconds"].get("load", 0.0) for row in rows if row["status"] == "correct"]
-        summary["load_s_mean_of_correct"] = round(statistics.fmean(built), 3) if built else None
-    if parallel:
-        failed = {key_of(row) for row in builds if row["status"] != "built"}
-        again = [row["wall_s"] for row in rows if key_of(row) in failed]
-        summary |= {
-            "builders": section["settings"]["builders"],
-            "builds": len(builds),
-            "builds_failed": len(failed),
-            "build_wall_s": round(section["build_wall_s"], 1),
-            "run_wall_s": round(section["run_wall_s"], 1),
-            "build_wall_s_per_candidate": round(build_s, 3),
-            "build_process_s_mean": (
-                round(statistics.fmean(row["wall_s"] for row in builds), 3) if builds else None
-            ),
-            "builds_tried_again": len(again),
-            "builds_tried_again_s": round(sum(again), 1),
-        }
-        if rows:
-            summary["s_per_candidate_mean_without_trying_again"] = round(
-                build_s + (section["run_wall_s"] - sum(again)) / len(rows), 3
-            )
-    return summary
-
-
-def _split(rows: list[dict[str, Any]]) -> dict[str, float]:
+def summarise(result: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of wall time, in all and a candidate, and where they went."""
+    rows = result["rows"]
+    built = [row["seconds"].get("load", 0.0) for row in rows if row["status"] == "correct"]
     return {
-        name: round(statistics.fmean(row["seconds"].get(name, 0.0) for row in rows), 3)
-        for name in PHASES
+        "chosen": result["chosen"],
+        "candidates": len(rows),
+        "wall_s": round(result["wall_s"], 1),
+        "statuses": dict(Counter(row["status"] for row in rows)),
+        "s_per_candidate_mean": round(result["wall_s"] / len(rows), 3),
+        "s_per_candidate_median": round(statistics.median(row["wall_s"] for row in rows), 3),
+        "split_mean_s": {
+            name: round(statistics.fmean(row["seconds"].get(name, 0.0) for row in rows), 3)
+            for name in PHASES
+        },
+        "load_s_mean_of_correct": round(statistics.fmean(built), 3) if built else None,
     }
-
-
-def table(result: dict[str, Any]) -> list[str]:
-    """The summaries as Markdown: a column for each mode."""
-    summaries = [result["modes"][mode]["summary"] for mode in MODES if mode in result["modes"]]
-    labels = {
-        "candidates": "candidates done",
-        "chosen": "of chosen",
-        "wall_s": "wall time, s",
-        "s_per_candidate_mean": "s per candidate, mean",
-        "s_per_candidate_median": "s per candidate, median",
-        "s_per_candidate_mean_without_trying_again": (
-            "s per candidate, mean, failed builds not tried again"
-        ),
-        "build_wall_s": "wall time of the builds, s",
-        "builds": "builds",
-        "builds_failed": "builds that failed",
-        "builders": "builds at a time",
-        "build_process_s_mean": "s of one build's process, mean",
-        "run_wall_s": "wall time of the runs, s",
-    }
-    lines = [
-        "| | " + " | ".join(summary["mode"] for summary in summaries) + " |",
-        "| --- |" + " ---: |" * len(summaries),
-    ]
-    for name, label in labels.items():
-        if any(name in summary for summary in summaries):
-            lines.append(
-                f"| {label} | "
-                + " | ".join(str(summary.get(name, "-")) for summary in summaries)
-                + " |"
-            )
-    for phase in PHASES:
-        values = [summary.get("run_split_mean_s", {}).get(phase, "-") for summary in summaries]
-        lines.append(
-            f"| of a run, mean s: {phase.replace('_', ' ')} | "
-            + " | ".join(map(str, values))
-            + " |"
-        )
-    for status in sorted({status for summary in summaries for status in summary["statuses"]}):
-        lines.append(
-            f"| {status} | "
-            + " | ".join(str(summary["statuses"].get(status, 0)) for summary in summaries)
-            + " |"
-        )
-    return lines
-
-
-# --- ours
 
 
 def compare(
-    modes: dict[str, Any], verdicts: list[dict[str, Any]], summary: dict[str, Any]
+    result: dict[str, Any], verdicts: list[dict[str, Any]], summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """KernelBench's wall seconds a candidate over ours, for each mode that ran the same candidates.
+    """KernelBench's wall seconds a candidate over ours, where both ran the same candidates.
 
-    Ours is the wall time of `summary` over the verdicts with code. A mode with other candidates
-    than ours has only `candidates`, how many both have.
+    Ours is the wall time of `summary`, workers' start included, over the verdicts with code.
+    SystemExit where the candidates are others.
     """
+    rows = {key_of(row): row for row in result["rows"]}
     with_code = {key_of(row): row for row in verdicts if row["status"] != "no_code"}
-    ours_s = summary["wall_s"] / max(len(with_code), 1)
-    found: dict[str, Any] = {
-        "ours_with_code": len(with_code),
-        "ours_wall_s": summary["wall_s"],
-        "modes": {},
-    }
-    for mode in MODES:
-        if mode not in modes:
-            continue
-        rows = {key_of(row): row for row in modes[mode]["rows"]}
-        common = rows.keys() & with_code.keys()
-        found["modes"][mode] = {"candidates": len(common)}
-        if not common or not common == rows.keys() == with_code.keys():
-            continue
-        theirs_s = modes[mode]["summary"]["s_per_candidate_mean"]
-        pairs = Counter((rows[key]["status"], with_code[key]["status"]) for key in common)
-        found["modes"][mode] |= {
-            "kernelbench_s_per_candidate": theirs_s,
-            "ours_s_per_candidate": round(ours_s, 3),
-            "ratio": round(theirs_s / ours_s, 2),
-            "verdicts": {
-                f"{theirs} | ours {ours}": count for (theirs, ours), count in sorted(pairs.items())
-            },
-        }
-    return found
-
-
-def comparison_lines(compared: dict[str, Any]) -> list[str]:
-    """The comparison in words, with what is compared."""
-    lines = [
-        "Compared: wall seconds a candidate with code, KernelBench's protocol over ours.",
-        f"Ours: {compared['ours_wall_s']} s of wall time (workers' start included) for"
-        f" {compared['ours_with_code']} candidates with code.",
-    ]
-    for mode, row in compared["modes"].items():
-        if "ratio" not in row:
-            lines.append(
-                f"{mode}: {row['candidates']} candidates in common, but not the same ones in all:"
-                f" verify responses-{mode}.parquet with ours, then compare"
-            )
-            continue
-        lines.append(
-            f"{mode}: {row['candidates']} candidates; {row['kernelbench_s_per_candidate']} s each"
-            f" against {row['ours_s_per_candidate']} s = {row['ratio']} times"
+    if rows.keys() != with_code.keys():
+        raise SystemExit(
+            f"error: {len(rows.keys() & with_code.keys())} candidates in common, but not the same"
+            " ones in all: verify responses.parquet with ours, then compare"
         )
-        lines += [f"    {count} x {name}" for name, count in row["verdicts"].items()]
-    return lines
+    ours_s = summary["wall_s"] / len(with_code)
+    theirs_s = result["summary"]["s_per_candidate_mean"]
+    pairs = Counter((row["status"], with_code[key]["status"]) for key, row in rows.items())
+    return {
+        "candidates": len(rows),
+        "kernelbench_s_per_candidate": theirs_s,
+        "ours_s_per_candidate": round(ours_s, 3),
+        "ratio": round(theirs_s / ours_s, 2),
+        "verdicts": {
+            f"{theirs} | ours {ours}": count for (theirs, ours), count in sorted(pairs.items())
+        },
+    }
 
 
 if __name__ == "__main__":

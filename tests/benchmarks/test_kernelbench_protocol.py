@@ -5,21 +5,18 @@ import json
 import sys
 
 import pytest
-import yaml
 
 from benchmarks import kernelbench_protocol as protocol
 from benchmarks.kernelbench_protocol import (
     Job,
-    Settings,
     choose,
     compare,
     read_outcome,
-    run_mode,
+    run,
     summarise,
 )
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
-from tests.support.commands import ROOT
 
 TASK = """
 import torch
@@ -59,8 +56,22 @@ def candidate(number, result, first=""):
     return Job("test/scale", number, TASK, CANDIDATE.format(result=result, first=first))
 
 
-DATA = yaml.safe_load((ROOT / "tests/data/kernelbench_protocol.yaml").read_text(encoding="utf-8"))
-MODES = {name: made | {"summary": summarise(made)} for name, made in DATA["modes"].items()}
+ROWS = [
+    {"task_id": "t", "sample_index": number, "status": status, "wall_s": wall_s, "seconds": seconds}
+    for number, (status, wall_s, seconds) in enumerate(
+        [
+            ("correct", 30.0, {"load": 20.0, "reference_timing": 4.0}),
+            ("compile_error", 20.0, {"load": 18.0}),
+            ("timeout", 10.0, {}),
+        ]
+    )
+]
+RESULT = {"chosen": 9, "rows": ROWS, "wall_s": 60.0}
+RESULT |= {"summary": summarise(RESULT)}
+VERDICTS = [
+    {"task_id": "t", "sample_index": number, "status": status}
+    for number, status in enumerate(["correct", "incorrect", "timeout", "no_code"])
+]
 
 
 def test_a_process_is_worth_its_last_report():
@@ -82,49 +93,47 @@ def test_a_process_is_worth_its_last_report():
 
 def test_a_chosen_sample_is_spread_out_and_always_the_same():
     jobs = [Job(f"t/{number}", 0, "", "") for number in range(100)]
-    assert {int(job.task_id[2:]) for job in choose(jobs, None, 4)} == {0, 25, 50, 75}
-    assert len(choose(jobs, None, 1000)) == 100
-    order = choose(jobs, None, 10)
-    assert order == choose(jobs, None, 10) and order != sorted(
+    assert {int(job.task_id[2:]) for job in choose(jobs, 4)} == {0, 25, 50, 75}
+    assert len(choose(jobs, 1000)) == 100
+    order = choose(jobs, 10)
+    assert order == choose(jobs, 10) and order != sorted(
         order, key=lambda job: int(job.task_id[2:])
     )
-    only = [
-        {"task_id": "t/7", "sample_index": 0},
-        {"task_id": "t/8", "sample_index": 1},
-        {"task_id": "t/7", "sample_index": 0},
-    ]
-    assert [job.task_id for job in choose(jobs, only, 4)] == ["t/7"]
 
 
-def test_the_summary_divides_each_phase_by_what_went_through_it():
-    for mode, expected in DATA["summaries"].items():
-        assert expected.items() <= MODES[mode]["summary"].items()
-    split = MODES["sequential"]["summary"]["run_split_mean_s"]
-    assert split["load"] == pytest.approx(38 / 3, abs=1e-3)
-    assert summarise(MODES["sequential"] | {"rows": [], "run_wall_s": 0.0})["candidates"] == 0
-    assert len(protocol.table({"modes": MODES})) > 10
+def test_the_summary_divides_by_what_ran():
+    summary = RESULT["summary"]
+    assert (summary["candidates"], summary["chosen"], summary["wall_s"]) == (3, 9, 60.0)
+    assert summary["s_per_candidate_mean"] == summary["s_per_candidate_median"] == 20.0
+    assert summary["split_mean_s"]["load"] == pytest.approx(38 / 3, abs=1e-3)
 
 
-def test_the_same_candidates_are_compared():
-    found = compare(MODES, DATA["verdicts"], {"wall_s": 6.0})["modes"]
-    assert found == DATA["compared"]
-    foreign = [DATA["verdicts"][0] | {"sample_index": 7}]
-    assert compare(MODES, foreign, {"wall_s": 6.0})["modes"]["sequential"] == {"candidates": 0}
+def test_only_the_same_candidates_are_compared():
+    with pytest.raises(SystemExit, match="2 candidates in common"):
+        compare(RESULT, VERDICTS[:2], {"wall_s": 6.0})
 
 
-def test_ours_can_be_compared_later(tmp_path, monkeypatch, capsys):
+def test_ours_can_be_compared_later(tmp_path, monkeypatch):
     verdicts = tmp_path / "verdicts.json"
-    verdicts.write_text(json.dumps(DATA["verdicts"][:3]))
+    verdicts.write_text(json.dumps(VERDICTS))
     (tmp_path / "summary.json").write_text(json.dumps({"wall_s": 6.0, "candidates": 3}))
     words = ["kernelbench_protocol", "--out", str(tmp_path), "--ours", str(verdicts)]
     monkeypatch.setattr(sys, "argv", words)
     assert protocol.main() == 1  # there is no run yet
-    protocol.write_result(tmp_path, {"modes": {"sequential": MODES["sequential"]}})
+    protocol.write_result(tmp_path, RESULT)
     assert protocol.main() == 0
-    said = "sequential: 3 candidates; 20.0 s each against 2.0 s = 10.0 times"
-    assert said in capsys.readouterr().out
     compared = json.loads((tmp_path / "compared.json").read_text())
-    assert compared["modes"]["sequential"]["ratio"] == 10.0
+    assert compared == {
+        "candidates": 3,
+        "ours_s_per_candidate": 2.0,
+        "kernelbench_s_per_candidate": 20.0,
+        "ratio": 10.0,
+        "verdicts": {
+            "correct | ours correct": 1,
+            "compile_error | ours incorrect": 1,
+            "timeout | ours timeout": 1,
+        },
+    }
 
 
 def test_the_responses_of_what_was_done_can_be_given_to_ours(tmp_path):
@@ -153,13 +162,9 @@ def test_bundled_candidates_build_and_run_one_after_the_other():
     }  # 2 does not compile
     jobs = [Job(task.task_id, number, task.code, code) for number, code in codes.items() if code]
     saved = []
-    found = run_mode(
-        jobs,
-        Settings("sequential", "cpu", timeout_s=280),
-        lambda section: saved.append(len(section["rows"])),
-    )
+    found = run(jobs, "cpu", 280, lambda result: saved.append(len(result["rows"])))
     right, broken = found["rows"]
-    assert saved == [1, 2, 2]
+    assert saved == [1, 2]
     assert right["status"] == "correct", right
     assert right["latency_ms"]["candidate"]["mean"] > 0 and right["speedup"] > 0
     assert right["seconds"]["load"] > right["seconds"]["correctness"] > 0
@@ -179,21 +184,7 @@ def test_whatever_a_candidate_does_there_is_a_row():
         candidate(3, "sys.exit(0)"),
         candidate(4, "x", first="time.sleep(300)"),
     ]
-    found = run_mode(
-        jobs, Settings("parallel-builds", "cpu", builders=2, timeout_s=30), lambda section: None
-    )
-    builds = {row["sample_index"]: row["status"] for row in found["builds"]}
-    assert builds == dict(enumerate(["built"] * 4 + ["timeout"]))
+    found = run(jobs, "cpu", 60, lambda result: None)
     statuses = {row["sample_index"]: row["status"] for row in found["rows"]}
     expected = "correct incorrect runtime_error runtime_error timeout".split()
     assert statuses == dict(enumerate(expected))
-
-
-@pytest.mark.slow
-def test_the_budget_stops_new_candidates_and_cuts_what_is_late():
-    jobs = [candidate(number, "x", first="time.sleep(300)") for number in range(2)]
-    found = run_mode(
-        jobs, Settings("sequential", "cpu", budget_s=10, grace_s=1), lambda section: None
-    )
-    summary = found["summary"]
-    assert (found["rows"], summary["candidates"], summary["chosen"]) == ([], 0, 2)

@@ -11,8 +11,8 @@ the clock of the killing stands still. When the time is over the run ends by its
 
 Ends with 0 where both runs gave every candidate exactly one verdict (one row in the files
 themselves), with the same status and reason, no process and no folder was left behind, and every
-build that was kept loads. Needs a C++ compiler and no GPU. DIR keeps `report.json`, `report.md` and
-what the drivers said.
+build that was kept loads. Needs a C++ compiler and no GPU. DIR keeps `report.json` and what
+the drivers said.
 
 The candidates come from few sources, so that most builds are served from the cache: kernels of the
 test suite, each fault in many variants, and recorded responses. Nothing is timed, and every
@@ -25,7 +25,6 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -35,7 +34,6 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +95,6 @@ def main() -> int:
     parser.add_argument(
         "--out", help="a directory; two runs of an earlier time that are there are removed"
     )
-    parser.add_argument(
-        "--keep-calm",
-        action="store_true",
-        help="compare with the calm run that an earlier call has left in --out",
-    )
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     parser.add_argument("--aftermath", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -113,12 +106,10 @@ def main() -> int:
     if not arguments.out:
         parser.error("--out is needed")
     out = Path(arguments.out).absolute()
-    report = measure(
-        out, arguments.candidates, arguments.seconds, arguments.seed, keep_calm=arguments.keep_calm
-    )
+    report = measure(out, arguments.candidates, arguments.seconds, arguments.seed)
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2))
-    (out / "report.md").write_text(as_text(report))
-    print(as_text(report))
+    for fault in report.faults:
+        print(f"fault: {fault}")
     return 0 if report.faults == [] else 1
 
 
@@ -637,16 +628,11 @@ class Report:
     """Why this is no success; empty where it is one."""
 
 
-def measure(out: Path, count: int, seconds: float, seed: int, *, keep_calm: bool = False) -> Report:
+def measure(out: Path, count: int, seconds: float, seed: int) -> Report:
     adopt_orphans()
     chance = random.Random(seed)
-    kept = out / "calm.json"
-    if keep_calm and kept.exists():
-        calm = Run(**json.loads(kept.read_text()))
-    else:
-        write(out / "calm", count)
-        calm = run(out / "calm", 0, chance)
-        kept.write_text(json.dumps(asdict(calm)))
+    write(out / "calm", count)
+    calm = run(out / "calm", 0, chance)
     print(f"the calm run took {calm.wall_s} s", flush=True)
     write(out / "chaos", count)
     chaos = run(out / "chaos", seconds, chance)
@@ -690,70 +676,6 @@ def compared(count: int, seconds: float, seed: int, calm: Run, chaos: Run) -> Re
             " candidates"
         )
     return Report(count, seconds, seed, calm, chaos, differences, faults)
-
-
-def as_text(report: Report) -> str:
-    def table(head: str, counts: dict[str, int]) -> str:
-        return "\n".join(
-            [
-                f"| {head} | number |",
-                "| --- | ---: |",
-                *(f"| {name} | {count} |" for name, count in counts.items()),
-            ]
-        )
-
-    calm, chaos = report.calm, report.chaos
-    verdicts = Counter(f"{status}/{reason}" for status, reason, _ in chaos.verdicts.values())
-    lines = [
-        "# A run whose processes are killed at random",
-        "",
-        (
-            f"- Command: `python -m benchmarks.chaos --candidates {report.candidates} --seconds"
-            f" {report.seconds:g} --seed {report.seed} --out DIR`"
-        ),
-        (
-            f"- Machine: {os.cpu_count()} cores, no GPU; Linux {platform.release()}, Python"
-            f" {platform.python_version()}. Date {date.today()}"
-        ),
-        (
-            f"- Wall time: {calm.wall_s:.0f} s calm, {chaos.wall_s:.0f} s with"
-            f" {sum(chaos.kills.values())} kills in {chaos.killing_s:.0f} s of killing"
-        ),
-        (
-            f"- Driver started again: {sum(chaos.restarts.values())} times"
-            f" ({', '.join(f'{n} {how}' for how, n in chaos.restarts.items())})"
-        ),
-        (
-            f"- Rows: {chaos.rows} for {report.candidates} candidates, {len(chaos.twice)} of them"
-            " with two"
-        ),
-        f"- Verdicts whose status or reason differ from the calm run's: {len(report.differences)}",
-        (
-            f"- Builds kept: {len(chaos.builds)}, of which"
-            f" {sum(chaos.builds[key] != calm.builds.get(key) for key in chaos.builds)} differ"
-        ),
-        (
-            f"- Left behind: {len(chaos.left_processes)} processes, {len(chaos.left_files)} files"
-            " or folders (after the next run's sweep)"
-        ),
-        f"- Result: {'as it should be' if not report.faults else '; '.join(report.faults)}",
-        "",
-        table("killed", chaos.kills),
-        "",
-        table("verdict", dict(sorted(verdicts.items()))),
-        *(
-            ["", "Differences:", "", *(f"- {line}" for line in report.differences)]
-            if report.differences
-            else []
-        ),
-        *(
-            ["", "How drivers that were not killed themselves ended:", ""]
-            if chaos.last_words
-            else []
-        ),
-        *(f"- {words}" for words in chaos.last_words),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -222,7 +222,8 @@ def run(
         result: dict[str, Any] = {"machine": facts, "chosen": len(jobs), "rows": []}
         runs_began = time.monotonic()
         for number, job in enumerate(jobs, 1):
-            row = {"task_id": job.task_id, "sample_index": job.sample_index} | processes.run(job)
+            row: dict[str, Any] = {"task_id": job.task_id, "sample_index": job.sample_index}
+            row |= processes.run(job)
             result["rows"].append(row)
             result["wall_s"] = round(time.monotonic() - runs_began, 3)
             result["summary"] = summarise(result)

@@ -89,7 +89,6 @@ def kind_of(column: pl.DataType) -> str:
     return "text" if column in (pl.String, pl.Categorical, pl.Enum) else str(column.base_type())
 
 
-SAMPLING, TIMING = _type("sampling"), _type("timing")
 TASKS, CANDIDATES, VERDICTS, CURATED, DECISIONS = (
     pa.schema(_fields(table))
     for table in ("tasks", "candidates", "verdicts", "curated", "decisions")

@@ -38,7 +38,6 @@ KEYS = {
     "kernel": ("answer", "code"),
 }
 """What --map names, by the section and field of a map."""
-MOST_SHOWN = 3
 
 
 class Map(NamedTuple):

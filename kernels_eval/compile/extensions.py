@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kernels_eval.compile.cache import BuildCache
+from kernels_eval.compile.certain_errors import certain_error
 from kernels_eval.compile.lite import (
     BEYOND,
     IDENTIFIER,
-    certain_error,
     definitions,
     only_declares,
 )
@@ -33,6 +33,7 @@ from kernels_eval.compile.process import (
     raise_if_full,
     run,
 )
+from kernels_eval.compile.torch_names import HeaderNames
 from kernels_eval.compile.transforms import BuildTransform, load_transforms
 from kernels_eval.config import (
     CANDIDATE_FILE_BYTES,
@@ -300,6 +301,10 @@ class Builder:
     def prepared(self) -> Prepared:
         return Prepared(self.tools, self._work)
 
+    @cached_property
+    def names(self) -> HeaderNames:
+        return HeaderNames(self.prepared)
+
     def cached(self, spec: ExtensionSpec) -> Build | None:
         return self.cache.find(self.key_for(spec))
 
@@ -359,13 +364,13 @@ class Builder:
             and bool(spec.functions)
             and spec.python_module
             and not BEYOND.search(text)
-            and self.prepared.only_torchs.isdisjoint(IDENTIFIER.findall(text))
+            and self.names.only_torchs.isdisjoint(IDENTIFIER.findall(text))
         )
 
     def is_certain(self, build: Build, spec: ExtensionSpec) -> bool:
         """Whether torch's own headers would certainly reject this source too."""
         undefined = self.tools.nvcc and re.match(r"cuda\.cu\(\d+\): error: identifier ", build.log)
-        names = self.prepared.torch_names_of_nvcc if undefined else self.prepared.torch_names
+        names = self.names.of_nvcc if undefined else self.names.of_torch
         return certain_error(build.log, spec.text, names)
 
     def warm(self, share: int = 0, shares: int = 1) -> None:
@@ -374,7 +379,7 @@ class Builder:
         jobs: list[Callable[[], object]] = [  # the longest first: 16, 12, 7 s on one core
             partial(made.shim, SHIMS[1]),
             partial(made.shim, SHIMS[0]),
-            lambda: made.only_torchs,
+            lambda: self.names.only_torchs,
             made.common,
         ]
         if self.tools.nvcc:

@@ -4,7 +4,6 @@ goes after 30 days unused; nothing else is removed: kept libraries link to it.""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,14 +14,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 
-from kernels_eval.compile.lite import (
-    COMMON,
-    IDENTIFIER,
-    STREAM_NAMES,
-    Operators,
-    TorchNames,
-    file_scope,
-)
+from kernels_eval.compile.lite import COMMON, Operators
 from kernels_eval.compile.process import (
     WorkRoot,
     interesting,
@@ -48,7 +40,6 @@ WRAPPED = """__cudaRegisterFunction __cudaGetKernel __cudaLaunchKernel __cudaLau
     cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel""".split()
 # The second knows Python; two files, so that two builders share the work.
 SHIMS = ("concur_shim", "concur_python")
-INCLUDED = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 class Prepared:
@@ -166,9 +157,10 @@ class Prepared:
         make = partial(self._link_library, "concur_launch", options)
         return self.once(folder / "libconcur_launch.so", make)
 
-    # -- names in torch's headers ------------------------------------------------------------------
+    # -- torch's headers -------------------------------------------------------------------------
 
-    def _preprocessed(self, heads: Iterable[str], suffix: str, command: Sequence[str]) -> str:
+    def preprocessed(self, heads: Iterable[str], suffix: str, command: Sequence[str]) -> str:
+        """What a compiler reads of these headers. Raises as `compile`."""
         probe = self._work.path / f"{uuid.uuid4().hex}{suffix}"
         target = probe.with_suffix(".i")
         probe.write_text("".join(f"#include <{head}>\n" for head in heads))
@@ -181,79 +173,6 @@ class Prepared:
             target.unlink(missing_ok=True)
 
     @cached_property
-    def torch_names(self) -> TorchNames:
-        """Names that torch's headers bring: they decide where lite may speak for full."""
-
-        def make(staging: Path) -> None:
-            heads = ["torch/extension.h"]
-            if self.tools.nvcc:
-                heads += ["cuda_runtime.h", "c10/cuda/CUDAGuard.h"]
-            if self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists():
-                heads.append("ATen/cuda/CUDAContext.h")
-            text = self._preprocessed(heads, ".cpp", [self.tools.cxx, *COMMON_CXX, "-dD"])
-            macros: set[str] = set()
-            files: set[str] = set()
-            torch, inside = str(self.tools.torch_dir), False
-            for line in text.splitlines():
-                if line.startswith("# "):
-                    inside = torch in line
-                    files.add(line.split('"')[1] if '"' in line else "")
-                elif inside and line.startswith("#define "):
-                    macros.update(IDENTIFIER.findall(line, 8)[:1])
-            # With what stands in a branch that only nvcc takes.
-            words = set(IDENTIFIER.findall(text)) | _words(file for file in files if torch in file)
-            scope = macros | file_scope(text)
-            staging.write_text(json.dumps([*map(sorted, (macros, words, scope)), self._absent()]))
-
-        path = self.once(self.root / "names_of_torch.json", make)
-        macros, words, scope, not_brought = map(frozenset, json.loads(path.read_text()))
-        include = self.tools.torch_dir / "include"
-        dispatch = (include / "ATen/Dispatch.h").read_text()
-        tensor = (f"{include}/ATen/core/Tensor{part}.h" for part in ("Body", "Base"))
-        return TorchNames(
-            macros=macros,
-            words=words,
-            file_scope=scope,
-            methods=frozenset(_words(tensor)),
-            not_brought=not_brought,
-            dispatch_takes_types="const at::DeprecatedTypeProperties&" in dispatch,
-        )
-
-    @cached_property
-    def torch_names_of_nvcc(self) -> TorchNames:
-        def make(staging: Path) -> None:
-            heads = ("torch/extension.h", "torch/types.h", "cuda.h", "cuda_runtime.h")
-            nvcc = [str(self.tools.nvcc), "-std=c++20", "-w", "-ccbin", self.tools.cxx]
-            nvcc += ["-DTORCH_API_INCLUDE_EXTENSION_H", "--expt-relaxed-constexpr"]
-            words: set[str] = set()
-            files: set[str] = set()
-            for target in ([], ["-D__CUDA_ARCH__=900"]):  # for the host, and for the device
-                text = self._preprocessed(heads, ".cu", [*nvcc, *target])
-                words.update(IDENTIFIER.findall(text))
-                files.update(re.findall(r'^# \d+ "([^"<>]+)"', text, re.MULTILINE))
-            # With what stands in branches that were not taken, and what macros make.
-            staging.write_text(json.dumps([sorted(words | _words(files)), sorted(files)]))
-
-        path = self.once(self.root / f"names_of_nvcc-{self.tools.cuda_key}.json", make)
-        words, files = map(frozenset, json.loads(path.read_text()))
-        names = self.torch_names
-        return names._replace(nvcc_words=words | names.words, nvcc_files=files)
-
-    def _absent(self) -> list[str]:
-        left, roots = list(self.tools.torch_headers("torch/extension.h")), self.tools.torch_includes
-        seen, absent = set(left), set(STREAM_NAMES)
-        while left:
-            header = left.pop()
-            text = header.read_text(errors="replace")
-            absent = {name for name in absent if name not in text}
-            for name in INCLUDED.findall(text):
-                for found in (folder / name for folder in (header.parent, *roots)):
-                    if found not in seen and found.is_file():
-                        seen.add(found)
-                        left.append(found)
-        return sorted(absent)
-
-    @cached_property
     def least_cplusplus(self) -> str:
         """The oldest __cplusplus that torch's headers accept, such as 201703L; "" where they do not
         ask.
@@ -263,15 +182,6 @@ class Prepared:
             if match := re.search(r"__cplusplus < (\d+L)\s*\n#error", text):
                 return match.group(1)
         return ""
-
-    @cached_property
-    def only_torchs(self) -> frozenset[str]:
-        """Macros of torch that lite lacks: a source that names one means torch's."""
-        ours: set[str] = set()
-        for path in self.lite_headers().rglob("*.h"):
-            if "headeronly" not in path.parts:
-                ours.update(re.findall(r"^#define (\w+)", path.read_text(), re.MULTILINE))
-        return self.torch_names.macros - ours
 
     # -- torch's own header ------------------------------------------------------------------------
 
@@ -310,11 +220,3 @@ class Prepared:
                 if time.time() - other.stat().st_mtime > PRECOMPILED_KEPT_S:
                     other.unlink()
         self.once(made, make)
-
-
-def _words(files: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for path in map(Path, files):
-        if path.is_file():
-            found.update(IDENTIFIER.findall(path.read_text(errors="replace")))
-    return found

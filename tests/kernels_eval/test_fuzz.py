@@ -27,6 +27,7 @@ from kernels_eval import protocol
 from kernels_eval.compile import extensions
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.prepared import Prepared
+from kernels_eval.compile.torch_names import HeaderNames
 from kernels_eval.config import EvalConfig
 from kernels_eval.judge import attribution, comparison
 from kernels_eval.judge.candidate_handle import CandidateProcess
@@ -384,7 +385,7 @@ def builder(tmp_path, monkeypatch):
     monkeypatch.setattr(extensions, "run", run)
     monkeypatch.setattr(Prepared, "precompiled", lambda self: None)
     monkeypatch.setattr(Prepared, "once", lambda self, target, make: target)
-    monkeypatch.setattr(Prepared, "only_torchs", frozenset())
+    monkeypatch.setattr(HeaderNames, "only_torchs", frozenset())
     monkeypatch.setattr(Prepared, "least_cplusplus", "")
     monkeypatch.setattr(extensions.Builder, "is_certain", lambda *_: False)
     return Builder(CONFIG.build, cache=tmp_path / "cache")

@@ -16,18 +16,17 @@ import pytest
 import yaml
 
 from kernels_eval.candidate.kernel_tracer import Launches
+from kernels_eval.compile.certain_errors import certain_error
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.lite import (
     COMMON,
     Operators,
-    TorchNames,
-    certain_error,
     definitions,
-    file_scope,
     only_declares,
     standard_headers,
 )
 from kernels_eval.compile.process import WorkRoot, remove_abandoned
+from kernels_eval.compile.torch_names import TorchNames, file_scope
 from kernels_eval.config import BuildConfig
 from kernels_eval.records import stable_hash
 from kernels_eval.source.spec import ExtensionSpec

@@ -8,9 +8,14 @@ import tempfile
 import hypothesis
 import pytest
 
+from tests.support.seeding import seed_generators
+
 hypothesis.settings.register_profile(
-    "concur", deadline=None
-)  # the first call imports scipy: what a deadline measures is the machine
+    "concur",
+    deadline=None,  # it and "too slow" measure the machine
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=True,
+)
 hypothesis.settings.load_profile("concur")
 for name, value in {
     "HF_HUB_OFFLINE": "1",
@@ -27,9 +32,11 @@ os.environ["CONCUR_LOCKS"] = tempfile.mkdtemp(prefix="concur_locks-")
 
 
 def pytest_runtest_setup():
-    """Ctrl-C works, here and in what a test starts. It is ignored where tests were started with
-    `&`, and after a test of how a command ends."""
+    """No test depends on those before it: generators start anew, and Ctrl-C works, here and in what
+    a test starts. It is ignored where tests were started with `&`, and after a test of how a
+    command ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    seed_generators()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections import OrderedDict
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -156,10 +157,10 @@ def make_inputs(
 
 
 def plan_inputs(
-    draws: list[list[Any]], uses: list[set[str]] | None = None, text: str = ""
+    draws: list[list[Any]], uses: list[set[str]] | None = None, text: str = "", seed: int = 0
 ) -> InputPlan:
     """What may vary, by several declared draws: a note for each tensor, also in lists, and smaller
-    shapes. `uses`: of each, and the task's source (`note_of`).
+    shapes, drawn by `seed`. `uses`: of each, and the task's source (`note_of`).
     """
     leaves = [tree_leaves(values) for values in draws]
     notes = [
@@ -170,7 +171,7 @@ def plan_inputs(
     ]
     sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
     fixed = any(map(decides_shapes, leaves[0], notes))
-    return InputPlan(notes=notes, shapes={} if fixed else smaller_shapes(sizes))
+    return InputPlan(notes=notes, shapes={} if fixed else smaller_shapes(sizes, Random(seed)))
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from random import Random, SystemRandom
+from random import Random
 
 from kernels_eval.config import SHAPE_SCOPES, TAILS
 
 
 def smaller_shapes(
-    shapes: list[list[int] | None], random: Random | None = None
+    shapes: list[list[int] | None], random: Random
 ) -> dict[str, list[tuple[int, int, int]]]:
     """Ways to make all arguments smaller, so that no dimension starts to broadcast.
 
@@ -16,7 +16,7 @@ def smaller_shapes(
     shrinks and the tail left (`TAILS`): `each_1` every dimension alone, counted from the last (of
     matrices and vectors: kernels may rely on square images); `all_1` equal sizes together; `last_1`
     and `first_1` those equal to the first tensor's last or first. The reference says which are
-    accepted. Sizes are secret without a `random`.
+    accepted. Sizes are as secret as what `random` was seeded with.
     """
     dims = [
         (i, d, d - len(shape), size)
@@ -36,7 +36,7 @@ def smaller_shapes(
     each = dims if max(map(len, sized)) <= 2 else []
     for name, tail in TAILS.items():
         for scope, chosen in zip(SHAPE_SCOPES, (each, dims, last, first), strict=True):
-            changed = _shrunk(chosen, scope == "each", tail, random or SystemRandom())
+            changed = _shrunk(chosen, scope == "each", tail, random)
             if changed:
                 variants[f"{scope}_{name}"] = changed
     return variants

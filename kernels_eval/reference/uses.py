@@ -82,7 +82,7 @@ def plan_of(task: TaskModel, outputs: Outputs, seed: int, text: str) -> InputPla
         with suppress(*REFUSALS), torch.no_grad(), uses:
             outputs(inputs)
         draws[0] = task.inputs(seed)[:count]  # as before the call
-    plan = plan_inputs(draws, uses.found, text)
+    plan = plan_inputs(draws, uses.found, text, seed)
     forms = {note.varied for note in plan.notes}
     if "between" in forms and not _stays(plan, "between", _nearly, task, outputs):
         plan = _replaced(plan, "between", "resampled")

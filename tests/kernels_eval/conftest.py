@@ -7,6 +7,12 @@ import pytest
 
 from kernels_eval.config import EvalConfig
 from tests.support.kernels import QUICK, verifying
+from tests.support.seeding import seed_judge
+
+
+@pytest.fixture(autouse=True)
+def seeded_draws(monkeypatch):
+    seed_judge(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -39,7 +40,7 @@ def shrunk(shapes, variant):
 
 
 def test_a_batch_shrinks_alone_where_its_size_is_its_own():
-    variants = smaller_shapes([[16, 128], [16, 128], None, [128]])
+    variants = smaller_shapes([[16, 128], [16, 128], None, [128]], Random(0))
     assert shrunk([[16, 128], [16, 128], None, [128]], variants["batch_1"]) == [
         [1, 128],
         [1, 128],
@@ -56,16 +57,18 @@ def test_a_batch_shrinks_alone_where_its_size_is_its_own():
 
 
 def test_a_square_has_no_batch_of_one_since_it_would_broadcast():
-    assert "batch_1" not in smaller_shapes([[64, 64], [64, 64]])
-    one, other = shrunk([[64, 64], [64, 64]], smaller_shapes([[64, 64], [64, 64]])["all_odd"])
+    square = [[64, 64]]
+    variants = smaller_shapes(2 * square, Random(0))
+    assert "batch_1" not in variants
+    one, other = shrunk(2 * square, variants["all_odd"])
     assert one == other and one[0] == one[1] and one[0] % 16 == 15
-    drawn = [shrunk([[64, 64]], smaller_shapes([[64, 64]])["each_2"])[0] for _ in range(8)]
+    drawn = [shrunk(square, smaller_shapes(square, Random(n))["each_2"])[0] for n in range(8)]
     assert all(rows * columns % 8 == 2 for rows, columns in drawn)
-    assert "each_2" not in smaller_shapes([[8, 3, 64, 64]])
+    assert "each_2" not in smaller_shapes([[8, 3, 64, 64]], Random(0))
 
 
 def test_the_four_numbers_of_a_box_stay():
-    variants = smaller_shapes([[64, 4], [64]])
+    variants = smaller_shapes([[64, 4], [64]], Random(0))
     assert {variant[0][1] for variant in variants.values()} == {0}
 
 
@@ -77,9 +80,9 @@ def test_a_drawn_size_leaves_its_tail_in_blocks_of_all_sizes(size, tail, random)
     assert size < 8192 or drawn % 1024 == tail % 1024
 
 
-@given(st.lists(st.one_of(st.none(), SHAPE), min_size=1, max_size=4))
-def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(shapes):
-    for name, variant in smaller_shapes(shapes).items():
+@given(st.lists(st.one_of(st.none(), SHAPE), min_size=1, max_size=4), st.randoms())
+def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(shapes, random):
+    for name, variant in smaller_shapes(shapes, random).items():
         made = shrunk(shapes, variant)
         pairs = [
             (old, new)

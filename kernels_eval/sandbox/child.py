@@ -74,7 +74,8 @@ class Child:
         self.server, self._limits, self.role = server, limits, role
         most = min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine.machine_memory_bytes())
         self._memory_bytes = int(most)
-        self._scratch_checked, self._whole_at = 0.0, time.monotonic()
+        self._clock = process_tree.LookingClock()
+        self._scratch_checked, self._whole_at = 0.0, self._clock()
         self.scratch = server.scratch_for(role)
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
@@ -159,12 +160,12 @@ class Child:
 
     def _wait(self, timeout: float) -> object:
         work = self._work(timeout)
-        ends = time.monotonic() + timeout * (WALL_SHARE if work else 1)
+        ends = self._clock() + timeout * (WALL_SHARE if work else 1)
         while True:
             try:
-                return self.channel.receive(min(POLL_S, max(0.0, ends - time.monotonic())))
+                return self.channel.receive(min(POLL_S, max(0.0, ends - self._clock())))
             except ChannelTimeout:
-                if time.monotonic() >= ends or (work and work.passed(self.pid)):
+                if self._clock() >= ends or (work and work.passed(self.pid)):
                     raise
             if self.pid is not None:
                 self._watch(self.pid)
@@ -178,7 +179,7 @@ class Child:
     def _watch(self, pid: int) -> None:
         if process_tree.has_ended(pid):  # its orphans can keep the channel open
             raise self._post_mortem("only descendants were left")
-        now = time.monotonic()
+        now = self._clock()
         if not any(map(process_tree.headless, process_tree.descendants(pid))):
             self._whole_at = now
         elif now > self._whole_at + HEADLESS_S:
@@ -195,7 +196,7 @@ class Child:
         watched = "scratch_watch" in self.server.isolation
         if watched and now > self._scratch_checked + SCRATCH_POLL_S:
             size, files = disk_usage(self.scratch / "work", SCRATCH_FILES)
-            self._scratch_checked = time.monotonic()
+            self._scratch_checked = self._clock()
             if size > limits.scratch_mb << 20 or files > SCRATCH_FILES:
                 count = "uncountable" if files > SCRATCH_FILES else files
                 seen = f"{count} files of {size >> 20} MB, the limit is {limits.scratch_mb} MB"

@@ -31,6 +31,7 @@ from kernels_eval.config import WALL_SHARE
 
 KILL_S = 5.0
 PAUSE_S = 0.002
+LOOK_S = 0.5
 ENDED = ("Z", "X")
 ASLEEP = ("S", *ENDED)
 """States of a thread (proc(5)) in which it asks for nothing."""
@@ -48,6 +49,21 @@ class Usage:
     resident_bytes: int
 
 
+class LookingClock:
+    """Seconds (`time.monotonic`) for who looks again within `LOOK_S`: what is longer was no time of
+    this process, as where the machine is suspended.
+    """
+
+    def __init__(self) -> None:
+        self._looked, self._lost_s = time.monotonic(), 0.0
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self._lost_s += max(0.0, now - self._looked - LOOK_S)
+        self._looked = now
+        return now - self._lost_s
+
+
 @dataclass
 class Deadline:
     """A limit of `limit_s` seconds of processor time or sleep. Waiting for a processor or a disk
@@ -60,11 +76,12 @@ class Deadline:
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.looked = self.began
+        self.clock = LookingClock()
+        self.looked = self.clock()
 
     def passed(self, root: int | None = None) -> bool:
         """Whether it has passed, given what the running process's tree has used so far."""
-        now, before = time.monotonic(), self.looked
+        now, before = self.clock(), self.looked
         self.looked = now
         if root and not is_awake(root):
             self.spent_s += now - before

@@ -61,4 +61,4 @@ def run(tmp_path, environment):
         process.stdout.close()
         process.stdin.write("\n")
         process.stdin.close()
-        return process.wait(60)
+        return process.wait()

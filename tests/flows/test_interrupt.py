@@ -38,7 +38,7 @@ def test_a_command_in_the_background_of_a_script_can_be_interrupted():
     try:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGINT)
-        assert "interrupted" in process.communicate(timeout=60)[1] and process.returncode == 130
+        assert "interrupted" in process.communicate()[1] and process.returncode == 130
     finally:
         kill_tree(process)
 

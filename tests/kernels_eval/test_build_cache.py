@@ -247,7 +247,7 @@ def test_processes_that_store_and_evict_at_once_see_whole_entries_only(cache):
     for worker in workers:
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    answers = [worker.communicate(timeout=120)[0] for worker in workers]
+    answers = [worker.communicate()[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * 3
     found, evicted = (sum(int(answer.split()[column]) for answer in answers) for column in (0, 1))
     assert found > 50 and evicted > 50, "both happened, often"
@@ -276,7 +276,7 @@ def test_killed_at_any_moment_nothing_half_is_seen(cache, tmp_path, later, momen
     store(100)
     """
     worker = process(body, cache)
-    worker.communicate(timeout=60)
+    worker.communicate()
     assert worker.returncode == -signal.SIGKILL
     assert held(cache, [0, 100]) == kept and assert_whole(cache) == len(kept)
     left = staged(cache)

@@ -24,7 +24,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.pool import ray as cluster
 from kernels_eval.pool.ray import start_ray
 from tasks.sources import bundled
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 ROOT = Path(kernels_eval.__file__).parent.parent
 NAMES = ("cumulative_sum", "softmax_rows")
@@ -154,10 +154,8 @@ def no_ray(monkeypatch, tmp_path):
 
 def refusal(address):
     """The error of an address that cannot be joined: at once, with the address and what to do."""
-    began = time.monotonic()
-    with pytest.raises(UsageError) as fault:
+    with within(100), pytest.raises(UsageError) as fault:
         start_ray(address)
-    assert time.monotonic() - began < 100
     assert address in str(fault.value) and "ray start --head" in fault.value.hint
     return str(fault.value)
 
@@ -215,7 +213,7 @@ def test_a_line_asks_for_its_cluster_before_anything_starts(tmp_path):
         f"verification.ray_address={address}",
     ]
     done = subprocess.run(
-        command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120
+        command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert address in done.stderr and "ray start --head" in done.stderr
@@ -247,9 +245,8 @@ def test_a_cluster_that_asks_for_a_token_says_so(nodes):
     assert join("auto", RAY_TMPDIR=str(nodes.folder), **TOKEN).stdout == "2\n"
     assert join("", RAY_TMPDIR=str(nodes.folder), RAY_ADDRESS="auto", **TOKEN).stdout == "2\n"
     for wrong in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}):
-        began = time.monotonic()
-        last = join(**wrong).stderr.strip().splitlines()[-1]
-        assert time.monotonic() - began < 100
+        with within(100):
+            last = join(**wrong).stderr.strip().splitlines()[-1]
         assert (
             nodes.address in last
             and "UsageError" in last

@@ -142,7 +142,7 @@ def test_workers_end_with_a_pool_that_is_killed():
         workers = psutil.Process(process.pid).children()
         assert len(workers) >= 2
         process.kill()
-        assert psutil.wait_procs(workers, timeout=30)[1] == []
+        assert psutil.wait_procs(workers, timeout=300)[1] == []
 
 
 # -- who waits for whom ----------------------------------------------------------------------------
@@ -246,5 +246,5 @@ def test_a_pool_without_work_lets_others_judge(tmp_path):
 def test_one_that_was_killed_holds_nothing(other):
     other("alone").kill()
     until(lambda: holders("cpu") == [])
-    with held("cpu", shared=False, patience_s=10, say=print):
+    with held("cpu", shared=False, patience_s=None, say=print):
         pass

@@ -3,12 +3,15 @@
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from kernels_eval.sandbox import process_tree
 from kernels_eval.sandbox.process_tree import (
+    LOOK_S,
+    Deadline,
     alive,
     descendants,
     ends_within,
@@ -22,6 +25,21 @@ from kernels_eval.sandbox.process_tree import (
 from kernels_eval.sandbox.program_counters import files_at, program_counters
 from tests.support.processes import started
 from tests.support.waiting import until
+
+
+def test_time_in_which_nobody_looked_counts_for_little(monkeypatch):
+    """A machine that is suspended takes nothing of anybody's time."""
+    now = [100.0]
+    monkeypatch.setattr(process_tree, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(process_tree, "is_awake", lambda root: False)
+    monkeypatch.setattr(process_tree, "processor_s", lambda root: 0.0)
+    deadline = Deadline(2.0, began=now[0])
+    now[0] += 3600
+    assert not deadline.passed(1) and deadline.spent_s == LOOK_S
+    for expected in (False, False, True):
+        now[0] += LOOK_S
+        assert deadline.passed(1) is expected
+
 
 FAMILY = '''
 import subprocess, sys

@@ -29,7 +29,7 @@ from kernels_eval.sandbox.process_tree import has_ended
 from kernels_eval.sandbox.server_handle import ForkServer
 from tests.support import kernels
 from tests.support.kernels import SPINS
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)
 SECRET = "a-secret-of-the-parent-7f3a"
@@ -192,14 +192,15 @@ def test_however_a_child_ends_nothing_of_it_lives_on(server, bare, layers, end):
         (child.scratch / "go").touch()
         if end == "killed_keeper":
             top.kill()
-        started = time.monotonic()
-        with pytest.raises(KilledError if end == "killed_keeper" else ChildFailure) as failure:
+        with (
+            within(100),
+            pytest.raises(KilledError if end == "killed_keeper" else ChildFailure) as failure,
+        ):
             child.resume(Capture(path="").message(), 0.5 if end == "deadline" else 300)
         assert (
             end == "killed_keeper"
             or failure.value.reason == {"deadline": "run", "exit": "exited_early"}[end]
         )
-        assert time.monotonic() - started < 100, "its end was noticed"
     assert not living(family), "none is left when the child is closed"
     with Child(chosen, "capture", LIMITS) as child:
         assert "error" not in run(child, "x = 1")
@@ -434,10 +435,9 @@ ATTACKS = ["os.write(fd, b'\\xff' * 64)", "os.write(fd, b'\\0\\0\\0\\1{')", "os.
 def test_a_child_that_spoils_its_channel_and_lives_on_is_killed(server, attack):
     """Its parent hears nonsense or the end of the stream while the process is still there: it must
     be killed, not waited for."""
-    started = time.monotonic()
-    failure = failure_of(server, f"{FIND_CHANNEL}\n{attack}\ntime.sleep(600)", timeout=300)
+    with within(150):
+        failure = failure_of(server, f"{FIND_CHANNEL}\n{attack}\ntime.sleep(600)", timeout=300)
     assert failure.reason in ("exited_early", "crashed", "run")
-    assert time.monotonic() - started < 150, "a process that will not end is not waited for"
     assert "error" not in answer_of(server, "x = 1")[0], "the fork server still serves"
 
 

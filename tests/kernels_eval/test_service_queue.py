@@ -339,7 +339,6 @@ def test_after_sigkill_nothing_is_lost_and_nothing_is_judged_again(tmp_path):
         [sys.executable, "-c", KILLED, str(tmp_path)],
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(root)},
-        timeout=120,
     )
     assert done.returncode == -signal.SIGKILL
     queue = Queue(tmp_path)

@@ -72,7 +72,7 @@ def test_who_is_alone_excludes_the_others_and_all_get_their_turns(tmp_path):
         for each in (a, b):
             each.stdin.write("\n")
             each.stdin.flush()
-        assert [each.wait(120) for each in (a, b)] == [0, 0]
+        assert [each.wait() for each in (a, b)] == [0, 0]
     notes = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     out = {"a": True, "b": True}
     for (name, what), (then, after) in zip(notes, [*notes[1:], ("", "")], strict=True):
@@ -101,7 +101,7 @@ with turns.shared(), turns.alone():
         waiting = threading.Thread(target=take)
         waiting.start()
         holder.kill()
-        waiting.join(120)
+        waiting.join()
     assert got
 
 

@@ -78,7 +78,7 @@ class Quick:
             self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             if (meet := self.meet) and (strategy, recipe.seed) not in self.broken:
-                meet.wait(timeout=120)
+                meet.wait(timeout=300)
                 self.meet = None
             if (strategy, recipe.seed) in self.broken:
                 raise EvalError(

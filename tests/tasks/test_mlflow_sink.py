@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord, flatten
 from tasks.tracking.writing import FINGERPRINT_TAG, PARENT_TAG, STAGE_TAG, VERSION_TAG
 from tests.support.cases import cases
+from tests.support.waiting import within
 
 CASES = cases("mlflow_sink")
 
@@ -292,9 +292,7 @@ def _killed_at(call, home, record):
         str(home.artifacts),
     ]
     env = os.environ | {"PYTHONPATH": str(Path(mlflow_sink.__file__).parents[2])}
-    assert (
-        subprocess.run(command, env=env, cwd=home.path, timeout=120).returncode == -signal.SIGKILL
-    )
+    assert subprocess.run(command, env=env, cwd=home.path).returncode == -signal.SIGKILL
 
 
 def test_what_a_killed_process_left_is_written_anew_and_deleted(home):
@@ -431,10 +429,8 @@ def test_the_password_of_a_database_server_stays_secret(home):
 
 def test_a_file_that_is_no_database_fails_at_once(home):
     (home.path / "mlflow.db").write_text("this is not SQLite " * 100)
-    started = time.monotonic()
-    with pytest.raises(EvalError, match="cannot open the tracking database"):
-        home.log(home.record())
-    assert time.monotonic() - started < 90  # MLflow's own retries: 100 s
+    with within(90), pytest.raises(EvalError, match="cannot open the tracking database"):
+        home.log(home.record())  # MLflow's own retries: 100 s
 
 
 def test_a_deleted_experiment_is_named(home):
@@ -458,10 +454,8 @@ def test_a_server_that_never_answers_is_an_error_soon(home, silent_server, monke
 
     monkeypatch.setattr(connection, "HTTP_TIMEOUT_S", 1)
     before = dict(os.environ)
-    started = time.monotonic()
-    with pytest.raises(MlflowException):
+    with within(60), pytest.raises(MlflowException):  # MLflow's own defaults: over ten minutes
         log_run(home.record(), Destination(silent_server, "", "refresh"))
-    assert time.monotonic() - started < 60  # MLflow's own defaults: more than ten minutes
     assert dict(os.environ) == before
 
 
@@ -553,9 +547,7 @@ def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path):
     """
     env = os.environ | {"PYTHONPATH": str(Path(mlflow_sink.__file__).parents[2])}
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "new" / "mlflow.db").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]

@@ -227,7 +227,7 @@ def writer(root, rows_per_part=1000, rows=10**9):
         yield process
     finally:
         process.kill()
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
 
 
 def journals(snapshot):

@@ -190,7 +190,7 @@ class Trial:
 
 def well_conditioned(seen: Expectation) -> bool:
     """Whether the reference itself is right on hard inputs."""
-    return seen.constants[0].reference_rms <= HARD_OWN_ERROR and any(
+    return seen.reference_rms <= HARD_OWN_ERROR and any(
         "float" in output.dtype for output in seen.outputs
     )
 
@@ -214,7 +214,7 @@ def sums_products(task: TaskFindings) -> bool:
 
 
 def sums_long(task: TaskFindings) -> bool:
-    return task.expected[DECLARED].constants[0].sequential_rms > 0
+    return task.expected[DECLARED].sequential_rms > 0
 
 
 def has_one_answer(task: TaskFindings) -> bool:

@@ -28,7 +28,7 @@ from kernels_eval.records import Reason
 
 WORST = (
     *("rms", "reference_rms", "max", "reference_max", "sequential_rms", "scatter_rms"),
-    *("scatter_max", "left_rms", "wrong_share", "reference_wrong_share"),
+    *("scatter_max", "widest", "left_rms", "wrong_share", "reference_wrong_share"),
     *("lost_bits", "unequal"),
 )
 
@@ -58,17 +58,14 @@ def _nan_last(error: float) -> tuple[bool, float]:
 def answer_of(
     outputs: Sequence[Comparison], own: Sequence[Comparison], *, hard: bool = False
 ) -> Comparison:
-    """The errors of an answer, with `own` ones of the reference, both by output: of the outputs in
-    one precision (and those without), as each has its gates; of several, those farthest beyond.
+    """The errors of an answer, with `own` ones of the reference, both by output: as each has its
+    gates, those of the one that is farthest beyond.
     """
-    precisions = dict.fromkeys(each.precision for each in outputs if each.precision)
-    answers = []
-    for precision in precisions or [""]:
-        places = [i for i, each in enumerate(outputs) if each.precision in ("", precision)]
-        worst = max(places, key=lambda place: outputs[place].rms)
-        answer = merge([each[place] for place in places for each in (own, outputs)])
-        answers.append(answer.model_copy(update={"worst": worst, "precision": precision}))
-    return max(answers, key=lambda answer: _beyond(answer, HARD_GATES if hard else GATES))
+    gates, whole = HARD_GATES if hard else GATES, merge(outputs)
+    pairs = zip(own, outputs, strict=True)
+    answers = [merge(pair).model_copy(update={"worst": place}) for place, pair in enumerate(pairs)]
+    worst = max(answers, key=lambda answer: _beyond(answer, gates))
+    return worst.model_copy(update={name: getattr(whole, name) for name in (*ALL, "unequal")})
 
 
 def _beyond(measured: Comparison, gates: Gates) -> tuple[bool, bool, float]:
@@ -132,6 +129,11 @@ def hangs_on_scatter(measured: Comparison) -> bool:
     """Whether only the scatter of outputs, not measured yet, could make this answer right."""
     if measured.precision not in (*MANTISSA, "fp16", "bf16") or judge(measured) is Reason.OK:
         return False
-    most = WIDEST.of(measured.precision) / SCATTER_FACTOR
+    most = most_scatter(measured.widest, measured.precision)
     widened = {"scatter_rms": most, "scatter_max": ELEMENT_FACTOR * most}
     return judge(measured.model_copy(update=widened)) is Reason.OK
+
+
+def most_scatter(widest: float, precision: str) -> float:
+    """Of an output of this precision, which comes from what has this `widest` gate."""
+    return max(widest, WIDEST.of(precision or "fp32")) / SCATTER_FACTOR

@@ -76,8 +76,9 @@ class Comparison(Payload):
     """Errors of an output against the expected one, all dimensionless.
 
     `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
-    `reference_max` those of the fp32 reference; `sequential_rms` that of its long sums, added term
-    by term; `scatter_rms` and `scatter_max` what outputs differ by where every operator rounds
+    `reference_max` those of the fp32 reference; `sequential_rms` that of the long sums that an
+    output comes from, added term by term; `widest` the gate of the coarsest type that it was
+    rounded to on the way; `scatter_rms` and `scatter_max` what it differs by where operators round
     otherwise, 0 unless that was asked. `wrong_share`: elements off by more than half their value
     and more than rounding at one; `reference_wrong_share`: the fp32 reference's (0 without a
     float64 oracle). `systematic`: the error is a function of the output, as another formula's is,
@@ -97,6 +98,7 @@ class Comparison(Payload):
     sequential_rms: float = 0.0
     scatter_rms: float = 0.0
     scatter_max: float = 0.0
+    widest: float = 0.0
     left_rms: float = 0.0
     lost_bits: int = 0
     wrong_share: float = 0.0
@@ -116,10 +118,13 @@ class Expectation(Payload):
     """Of a trial's expected values. `finite_share`: of an output's elements, the least of any
     output that has some. `equals` names earlier trials with the same answer.
     `constants`: errors of answers that ignore the inputs: zeros, the answer of "declared", and that
-    answer's mean over its first dimension.
+    answer's mean over its first dimension. `reference_rms` and `sequential_rms`: of the output that
+    has most.
     """
 
     finite_share: float
+    reference_rms: float
+    sequential_rms: float
     deterministic: bool
     bit_identical: bool
     oracle: Literal["float64", "float32"]

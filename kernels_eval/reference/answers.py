@@ -28,12 +28,10 @@ from kernels_eval.config import (
     REFERENCE_FACTOR,
     SAME_ANSWER_RTOL,
     SCATTER_DRAWS,
-    SCATTER_FACTOR,
     STEP_MOVES,
     STEP_UNITS,
-    WIDEST,
 )
-from kernels_eval.model.correctness import answer_of, hangs_on_scatter, judge, merge
+from kernels_eval.model.correctness import answer_of, hangs_on_scatter, judge, merge, most_scatter
 from kernels_eval.model.measurement import (
     all_close,
     computable,
@@ -295,7 +293,7 @@ class ReferenceRole:
         few = max(x.numel() for x in actual) <= ENOUGH_ELEMENTS
         if hard or not few or not hangs_on_scatter(whole):
             return whole
-        return answer_of(found, self._with_scatter(known, whole.precision))
+        return answer_of(found, self._with_scatter(known, found))
 
     def _measured(
         self, actual: list[Tensor], known: Known, factorings: list[Factoring]
@@ -317,12 +315,13 @@ class ReferenceRole:
                     found[place] = told.model_copy(update=as_they_are)
         return found
 
-    def _with_scatter(self, known: Known, precision: str) -> list[Comparison]:
+    def _with_scatter(self, known: Known, found: list[Comparison]) -> list[Comparison]:
         """The reference's own errors, with what outputs scatter, which is kept."""
         trial, values = known.trial, self.values
         with values.model_for(trial):
             inputs = self.task.inputs_of(trial)
-            most = WIDEST.of(precision) / SCATTER_FACTOR
+            pairs = zip(known.error, found, strict=True)
+            most = [most_scatter(own.widest, each.precision) for own, each in pairs]
             costs = both(known.error, values.errors.scatter(inputs, known.expected, most))
         if values.known.get(trial.name) is known:
             values.known[trial.name] = known._replace(error=costs)

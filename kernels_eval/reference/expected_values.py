@@ -246,10 +246,13 @@ class ExpectedValues:
         self.known[name] = known if held else known._replace(expected=[], oracle=[])
         floats = [torch.isfinite(computable(x)) for x in reference if x.is_floating_point()]
         constants = self._constants(known)
+        first = map(_start, known.expected), map(_start, known.oracle)
+        costs = both(error, list(map(own_error, *first)))
         if name == DECLARED:
-            first = map(_start, known.expected), map(_start, known.oracle)
-            self.own_errors = both(error, list(map(own_error, *first)))
+            self.own_errors = costs
         return Expectation(
+            reference_rms=max(each.reference_rms for each in costs),
+            sequential_rms=max(each.sequential_rms for each in costs),
             finite_share=min((_share(x) for x in floats if x.numel()), default=1.0),
             deterministic=deterministic,
             bit_identical=bit_identical,

@@ -13,13 +13,14 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels_eval.config import (
     ARGUMENT,
@@ -30,12 +31,13 @@ from kernels_eval.config import (
     MOST_SUMS,
     MOST_TERMS,
     TERMS_AT_ONCE,
+    WIDEST,
     WINOGRAD,
 )
 from kernels_eval.model.lazy_compiler import without_compiler
-from kernels_eval.model.measurement import least_mark
+from kernels_eval.model.measurement import least_mark, precision_of
 from kernels_eval.model.operators import Named
-from kernels_eval.reference.aten import MOVES, NORMALISATIONS, Values, operator_name
+from kernels_eval.reference.aten import MOVES, NORMALISATIONS, SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ANY_ORDER
 
 PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
@@ -66,11 +68,23 @@ EXACT |= set(
 FP64_UNITS = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
+class MadeWith(NamedTuple):
+    """What a tensor comes from."""
+
+    error: float = 0.0
+    """largest relative RMS error of adding the terms of one operator in order"""
+    widest: float = 0.0
+    """how wide the scatter of a 16-bit type may make a gate, of the coarsest that was rounded to"""
+
+
+def _worst(*made: MadeWith) -> MadeWith:
+    return MadeWith(*map(max, zip(*made, strict=True)))
+
+
 @without_compiler
 class LongSums(TorchDispatchMode):
-    """Measures the sums of operators called under it: `error` is the largest relative RMS error of
-    adding one operator's terms in order, `length` how many a sum has at most that leaving some out
-    may not change by more.
+    """Measures the sums of operators called under it: what each tensor is `made_with`, and the
+    `length` that a sum has at most of which leaving some terms out may not change more.
 
     With a generator, each result is moved by that much, or by this many units in its last place
     (RMS; `units_half` in a 16-bit type, by default half as many), evenly spread so that two moves
@@ -84,8 +98,9 @@ class LongSums(TorchDispatchMode):
         units_half: float | None = None,
     ) -> None:
         TorchDispatchMode.__init__(self)
-        self.error, self.moving, self.units = 0.0, moving, units
-        self.length = 0
+        self.moving, self.units, self.length = moving, units, 0
+        self._by_memory: dict[int, MadeWith] = {}
+        self._numbers = MadeWith()
         # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
         self.units_half = units / 2 if units_half is None else units_half
         self.terms_half = units / 2 if units_half is None else 0.0
@@ -93,33 +108,80 @@ class LongSums(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
-        name = operator_name(function)
-        error = self._largest_error(name, args)
+        name, given = operator_name(function), kwargs or {}
+        error, moves = self._largest_errors(name, args)
         # views, and what is written in place or only chosen, are moved where they are made
         made = name not in EXACT and not any(x.alias_info for x in function._schema.returns)
-        if self.moving is None or not made:
-            return function(*args, **(kwargs or {}))
+        if self.moving is None:
+            before = _worst(self._numbers, self.made_with(args, given))
+            result = function(*args, **given)
+            own = MadeWith(error, self._rounding(name, args, result))
+            self._note(function, before, own, args, given, result)
+            return result
+        if not made:
+            return function(*args, **given)
         if name in ADDING or name in CURVES:
             far = WINOGRAD if name == "convolution" else ARGUMENT if name in CURVES else 1
             args = tree_map_only(Tensor, partial(self._moved, error=0.0, far=far), args)
         if name == "histc":
             args = self._across_bins(*args)
-        result = function(*args, **(kwargs or {}))
-        return tree_map_only(Tensor, partial(self._moved, error=error), result)
+        result = function(*args, **given)
+        return tree_map_only(Tensor, partial(self._moved, error=moves), result)
 
-    def _largest_error(self, name: str, args: Values) -> float:
-        found = 0.0
+    def made_with(self, *values: object) -> MadeWith:
+        memories = (_memory(x) for x in tree_leaves(values) if isinstance(x, Tensor))
+        found = [self._by_memory.get(memory, MadeWith()) for memory in memories]
+        return _worst(MadeWith(), *found)
+
+    def _rounding(self, name: str, args: Values, result: object) -> float:
+        """The gate of what an operator computes in 16 bits: an input that is cast is exact."""
+        given = name == "_to_copy" and _memory(args[0]) not in self._by_memory
+        if given or name in EXACT or name in SOURCES:
+            return 0.0
+        floats = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.is_floating_point()]
+        return max((WIDEST.of(precision_of(x.dtype)) for x in floats if x.itemsize == 2), default=0)
+
+    def _note(
+        self,
+        function: OpOverload,
+        before: MadeWith,
+        own: MadeWith,
+        args: Values,
+        kwargs: dict[str, object],
+        result: object,
+    ) -> None:
+        """Memory that is written to keeps what it has; new memory has nothing of an earlier one."""
+        name = operator_name(function)
+        made = own if name in SOURCES else _worst(own, before)
+        if name == "_local_scalar_dense":
+            self._numbers = made
+        named = zip((x.name for x in function._schema.arguments), args, strict=False)
+        values = dict(named) | kwargs
+        for each in function._schema.arguments:
+            if each.alias_info and each.alias_info.is_write:
+                self._keep(values.get(each.name), made, new=False)
+        new = not any(x.alias_info for x in function._schema.returns)
+        self._keep(result, made, new=new)
+
+    def _keep(self, values: object, made: MadeWith, *, new: bool) -> None:
+        for x in tree_leaves(values):
+            if isinstance(x, Tensor):
+                kept = MadeWith() if new else self._by_memory.get(_memory(x), MadeWith())
+                self._by_memory[_memory(x)] = _worst(kept, made)
+
+    def _largest_errors(self, name: str, args: Values) -> tuple[float, float]:
+        """As `sequential_errors`; 0 without a long sum."""
         refused = RuntimeError, IndexError, TypeError, ValueError
         with suppress(*refused), _disable_current_modes():  # others need not see these operators
             terms = _terms(name, args)
             if terms is not None and terms.shape[-1] >= LONG_SUM and terms.is_floating_point():
-                error, found = sequential_errors(terms[:, :MOST_TERMS])
-                if terms.dtype == torch.float64:  # measured in fp32, whose errors are alike
-                    error, found = error * FP64_UNITS, found * FP64_UNITS
-                self.error = max(self.error, error)
+                error, moves = sequential_errors(terms[:, :MOST_TERMS])
                 if name not in PRODUCTS or terms.shape[-1] >= LONG_PRODUCT:
                     self.length = max(self.length, terms.shape[-1])
-        return found
+                if terms.dtype == torch.float64:  # measured in fp32, whose errors are alike
+                    return error * FP64_UNITS, moves * FP64_UNITS
+                return error, moves
+        return 0.0, 0.0
 
     def _across_bins(self, x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Values:
         """A histogram's arguments, moved: other code counts values near a bin's end in the next
@@ -148,6 +210,10 @@ class LongSums(TorchDispatchMode):
         drawn = torch.rand(x.shape, generator=self.moving, device=x.device, dtype=wide)
         moved = (x * (1 + most * (2 * drawn - 1))).to(x.dtype)
         return torch.where(x.abs() < least_mark(x.reshape(-1)), moved, x)
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage()._cdata if x.layout == torch.strided else id(x)
 
 
 def sequential_errors(terms: Tensor) -> tuple[float, float]:

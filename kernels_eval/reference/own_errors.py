@@ -55,12 +55,12 @@ class OwnErrors:
         scatter of few outputs and, unless an oracle is exact, the reference's error on a few rows,
         or (`hard`, as it must be known there) the scatter of all.
         """
-        error = NO_ERROR
+        found = [NO_ERROR] * len(reference)
         with suppress(*REFUSALS), LongSums() as sums:
-            self.task.outputs(copied(inputs))
-            error = NO_ERROR.model_copy(update={"sequential_rms": sums.error})
+            made = map(sums.made_with, self.task.outputs(copied(inputs)))
+            named = [{"sequential_rms": each.error, "widest": each.widest} for each in made]
+            found = [NO_ERROR.model_copy(update=each) for each in named]
             self.longest_sum = max(self.longest_sum, sums.length)
-        found = [error] * len(reference)
         if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
             found = both(found, self.scatter(inputs, reference))
         if exact:
@@ -91,10 +91,10 @@ class OwnErrors:
         ]
 
     def scatter(
-        self, inputs: list[Any], reference: list[Tensor], most: float = 1.0
+        self, inputs: list[Any], reference: list[Tensor], most: Sequence[float] = ()
     ) -> list[Comparison]:
-        """The spread of each output where operators round otherwise: the error of a single draw is
-        chance."""
+        """The spread of each output where operators round otherwise, at most so much: the error of
+        a single draw is chance."""
         found, started = [NO_ERROR] * len(reference), self.task.work_stamp()
         for move in range(SCATTER_DRAWS):
             with suppress(*REFUSALS):
@@ -104,12 +104,13 @@ class OwnErrors:
                 found = both(found, [x if x.precision else NO_ERROR for x in again])
             if self.task.work_s(started) > ORACLE_MAX_S:
                 break
+        limits = most or [1.0] * len(reference)
         scatter = [
             {
-                "scatter_rms": min(each.reference_rms, most),
-                "scatter_max": min(each.reference_max, ELEMENT_FACTOR * most),
+                "scatter_rms": min(each.reference_rms, limit),
+                "scatter_max": min(each.reference_max, ELEMENT_FACTOR * limit),
             }
-            for each in found
+            for each, limit in zip(found, limits, strict=True)
         ]
         return [NO_ERROR.model_copy(update=each) for each in scatter]
 

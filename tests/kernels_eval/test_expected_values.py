@@ -340,6 +340,24 @@ def test_what_a_task_rounds_on_the_way_is_its_own_error(tmp_path, name):
         assert (reasons == {Reason.OK}) == accepted, reasons
 
 
+def test_a_long_sum_widens_the_gate_of_what_comes_from_it_alone(tmp_path):
+    body = """\
+parts = torch.empty(len(x), 2)
+parts[:, 0] = x.sum(1)
+parts[:, 1] = x[:, 0]
+return torch.erf(x), parts, x / x.sum().item()"""
+    made = serving(tmp_path, task_source(body, inputs="[torch.rand(16, 65536)]"))
+    made.values.expect(Expect(name="declared", seed=1))
+
+    def answer(x, erf=1.0):
+        sums = x.cumsum(1)[:, -1]
+        whole = x.reshape(-1).cumsum(0)[-1]
+        return torch.erf(x) * erf, torch.stack([sums, x[:, 0]], 1), x / whole
+
+    assert judged(made, 1, "declared", answer) is Reason.OK
+    assert judged(made, 1, "declared", lambda x: answer(x, 1.00001)) is not Reason.OK
+
+
 def test_on_hard_inputs_numbers_are_judged_and_integers_are_not(tmp_path):
     made = serving(tmp_path, task_source(STEPS["topk"][0], inputs="[torch.randn(64, 64)]"))
     for name, distribution in (("declared", "declared"), ("large", "normal_x100")):

@@ -1,8 +1,8 @@
 """Ends what a killed process leaves behind: its compilers, its servers and its own Ray (never one
 it joined), the last after `LEAVES_S` seconds.
 
-As a script (it imports nothing of this package) it reads lines `+PGID`, `-PGID`, `child PID` and
-`ray NAME PID` from standard input, whose end means that the owner has ended.
+As a script (it imports nothing of this package) it reads lines `+PGID`, `+PGID NAME=VALUE`,
+`-PGID`, `child PID` and `ray NAME PID` from standard input, whose end is the owner's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 
 LEAVES_S = 5.0
 GIVE_UP_S = 15.0
@@ -48,11 +49,15 @@ def reaper() -> int:
         return _pipe[1]
 
 
-def register(descriptor: int) -> None:
-    """Register the calling group leader; call between fork and exec, so no moment is unwatched."""
+def register(descriptor: int, mark: str = "") -> None:
+    """Register the calling group leader; call between fork and exec, so no moment is unwatched.
+
+    Its group is killed at once. With a variable `NAME=VALUE` of its environment it gets SIGTERM,
+    and what is left of its session, or has that variable, SIGKILL `LEAVES_S` seconds later.
+    """
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # subprocess has reset it to deadly
     with suppress(OSError):  # the reaper was killed: that must not fail a build
-        os.write(descriptor, b"+%d\n" % os.getpid())
+        os.write(descriptor, f"+{os.getpid()} {mark}\n".encode())
     signal.signal(signal.SIGPIPE, before)
 
 
@@ -101,10 +106,22 @@ def ray_processes(since: str, owner: int) -> Iterator[int]:
                     yield process.pid
 
 
-def end_ray(since: str, owner: int) -> None:
-    """Wait until no process of that Ray is left; kill those that do not exit."""
+def server_processes(session: int, mark: str) -> Iterator[int]:
+    """Processes of a session, and those with the variable `NAME=VALUE` in their environment."""
+    import psutil
+
+    name, _, value = mark.partition("=")
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):  # it has ended, or is another user's
+            ours = os.getsid(process.pid) == session or process.environ().get(name) == value
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                yield process.pid
+
+
+def end_all(looks: list[Callable[[], Iterator[int]]]) -> None:
+    """Wait until no process is found any more; kill those that do not exit."""
     began = time.monotonic()
-    while (left := list(ray_processes(since, owner))) and (
+    while (left := [pid for look in looks for pid in look()]) and (
         waited := time.monotonic() - began
     ) < GIVE_UP_S:
         for pid in left if waited > LEAVES_S else ():
@@ -121,29 +138,32 @@ def main() -> None:
     os.dup2(1, 2)  # /dev/null: where the owner is a worker of Ray's, stderr is its log
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when its owner does, and not before
-    groups: set[int] = set()
-    rays: list[tuple[str, int]] = []
+    groups: dict[int, str] = {}
+    looks: list[Callable[[], Iterator[int]]] = []
     children: list[int] = []
-    for line in sys.stdin.buffer:
-        if line.startswith(b"child "):
+    for line in sys.stdin:
+        if line.startswith("child "):
             with suppress(OSError):  # it has ended
                 # a handle: when the owner ends, the number may be another process's
                 children.append(os.pidfd_open(int(line[6:])))
-        elif line.startswith(b"ray "):
-            _, since, owner = line.decode().split()
-            rays.append((since, int(owner)))
-        elif line.startswith(b"+"):
-            groups.add(int(line))
+        elif line.startswith("ray "):
+            _, since, owner = line.split()
+            # later ones of the same owner are covered by the first
+            looks = looks or [partial(ray_processes, since, int(owner))]
+        elif line.startswith("+"):
+            group, _, mark = line[1:].strip().partition(" ")
+            groups[int(group)] = mark
         else:
-            groups.discard(-int(line))
-    for group in groups:
+            groups.pop(-int(line), None)
+    for group, mark in groups.items():
         with suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(group, signal.SIGTERM if mark else signal.SIGKILL)
+        if mark:
+            looks.append(partial(server_processes, group, mark))
     for child in children:
         with suppress(OSError):
             signal.pidfd_send_signal(child, signal.SIGTERM)
-    if rays:
-        end_ray(*rays[0])  # later ones of the same owner are covered by the first
+    end_all(looks)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One `vllm serve` process as a context manager, and its GPUs.
 
 Guarantees: `with VllmServer(...) as server` starts when /health answers, or raises one EvalError
-with the log's end; nothing is left afterwards; the server gets SIGTERM if this process is killed.
+with the log's end; nothing is left afterwards, nor a few seconds after this process was killed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -22,8 +21,8 @@ from typing import IO, Any
 import httpx
 
 from kernels_eval.errors import DeviceError, EvalError
+from kernels_eval.sandbox import reaper
 from kernels_eval.sandbox.process_tree import identify, members, send, wait_gone
-from kernels_eval.sandbox.syscalls import PR_SET_PDEATHSIG, prctl
 
 HOST = "127.0.0.1"
 PLACE_S = 600.0
@@ -64,8 +63,6 @@ class VllmServer:
         self.process: subprocess.Popen[bytes] | None = None
         self._mark = uuid.uuid4().hex
         self._env = _environment() | dict(env) | {MARK: self._mark, "PYTHONUNBUFFERED": "1"}
-        # the kernel's signal comes when the thread ends that started the server: this one stays
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm server")
 
     def __enter__(self) -> VllmServer:
         try:
@@ -87,7 +84,7 @@ class VllmServer:
         command = [*self.command, "--host", HOST, "--port", str(port)]
         try:
             with self.log.open("wb") as output:
-                self.process = self._thread.submit(self._popen, command, output).result()
+                self.process = self._popen(command, output)
         except OSError as error:
             raise EvalError(f"vLLM cannot be started: {error}", FAILED) from error
         began_s = time.monotonic()
@@ -99,8 +96,20 @@ class VllmServer:
     def stop(self, at_once: bool = False) -> None:
         """Stop; returns when nothing of the server is left. `at_once`: do not wait for answers in
         flight."""
-        self._end(HURRY_S if at_once else STOP_S)
-        self._thread.shutdown()
+        process, self.process = self.process, None
+        if process is None:
+            return
+        leader = identify(process.pid)
+        with suppress(ProcessLookupError):
+            process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(HURRY_S if at_once else STOP_S)
+        left = members([leader] if leader else [], {MARK: self._mark})
+        for each in left:
+            send(each, signal.SIGKILL)
+        process.wait()
+        wait_gone(left, GIVE_UP_S)
+        reaper.unregister(reaper.reaper(), process.pid)
 
     def is_healthy(self) -> bool:
         with (
@@ -118,6 +127,7 @@ class VllmServer:
         return f"{cause}; the end of {self.log}:\n{log_tail(self.log)}"
 
     def _popen(self, command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+        descriptor = reaper.reaper()
         return subprocess.Popen(
             command,
             env=self._env,
@@ -125,23 +135,8 @@ class VllmServer:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=lambda: reaper.register(descriptor, f"{MARK}={self._mark}"),
         )
-
-    def _end(self, grace_s: float) -> None:
-        process, self.process = self.process, None
-        if process is None:
-            return
-        leader = identify(process.pid)
-        with suppress(ProcessLookupError):
-            process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-        left = members([leader] if leader else [], {MARK: self._mark})
-        for each in left:
-            send(each, signal.SIGKILL)
-        process.wait()
-        wait_gone(left, GIVE_UP_S)
 
 
 def _environment() -> dict[str, str]:
@@ -150,10 +145,6 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in NOT_INHERITED and not name.startswith("RAY_")
     }
-
-
-def _die_with_parent() -> None:
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _status_words(status: int) -> str:

@@ -3,9 +3,9 @@ and an engine process of its own.
 
 What it does is said by files in $FAKE_VLLM_DIR, looked at whenever they matter: `refuse_start` (end
 with status 3 after a traceback), `never_healthy`, `hold` (answers wait while it exists), `hang`
-(nothing is answered any more), `engine_ends_with_server`. It appends its arguments, process ids and
-environment to `starts.jsonl`, every request to `asked.jsonl` and every answer to `answers.jsonl`.
-With `dies_after_three`, it ends with SIGKILL in the place of its fourth answer.
+(nothing is answered any more). It appends its arguments, process ids and environment to
+`starts.jsonl`, every request to `asked.jsonl` and every answer to `answers.jsonl`. With
+`dies_after_three`, it ends with SIGKILL in the place of its fourth answer, as soon as `die` exists.
 """
 
 import argparse
@@ -74,6 +74,8 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(0.02)
             with Handler.lock:
                 if Handler.answered == 3 and there("dies_after_three"):
+                    while not there("die"):
+                        time.sleep(0.02)
                     os.kill(os.getpid(), signal.SIGKILL)
                 Handler.answered += 1
             model, seed = body["model"], body["seed"]
@@ -129,8 +131,6 @@ def main():
         def drain():
             while Handler.in_flight:
                 time.sleep(0.02)
-            if there("engine_ends_with_server"):  # a daemon of it, as vLLM's
-                engine.kill()
             server.shutdown()
 
         threading.Thread(target=drain).start()

@@ -12,6 +12,7 @@ import pytest
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.records import Language
+from tasks.progress import observed_by
 from tasks.sources import stage as sources
 from tasks.sources.config import TasksConfig
 from tasks.store.snapshot import SnapshotRef
@@ -182,7 +183,15 @@ def test_the_same_stage_starts_a_server_that_was_killed_again_and_no_answer_is_a
     )
     stage = Synthesis(tasks, config, Language.CPP)
     fake.set("dies_after_three")
-    with pytest.raises(EvalError, match=r"vLLM failed: it ended with signal 9; the end of .*log"):
+
+    def seen(_, done, *more):
+        if done:
+            fake.set("die")
+
+    with (
+        observed_by(seen),
+        pytest.raises(EvalError, match=r"vLLM failed: it ended with signal 9; the end of .*log"),
+    ):
         stage.run()
     kept, answered = len(stage.snapshot.keys("request_key")), len(fake.answers)
     assert fake.alive() == [] and not stage.snapshot.finished
@@ -248,8 +257,8 @@ finally:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
 def test_a_driver_that_is_stopped_leaves_nothing(fake, how):
+    """Though answers are held, and the engine ignores SIGTERM in a session of its own."""
     fake.set("hold")
-    fake.set("engine_ends_with_server")
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(fake.home)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -263,7 +272,6 @@ def test_a_driver_that_is_stopped_leaves_nothing(fake, how):
         driver.send_signal(how)
         _, said = driver.communicate(timeout=WAIT_S)
         assert driver.returncode, "it was stopped, and did not end"
-        fake.unset("hold")
         until(lambda: not fake.alive(), "the end of what the driver has left")
         assert how == signal.SIGKILL or "KeyboardInterrupt" in said
     finally:

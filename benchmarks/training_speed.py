@@ -217,11 +217,9 @@ class Run:
         return result
 
 
-def head_and_tail(text: str, characters: int = 3000) -> str:
+def head_and_tail(text: str) -> str:
     """A traceback's cause is at its end, what went before often at the start of a log."""
-    return (
-        text if len(text) <= 2 * characters else f"{text[:characters]}\n[...]\n{text[-characters:]}"
-    )
+    return text if len(text) <= 6000 else f"{text[:3000]}\n[...]\n{text[-3000:]}"
 
 
 # -- the measured process --------------------------------------------------------------------------

@@ -82,20 +82,21 @@ def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
     return ref
 
 
+SHOWN = "share of the current stage that is done"
+
+
 class ProgressArtifact:
     """An observer (tasks.progress) that updates a Prefect progress artifact, at most every two
-    seconds: the stage's share, count, rate and remaining time, and before the first unit what is
-    waited for. Failures of Prefect do not fail the run."""
+    seconds. Failures of Prefect do not fail the run."""
 
-    def __init__(self, key: str, description: str) -> None:
+    def __init__(self) -> None:
         from prefect.artifacts import create_progress_artifact
 
-        self._description = description
         self._id: Any = None
         self._told = False
         with self._never_in_the_way():
-            words = f"{description}. The run begins"
-            self._id = create_progress_artifact(progress=0.0, key=key, description=words)
+            words = f"{SHOWN}. The run begins"
+            self._id = create_progress_artifact(progress=0.0, key="progress", description=words)
         self._last: dict[str, float] = {}
         self._seen: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
 
@@ -117,13 +118,12 @@ class ProgressArtifact:
         (began, first), share = seen[0], round(100.0 * done / max(total, 1), 1)
         said = pace(stage, done, total, done - first, now - began) if total else stage
         waits = f": {as_text(note, NOTE_CHARS)}" if note and done == first else ""
-        words = f"{self._description}. {said}{waits}"
+        words = f"{SHOWN}. {said}{waits}"
         with self._never_in_the_way():
             update_progress_artifact(self._id, progress=share, description=words)
 
     @contextmanager
     def _never_in_the_way(self) -> Iterator[None]:
-        """Log Prefect's failures on one line and continue; retry a server that was away."""
         try:
             yield
         except Exception as error:

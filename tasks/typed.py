@@ -49,10 +49,10 @@ def typed(
         raise UsageError(f"{where}: {str(error).splitlines()[0]}", FIX) from error
 
 
-def typed_row(row: Row, where: object, kinds: Mapping[str, pl.DataType] = COLUMNS) -> Json:
+def typed_row(row: Row, where: object) -> Json:
     """The row with its values of these names; text that may be a number stays, and NaN is null.
     Raises UsageError."""
-    return {name: _value(value, name, kinds.get(name), where) for name, value in row.items()}
+    return {name: _value(value, name, COLUMNS.get(name), where) for name, value in row.items()}
 
 
 def _read(

@@ -124,7 +124,7 @@ def translated(cuda: str) -> str:
     return _INCLUDE.sub(_included, found)
 
 
-def compile_hip(cuda: str, *, arch: str = ARCH, timeout_s: float = TIMEOUT_S) -> HipBuild:
+def compile_hip(cuda: str, *, arch: str = ARCH) -> HipBuild:
     """Translate and compile. Raises ToolchainError where there is no hipcc; a source that fails is
     a record."""
     source, command = translated(cuda), [hipcc()]
@@ -133,7 +133,7 @@ def compile_hip(cuda: str, *, arch: str = ARCH, timeout_s: float = TIMEOUT_S) ->
         return HipBuild(arch=arch, source=source, compiled=False, reason=reason)
     command += ["-x", "hip", "--cuda-device-only", "-S", f"--offload-arch={arch}"]
     command += ["-O3", "-std=c++17", "-w"]
-    made, said = _compiled(Toolchain(default_cache()), command, source, timeout_s)
+    made, said = _compiled(Toolchain(default_cache()), command, source)
     assembly = made.decode("utf-8", "replace")
     kernels = tuple(_KERNEL.findall(assembly))
     return HipBuild(
@@ -146,15 +146,15 @@ def compile_hip(cuda: str, *, arch: str = ARCH, timeout_s: float = TIMEOUT_S) ->
     )
 
 
-def sass_of(cuda: str, *, arch: str = CUDA_ARCH, timeout_s: float = TIMEOUT_S) -> str:
+def sass_of(cuda: str) -> str:
     """The machine code of a CUDA source's device code, as cuobjdump prints it; empty where that
     does not compile, or nvcc or cuobjdump is not there."""
     tools, dump = Toolchain(default_cache()), cuobjdump()
     if not (tools.nvcc and dump):
         return ""
-    command = [tools.nvcc, "-x", "cu", "-cubin", f"-arch={arch}", "-O3", "-std=c++17", "-w"]
+    command = [tools.nvcc, "-x", "cu", "-cubin", f"-arch={CUDA_ARCH}", "-O3", "-std=c++17", "-w"]
     command.append("--expt-relaxed-constexpr")
-    cubin, _ = _compiled(tools, command, device_code(cuda), timeout_s)
+    cubin, _ = _compiled(tools, command, device_code(cuda))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -164,9 +164,7 @@ def sass_of(cuda: str, *, arch: str = CUDA_ARCH, timeout_s: float = TIMEOUT_S) -
     return found if "Function :" in found else ""
 
 
-def _compiled(
-    tools: Toolchain, command: Sequence[str], source: str, timeout_s: float
-) -> tuple[bytes, str]:
+def _compiled(tools: Toolchain, command: Sequence[str], source: str) -> tuple[bytes, str]:
     """What a compiler writes, and what it says first where it fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -178,7 +176,7 @@ def _compiled(
         outcome = run(
             [*command, str(path), "-o", str(made)],
             folder,
-            Deadline(timeout_s),
+            Deadline(TIMEOUT_S),
             environment,
             compiler_confinement(homes, [folder]),
         )

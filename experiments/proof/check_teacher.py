@@ -78,10 +78,8 @@ def answers(
     return rows
 
 
-def requests_of(
-    tasks: list[KernelTask], samples: int, language: Language, seed: int | None = None
-) -> list[Request]:
-    """So many requests for each task. `seed` is that of all; None: each has its index."""
+def requests_of(tasks: list[KernelTask], samples: int, language: Language) -> list[Request]:
+    """So many requests for each task, each with its index as seed."""
     return [
         Request(
             request_key=f"{task.task_id}:{index}",
@@ -89,7 +87,7 @@ def requests_of(
             language=language,
             prompt="",
             sample_index=index,
-            sampling=SamplingParams(seed=index if seed is None else seed),
+            sampling=SamplingParams(seed=index),
         )
         for task in tasks
         for index in range(samples)

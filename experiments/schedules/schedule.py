@@ -208,8 +208,8 @@ def neighbours(library: Path, listing: str) -> Iterator[Swap]:
                 yield Swap(kernel, block[index], block[index + 1])
 
 
-def apply(library: Path, swap: Swap, out: Path | None = None) -> Path:
-    """Write the library with the two instructions in the other order, to `out` or in its place.
+def apply(library: Path, swap: Swap) -> Path:
+    """Write the library with the two instructions in the other order, in its place.
     Raises UsageError where the library does not hold them there."""
     held = bytearray(library.read_bytes())
     at, pair = swap.first.offset, swap.first.word + swap.second.word
@@ -219,11 +219,10 @@ def apply(library: Path, swap: Swap, out: Path | None = None) -> Path:
             "take swaps of the library as it is: `neighbours`",
         )
     held[at : at + 2 * WORD] = swap.second.word + swap.first.word
-    target = out or library
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=library.parent, delete=False) as file:
         file.write(held)
     shutil.copymode(library, file.name)
-    return Path(file.name).replace(target)
+    return Path(file.name).replace(library)
 
 
 def nearest_of(found: Iterable[Sequence[Instruction]]) -> Nearest:

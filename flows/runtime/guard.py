@@ -36,7 +36,7 @@ def guarding(root: str) -> Iterator[None]:
     with stops_soon(), in_use(root), gathering() as cautions:
         try:
             require_room(root)
-            progress = ProgressArtifact("progress", "share of the current stage that is done")
+            progress = ProgressArtifact()
             with observed_by(DiskWatch(root)), observed_by(progress), interruptible():
                 yield
         except Exception as error:

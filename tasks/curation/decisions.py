@@ -100,7 +100,6 @@ def donors(taken: pl.DataFrame) -> Array:
 
 
 def _table(rows: pl.DataFrame, choice: Choice, config: CurationConfig) -> pl.DataFrame:
-    """Candidates in the frame's order; those outside the pool have no numbers of their task."""
     decided = _decided_pool(choice, config)
     table = (
         rows.sort("_row")

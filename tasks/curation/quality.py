@@ -111,8 +111,7 @@ def _foreign(texts: pl.Series) -> pl.DataFrame:
 
 
 def _repetition(words: pl.Series) -> tuple[Array, Array, Array]:
-    """Each text's share of repeated 10-grams (by 64-bit polynomial hashes), words of its final
-    loop, and all words."""
+    """By 64-bit polynomial hashes of 10-grams."""
     lengths = words.list.len().fill_null(0).to_numpy().astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     hashes = words.list.explode(empty_as_null=False).hash(seed=1).to_numpy()

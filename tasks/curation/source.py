@@ -225,7 +225,7 @@ def _in_batch(path: Path) -> Path:
 
 
 def _latest(root: str) -> Snapshot:
-    """Verdicts of a root's newest training set, else the newest: benchmarks write verdicts too."""
+    """Of the newest training set first: benchmarks write verdicts too."""
     for snapshot in newest_first(root, "curation"):
         if found := snapshot.above("verification"):
             return found

@@ -32,13 +32,11 @@ class Pushed(Record):
     sent: bool
 
 
-def push_to_hub(
-    folder: Path, repo_id: str, *, token_env: str = TOKEN_ENV, private: bool = True
-) -> Pushed:
+def push_to_hub(folder: Path, repo_id: str, *, private: bool = True) -> Pushed:
     """Upload a published folder as data set `repo_id` ("owner/name") and tag the commit with its
     revision.
 
-    Raises UsageError for a foreign or changed folder, without a token in `token_env`, where the hub
+    Raises UsageError for a foreign or changed folder, without a token in $HF_TOKEN, where the hub
     refuses, or for a public repository with `private`; EvalError where the hub does not answer.
     """
     published = read_publication(folder)
@@ -47,11 +45,11 @@ def push_to_hub(
             f"files of {folder} have changed since they were published",
             "publish into another folder and push that",
         )
-    token = os.environ.get(token_env, "").strip()
+    token = os.environ.get(TOKEN_ENV, "").strip()
     if not token:
         raise UsageError(
-            f"there is no token for the hub in {token_env}",
-            f"export {token_env}=... a token that may write to {repo_id}",
+            f"there is no token for the hub in {TOKEN_ENV}",
+            f"export {TOKEN_ENV}=... a token that may write to {repo_id}",
         )
     with _answers(repo_id, token):
         api = _api(token)

@@ -32,10 +32,8 @@ Cell = str | Link | None
 
 @dataclass(frozen=True)
 class Table:
-    """A table; every row has as many cells as the header.
-
-    The first `keys` cells name a row; HTML folds rows whose other cells hold no finding. 0: every
-    row is shown."""
+    """The first `keys` cells name a row; HTML folds rows whose other cells hold no finding. 0:
+    every row is shown."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]

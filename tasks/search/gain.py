@@ -86,10 +86,7 @@ def again_id(candidate_id: str, number: int) -> str:
 
 def result_of(population: Population, found: Mapping[str, Interval]) -> Json:
     """A task's search result as plain data; `found` are correct remeasured speedups by `again_id`.
-
-    `gain` is 1 where the start won, and None without a correct start or where start or winner
-    failed in a round. `searched` is the search's own number.
-    """
+    `gain` is 1 where the start won, and None where start or winner failed."""
     pair, start = pair_of(population), population.start
     told: Json = {
         "task_id": population.task.task_id,

@@ -274,8 +274,6 @@ def _declared(text: str) -> Iterator[re.Match[str]]:
 
 
 def _linked(text: str, value: int, own: Span, grid: Place | None) -> Iterator[Span]:
-    """Other places of a block's size: shared arrays, launch bounds, and the grid of this literal's
-    launch."""
     arrays = SHARED_ARRAY.finditer(text) if value >= LEAST_TILE else ()
     for found in (*arrays, *BOUNDS.finditer(text)):
         padded = (value, value + 1) if "][" in "".join(found[1].split()) else (value,)

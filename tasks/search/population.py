@@ -158,8 +158,6 @@ class Population:
         return None
 
     def _changed(self, operator: str, code: str, draw: Random) -> tuple[str, str] | None:
-        """Changed code and the change in words, or None. Raises UsageError for an operator that
-        cannot be loaded."""
         match operator:
             case "parameters":
                 jointly = self.config.method == "random"

@@ -84,7 +84,6 @@ def program_in(text: str, entry_point: str | None) -> Program | None:
 
 
 def _has_kwargs(body: Sequence[ast.stmt]) -> bool:
-    """Whether `get_init_inputs` returns `[args, kwargs]`, as KernelBook's programs do."""
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == "get_init_inputs":
             match node.body[-1]:

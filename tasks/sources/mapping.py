@@ -225,7 +225,6 @@ def _has_columns(section: Row, row: Row) -> bool:
 
 
 def _text(section: Row, row: Row, where: str, root: Path) -> Any:
-    """The cell of a section's program or answer, or the text of the file that it names."""
     if "file" not in section:
         return _value(section.get("code", section.get("text")), row)
     link = _value(section["file"], row)
@@ -240,7 +239,6 @@ def _text(section: Row, row: Row, where: str, root: Path) -> Any:
 
 
 def _value(template: Any, row: Row) -> Any:
-    """A field's value: None where a column of it is not there, or holds nothing."""
     if not isinstance(template, str):
         return template
     if whole := _FIELD.fullmatch(template):

@@ -61,7 +61,7 @@ def known_rows(
     root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
 ) -> Iterator[Json]:
     """Rows of the stage's other snapshots with one of these keys, each once, those in journals of
-    killed runs included. Reads every key column, and a few hundred rows at a time."""
+    killed runs included."""
     import polars as pl
 
     missing = pl.DataFrame({column: pl.Series(list(keys), dtype=pl.String)}).unique()

@@ -74,7 +74,6 @@ class AgentSampler(OpenAISampler):
         return stable_hash([AGENT_VERSION, _options(config)[1]])
 
     async def _ask(self, client: AsyncOpenAI, request: Request) -> Response:
-        """Write, verify, profile and improve, until the model answers without a call."""
         attempts: list[Response] = []
         best_code, best_speedup = "", -1.0
         prompt = request.prompt + ADVICE.format(calls=self.calls)
@@ -109,7 +108,6 @@ class AgentSampler(OpenAISampler):
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Client]:
-        """Raises EvalError where the tools do not answer, or their service fails."""
         from mcp import Client, MCPError
 
         fix = f"start `concur mcp --port PORT` and `concur serve`; the tools are at {self.tools}"
@@ -129,7 +127,6 @@ class AgentSampler(OpenAISampler):
             raise EvalError(f"the tools do not answer: {first}", fix) from errors
 
     async def _use(self, tools: Client, request: Request, call: Json) -> tuple[str, Json]:
-        """What a call answers, as text and as data."""
         name = call["function"]["name"]
         if name not in OFFERED:
             return f"There is no tool {name!r}.", {}
@@ -154,7 +151,6 @@ def _options(config: SynthesisConfig) -> tuple[str, int]:
 
 
 def _function(tool: Any) -> Json:
-    """A tool in the form of chat completions, without what the request decides."""
     schema = tool.input_schema
     shown = {name: each for name, each in schema["properties"].items() if name not in GIVEN}
     parameters = {"type": "object", "properties": shown, "required": ["code"]}

@@ -209,7 +209,6 @@ class OpenAISampler(Sampler):
     async def _complete(
         self, client: AsyncOpenAI, request: Request, body: Json
     ) -> tuple[Json, Response]:
-        """The message of one completion, and as a response. Raises as `_ask`."""
         from openai import APIConnectionError, APIStatusError
 
         cause = ""
@@ -305,5 +304,5 @@ def _count(value: object) -> int | None:
 
 
 def _text(value: object) -> str | None:
-    """A string without lone surrogates, which Parquet cannot hold; None for other types."""
+    """A string without lone surrogates, which Parquet cannot hold."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else None

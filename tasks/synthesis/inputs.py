@@ -60,7 +60,6 @@ class Part(NamedTuple):
 
 
 def _only_answer(cell: object, where: str) -> Json:
-    """The columns of an answer that a table has as messages or a chat completion."""
     samples = samples_of(cell, f"{where}: the column response")
     answers = [answer for turns in samples for answer in turns]
     if len(answers) > 1:
@@ -156,7 +155,6 @@ def is_mapped(foreign: Foreign) -> bool:
 
 
 def _of_map(foreign: Foreign) -> Part | None:
-    """The answers of a table that a map reads."""
     if foreign.by is None or not foreign.by.answer or not is_mapped(foreign):
         return None
     names = {name: name for name in READ}

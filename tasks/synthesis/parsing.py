@@ -181,7 +181,6 @@ def _split(text: str) -> _Parts:
 
 
 def _untagged(thought: str) -> str:
-    """A thought without marks, and without what stands before it."""
     opened = _OPEN.search(thought)
     if opened and THINK_CLOSE not in thought[: opened.start()]:
         thought = thought[opened.end() :]
@@ -222,7 +221,6 @@ def _last_module(text: str, scan: _Scan) -> _Found | None:
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
-    """Whether a module defines the class ModelNew, or names a class of its own so."""
     lenient = not strict and _CLASS.search(code) is not None
     if len(code) > _AST_LIMIT:
         return lenient

@@ -105,7 +105,6 @@ class ResponsesFile(RecordedSampler):
 
 
 def _answer(row: Row) -> Answer:
-    """The answer of a row; of one that has only a module, that in a fence."""
     code, text = row.get("code"), row.get("response")
     text = block(code) if text is None and code else text
     kept = {name: row[name] for name in ("reasoning", "finish_reason") if row.get(name)}

@@ -127,9 +127,8 @@ def follow_up_requests(
     turn: int,
     profiles: Snapshot | None = None,
 ) -> RequestSet:
-    """All requests of turn `turn` (2 or later), by task, to share a prefix: those that
-    `refine.followed_up` says of the turn before. With `profiles`, those of correct kernels say what
-    limits them. Raises UsageError where one's task is missing."""
+    """All requests of turn `turn` (2 or later), by task. With `profiles`, those of correct kernels
+    say what limits them. Raises UsageError where one's task is missing."""
     attempts = _attempts(candidates, turn - 1)
     limits = _limits(profiles) if profiles else {}
     feedback = _feedback(asked, verdicts, set(attempts["candidate_id"]), limits)

@@ -105,7 +105,7 @@ def train_on_ray(
 
 
 def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
-    """Whether workers get GPUs. Raises UsageError for too few devices: Ray would wait silently."""
+    """Raises UsageError for too few devices: Ray would wait silently."""
     gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     have, kind = (gpus, "GPUs") if gpus else (cpus, "CPU cores and no GPU")
     if recipe.workers > max(have, 1):
@@ -119,7 +119,6 @@ def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
 
 
 def _free_cores(gpu: bool) -> int:
-    """Cores for a lone worker: on a CPU all unused ones, as Ray limits threads to them."""
     import ray
 
     if gpu:
@@ -129,7 +128,7 @@ def _free_cores(gpu: bool) -> int:
 
 
 def _end(events: Any, controller: Any) -> None:
-    """End a run. A group's controller must free its devices, which Ray would hold until we exit."""
+    """A group's controller must free its devices, which Ray would hold until we exit."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 

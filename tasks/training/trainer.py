@@ -101,8 +101,7 @@ def train(
 
 class LoraTrainer(SFTTrainer):
     """TRL's trainer with the recipe's settings and rows. Held-out rows are evaluated singly, so
-    that they fit, before the first step and after each epoch, without effect on the random
-    state."""
+    that they fit, without effect on the random state."""
 
     def __init__(
         self,

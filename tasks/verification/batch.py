@@ -116,8 +116,6 @@ def verify_batch(
 
 
 def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, KernelTask]:
-    """Tasks by task_id or unambiguous name, in the order asked. Raises UsageError where all are
-    missing."""
     loaded = load(location, asked)
     names = Counter(task.name for task in loaded)
     there = {task.name: task for task in loaded if names[task.name] == 1}
@@ -238,8 +236,7 @@ def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> None:
-    """tasks.tables.VERDICTS with the table's own candidate_id, generator, row and sample_index,
-    written in batches to bound memory."""
+    """Rows are written in batches to bound memory."""
     columns = ["candidate_id", "given_id", "generator", "sample_index", "row"]
     added = [("generator", pa.string()), ("sample_index", pa.int64()), ("row", pa.int64())]
     schema = pa.schema([*VERDICTS, *added])

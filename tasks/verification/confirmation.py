@@ -90,7 +90,6 @@ class Confirmation(Verification):
         return super()._wanted().filter(pl.col("candidate_id").is_in(sorted(self._asked)))
 
     def _plans(self) -> Iterator[int]:
-        """One a round. Raises UsageError on another device than that of the screened verdicts."""
         while self._ask():
             chunks = self.plan()
             note = f"round {self._rounds}"

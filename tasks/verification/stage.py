@@ -193,7 +193,6 @@ class Verification:
         return self.chunks
 
     def _say_why_anew(self, count: int) -> None:
-        """Log what keeps the newest verdicts on the same candidates from serving here."""
         mine = {"protocol": self.config.protocol.model_dump(mode="json")}
         mine |= {"on": self._measured.model_dump(mode="json")}
         for other in newest_first(self.snapshot.root, STAGE) if count else ():
@@ -213,8 +212,6 @@ class Verification:
                     return
 
     def _known(self) -> Generator[Json, None, None]:
-        """Verdicts of other snapshots, and with `once_per_code` of this one; keys need every code,
-        read in batches."""
         left = self._keyed(self._without_verdict())
         of_key = left.group_by("key").agg("candidate_id")
         ids = dict(of_key.iter_rows())
@@ -231,8 +228,6 @@ class Verification:
         return left.with_columns(key=pl.Series(keys, dtype=pl.String))
 
     def _to_judge(self, left: pl.DataFrame) -> pl.DataFrame:
-        """Candidates for workers: with `once_per_code`, the first of equal code; `_rows` gets the
-        others."""
         if not self.config.once_per_code:
             return left
         keyed = self._keyed(left).sort(ORDER)
@@ -402,7 +397,6 @@ class Verification:
 
 
 def _differences(theirs: Json, mine: Json, above: str = "") -> Iterator[str]:
-    """Keys whose values differ: `protocol.timing.max_s 0.5, here 2.0`."""
     for name, value in mine.items():
         other = theirs.get(name)
         if isinstance(value, dict) and isinstance(other, dict):

@@ -3,9 +3,7 @@ error or a defined result, earlier results intact, and never a traceback."""
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -26,7 +24,6 @@ SAMPLES = [
     for task in range(6)
     for index in range(3)
 ]
-Change = Callable[[pl.DataFrame], pl.DataFrame] | str | dict[str, Any]
 
 
 class Line:

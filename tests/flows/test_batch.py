@@ -24,7 +24,6 @@ from tests.support.commands import ROOT, Running, concur, kill_tree
 
 NAMES = ("cumulative_sum", "softmax_rows")
 QUICK = ("--workers", "1", "--builders", "1", "--set", "timing.max_s=0.3")
-CODE = "class ModelNew: pass\n"
 DEFAULTS = VerificationConfig()
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 

@@ -35,8 +35,6 @@ TINY = (
     "reinforcement.max_tokens=16",
 )
 """Overrides of the profile `ablation` with which each deployment takes a minute or two."""
-ANALYTICS = "sr-client-cfg.amplitude.com"
-"""Asked for settings by Prefect's pages, also where analytics are off, as they are here."""
 RUN_S = 1800.0
 GONE_S = 30.0
 """From the button until no process of the run is left (flows.runtime.shutdown)."""

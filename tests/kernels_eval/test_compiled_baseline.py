@@ -9,7 +9,6 @@ needs a GPU is in test_compile_baseline_gpu.py.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ import pytest
 from kernels_eval.config import TimingConfig
 from kernels_eval.judge.compiled_baseline import CompiledReference, Lost
 from kernels_eval.judge.runner import Runner
-from kernels_eval.records import Verdict
 from tests.support.kernels import (
     AFFINE,
     QUICK,
@@ -43,7 +41,6 @@ HOSTILE = {
 """What would leave everything to Python, or share a cache, if children had the environment of who
 started them."""
 HONEST = "return ext.affine(x)"
-Verify = Callable[..., Verdict]
 
 
 class Bench(Verifier):

@@ -5,7 +5,6 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
@@ -23,8 +22,6 @@ from kernels_eval.service.schema import MOST_REQUESTS, State
 from tests.support.engines import echo
 from tests.support.services import URL, listening, reach, request, service
 from tests.support.waiting import until
-
-Answer = Callable[[httpx.Request], httpx.Response]
 
 
 def evaluation(identity, state="queued", **more):

@@ -3,14 +3,8 @@ was asked."""
 
 import json
 import threading
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-Raw = Callable[[BaseHTTPRequestHandler], object]
-Answer = tuple[int, dict | bytes] | tuple[int, dict | bytes, dict] | Raw
-"""Status, body and further headers; status 0 drops the connection. Or what writes to the connection
-itself, and ends it."""
 
 
 class ManyAtOnce(ThreadingHTTPServer):
@@ -20,7 +14,8 @@ class ManyAtOnce(ThreadingHTTPServer):
 
 class Server:
     """A chat completions endpoint. `answer(number, body)` says what the request with that number
-    (from 0) gets.
+    (from 0) gets: status, body and perhaps headers (status 0 drops the connection), or a function
+    that writes to the connection itself.
 
     A GET (what a redirected POST may become) is answered 405 and counted in `gets`; `die` ends the
     endpoint for good.

@@ -4,11 +4,9 @@ from contextlib import contextmanager
 
 from kernels_eval.judge.messages import Prepared
 from kernels_eval.pool.telemetry import Telemetry
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.records import Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE
-
-Pairs = list[tuple[KernelTask, Candidate]]
 
 
 class PoolAlone:

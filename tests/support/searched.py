@@ -2,7 +2,6 @@
 so that the best one is known, and no compiler is needed."""
 
 import re
-from collections.abc import Callable
 
 from kernels_eval.errors import GpuLostError
 from kernels_eval.judge.messages import Finding, Prepared, VerdictDraft, verdict_of
@@ -25,7 +24,6 @@ constexpr int UNROLL = {unroll};
 class ModelNew: pass
 '''
 ONCE = VerificationConfig(once_per_code=True, chunk_size=8)
-Speed = Callable[[str], float | None]
 
 
 def planted_speed(code):

@@ -138,36 +138,6 @@ def adapter_changes_output(base_model_dir, adapter_dir, prompt):
     return float((logits[0] - logits[1]).abs().max())
 
 
-def plain_trainer(model, rows, out, tokenizer, **settings):
-    """TRL's trainer of a small adapter on the CPU, as somebody else builds it. `lora` in `settings`
-    are those of LoraConfig, the rest of SFTConfig."""
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import PrinterCallback
-    from trl import SFTConfig, SFTTrainer
-
-    lora = {"task_type": "CAUSAL_LM", "r": 4} | settings.pop("lora", {})
-    plain = {
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "max_length": None,
-        "logging_steps": 1,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-    }
-    trainer = SFTTrainer(
-        model=model,
-        args=SFTConfig(output_dir=str(out), **plain | settings),
-        train_dataset=Dataset.from_list(list(rows)),
-        processing_class=tokenizer,
-        peft_config=LoraConfig(**lora),
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
 def use_plan(monkeypatch, **counts):
     """Have `accelerate` use a plan of so many layers a level, whatever the device has."""
     from tasks.training.acceleration import layers

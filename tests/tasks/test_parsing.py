@@ -119,12 +119,8 @@ def test_without_tags_the_last_module_is_taken_and_the_reasoning_ends_where_it_b
     assert (parsed.reasoning, parsed.answer, parsed.code) == (thought, answer, MODULE)
 
 
-QUOTING = MODULE + '\nNOTE = """\n    ```cpp\n    int x;\n    ```\n"""\n'
 BROKEN = MODULE + "    def (\n"  # a syntax error is for the verifier to find
-CUT_BEHIND = f"x</think>{fenced(MODULE)}\n```python\nimport"
 ENDS_WITH_REASONING = f"Add one.\n{fenced(MODULE)}\n</think>\n"
-NEVER_CLOSED = f"x</think>```python\n{MODULE}"
-CPP_CLASS = fenced("class ModelNew { int x; };", "cpp")
 
 
 @pytest.mark.parametrize("finish_reason", [None, "stop", "length"])

@@ -188,7 +188,7 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, mon
 
     @flow
     def line() -> None:
-        with observed_by(ProgressArtifact("test-progress", "share done")):
+        with observed_by(ProgressArtifact()):
             for done, seconds in ((1, 1.0), (2, 2.5), (4, 3.0), (31, 31.0), (40, 31.1)):
                 now[0] = 100.0 + seconds
                 report("stage", done, 40)
@@ -196,12 +196,12 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, mon
     line()
     # the first of a stage and the end always show; 1.5 s after the first is too early
     assert [(kept["progress"], kept["description"]) for kept in sent] == [
-        (2.5, "share done. stage: 1 of 40"),
-        (10.0, "share done. stage: 4 of 40"),
-        (77.5, "share done. stage: 31 of 40, 60 a minute, about 9 s left"),
-        (100.0, "share done. stage: 40 of 40"),
+        (2.5, f"{policy.SHOWN}. stage: 1 of 40"),
+        (10.0, f"{policy.SHOWN}. stage: 4 of 40"),
+        (77.5, f"{policy.SHOWN}. stage: 31 of 40, 60 a minute, about 9 s left"),
+        (100.0, f"{policy.SHOWN}. stage: 40 of 40"),
     ]
-    stored = Artifact.get("test-progress")
+    stored = Artifact.get("progress")
     assert stored is not None and (stored.type, stored.data) == ("progress", 100.0)
 
 
@@ -213,7 +213,7 @@ def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatc
 
     monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", lambda **_: "an id")
     monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", gone)
-    shown = ProgressArtifact("key", "share")
+    shown = ProgressArtifact()
     for stage in ("a", "b"):
         shown(stage, 1, 1, "")
     assert [record.getMessage() for record in caplog.records] == [

@@ -1,7 +1,6 @@
 """Every source gives checked tasks under stable ids, and says which file or row is wrong and how it
 should look."""
 
-import ast
 import json
 import warnings
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
-from kernels_eval.source.syntax import parse_source
 from tasks.sources import bundled, files, hub, kernelbench, kernelbook
 from tasks.sources.config import TasksConfig
 from tasks.sources.degenerate import degenerate_tasks
@@ -474,34 +472,6 @@ def test_sources_ask_the_hub_for_splits_at_a_revision(server):
     row = {"uuid": 5, "entry_point": "Model", "python_code": good(), "stars": 1}
     server.keep(kernelbook.PINNED, train=[row])
     assert [task.task_id for task in kernelbook.load(kernelbook.HUB_ID)] == ["kernelbook/5"]
-
-
-def test_pinned_revision_is_a_whole_commit():
-    assert len(kernelbook.PINNED) == 40 and int(kernelbook.PINNED, 16)
-
-
-def test_package_import_is_light():
-    """The heavy packages are imported where they run: nothing at the top of a source module names
-    them."""
-    folder = Path(files.__file__).parent
-    for path in (*folder.glob("*.py"), folder / "bundled" / "__init__.py"):
-        top = [
-            node
-            for node in parse_source(path.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        named = {
-            alias.name.split(".")[0]
-            for node in top
-            if isinstance(node, ast.Import)
-            for alias in node.names
-        }
-        named |= {
-            node.module.split(".")[0]
-            for node in top
-            if isinstance(node, ast.ImportFrom) and node.module
-        }
-        assert not named & {"torch", "datasets", "polars", "transformers", "openai"}, path.name
 
 
 # --- the list of degenerate tasks

@@ -118,7 +118,6 @@ def _table(
     seeds: pl.DataFrame,
     differences: pl.DataFrame,
 ) -> tuple[tuple[Json, ...], tuple[Json, ...]]:
-    """A row per strategy and size, and per reference. All displays use it."""
     headline = rows.filter(pl.col("metric").is_in(HEADLINE_METRICS), track=OWN_TRACK)
     scored = headline.partition_by("model", as_dict=True)
     own = {"metric": EXEC, "track": OWN_TRACK}
@@ -209,8 +208,7 @@ def _distinct(name: str, taken: set[str]) -> str:
 
 
 def _frame(arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
-    """One row per verdict: `model` (arm or reference), and for arms `arm` and `branch`. References
-    keep tasks some arm answered."""
+    """One row per verdict. References keep tasks some arm answered."""
     parts = []
     for arm in arms:
         for branch in arm.branches:
@@ -227,7 +225,7 @@ def _frame(arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
 
 
 def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFrame:
-    """A branch's verdicts, with it in candidate ids: equal answers of two seeds are two samples."""
+    """Branches are in candidate ids: equal answers of two seeds are two samples."""
     snapshot = answers.verdicts.open()
     frame = snapshot.read(columns=READ, unique="candidate_id") if snapshot.finished else None
     if frame is None or frame.is_empty():

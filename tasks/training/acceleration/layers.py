@@ -376,7 +376,6 @@ def _whole_bytes(module: nn.Module) -> int:
 
 
 def _exchanged_bytes(model: nn.Module) -> int:
-    """Peak bytes for exchange: FSDP's gathered layer and the next, or DDP's copy of gradients."""
     if isinstance(model, FSDPModule):
         return 2 * _whole_bytes(decoder_layers(_base_of(model))[0])
     if not torch.distributed.is_initialized():

@@ -24,6 +24,7 @@ from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
 from kernels_eval.judge.messages import Prepared, verdict_of
 from kernels_eval.pool.held import held, holders, require_patience
+from kernels_eval.pool.lanes import Lanes
 from kernels_eval.pool.local import FailedError, LostError, Machine
 from kernels_eval.pool.ray import (
     Cluster,
@@ -37,10 +38,11 @@ from kernels_eval.pool.ray import (
     shortage,
     start_ray,
 )
+from kernels_eval.pool.slots import Item, Slot
 from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.pool.worker import BuildWorker, KernelWorker
-from kernels_eval.records import Candidate, KernelTask, Language, Reason, Verdict
-from kernels_eval.sandbox.deaths import DEATHS, WORKER, Deaths, role_of
+from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.sandbox.deaths import DEATHS, WORKER, role_of
 
 RESUMES = "verified candidates are kept; rerun the same command to resume"
 START_S = 600
@@ -49,18 +51,6 @@ SHORT_S = 60.0
 """Seconds that a worker may lack a device before a warning: nodes may restart."""
 ASK_S = 0.02
 """Seconds between looks for new work when the caller has none."""
-DOUBTED = frozenset(
-    {
-        Reason.OUT_OF_MEMORY,
-        Reason.CUDA_ERROR,
-        Reason.LOAD,
-        Reason.RUN,
-        Reason.REFERENCE_FAILED,
-        Reason.STREAM_ESCAPE,
-        Reason.BACKGROUND_WORK,
-    }
-)
-"""Reasons that a neighbour may be to blame for: such a candidate is judged again alone."""
 WATCH_S = 10.0
 """Seconds without an answer before the pool checks its node: a lost node never answers."""
 SAY_S = 4.0
@@ -82,74 +72,7 @@ def arriving(queue: SimpleQueue[T | None]) -> Iterator[T | None]:
         yield found
 
 
-@dataclass
-class _Item:
-    task: KernelTask
-    candidate: Candidate
-    prepared: Prepared | None = None
-    deaths: Deaths = field(default_factory=Deaths)
-
-    @property
-    def alone(self) -> bool:
-        return self.prepared is not None and self.prepared.alone
-
-    def keep_alone(self) -> None:
-        if self.prepared:
-            self.prepared = self.prepared.model_copy(update={"alone": True})
-
-
 def _say_nothing(_: str) -> None: ...
-
-
-@dataclass(eq=False)
-class _Slot:
-    host: Machine | Cluster
-    make: Callable[[], Any]
-    item: _Item | None = None
-    pending: Any = None
-    last_task: str = ""
-    since: float = 0.0
-    """When it was given work or started (time.monotonic)."""
-    failures: int = 0
-    """Times in a row that its actor died before it had started."""
-    device: tuple[str, str] | None = None
-    """Node and device of a started actor; lanes of one device share it."""
-    crowded: bool = False
-    """Whether another lane was at work during the present call."""
-    reserved: _Item | None = None
-    """What runs alone here once the other lanes are done."""
-    vacated: bool = True
-
-    def __post_init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        self.actor, self.item, self.device, self.vacated = self.make(), None, None, True
-        self.pending, self.since = self.host.started(self.actor), time.monotonic()
-
-    @property
-    def idle(self) -> bool:
-        return self.pending is None
-
-    @property
-    def alone(self) -> bool:
-        return self.reserved is not None or (self.item is not None and self.item.alone)
-
-    def vacate(self) -> None:
-        self.vacated = True
-        self.pending, self.since = self.host.call(self.actor, "vacate"), time.monotonic()
-
-    def build(self, item: _Item) -> None:
-        self._begin("build", item)
-
-    def run(self, item: _Item) -> None:
-        self.vacated = False
-        self._begin("run", item)
-
-    def _begin(self, method: str, item: _Item) -> None:
-        request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
-        self.pending = self.host.call(self.actor, method, *request)
-        self.item, self.since = item, time.monotonic()
 
 
 @dataclass
@@ -183,17 +106,14 @@ class Pool:
     _host: Any = None
     _holds: ExitStack | None = None
     """The hold on this machine's devices, while there is work."""
-    _large: set[str] = field(default_factory=set)
-    """Tasks that leave no room for a neighbour."""
-    _failing: set[str] = field(default_factory=set)
-    """Tasks whose reference has failed without a neighbour."""
     _builder_cpus: float = 1.0
     _shares: bool = False
     """Whether others may judge on this machine meanwhile, as Ray shares its devices out."""
     _here: Place | None = None
-    _builders: list[_Slot] = field(default_factory=list)
-    _runners: list[_Slot] = field(default_factory=list)
-    _lost: list[_Slot] = field(default_factory=list)
+    _builders: list[Slot] = field(default_factory=list)
+    _runners: list[Slot] = field(default_factory=list)
+    _lanes: Lanes = field(default_factory=lambda: Lanes([], 1))
+    _lost: list[Slot] = field(default_factory=list)
     _short: int = 0
     _checked: float = 0.0
     _looked: float = 0.0
@@ -252,9 +172,10 @@ class Pool:
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
         lanes = range(workers * self.lanes)
-        self._runners = [_Slot(self._host, self._new_runner) for _ in lanes]
+        self._runners = [Slot(self._host, self._new_runner) for _ in lanes]
+        self._lanes = Lanes(self._runners, self.lanes)
         self._builders = [
-            _Slot(self._host, partial(self._new_builder, share, builders))
+            Slot(self._host, partial(self._new_builder, share, builders))
             for share in range(builders)
         ]
         self.telemetry = Telemetry(builders, workers, self.lanes)
@@ -266,7 +187,7 @@ class Pool:
         self._let_go()
 
     @property
-    def _slots(self) -> list[_Slot]:
+    def _slots(self) -> list[Slot]:
         return [*self._builders, *self._runners]
 
     def _new_builder(self, share: int, shares: int) -> Any:
@@ -294,12 +215,12 @@ class Pool:
         seconds. Closing drops candidates in flight.
         """
         waiting = iter(pairs)
-        retry: deque[_Item] = deque()
-        ready: deque[_Item] = deque()
+        retry: deque[Item] = deque()
+        ready: deque[Item] = deque()
         finished: Verdict | None = None
         exhausted = paused = False
 
-        def to_build() -> _Item | None:
+        def to_build() -> Item | None:
             nonlocal exhausted, paused
             if retry:
                 return retry.popleft()
@@ -312,10 +233,10 @@ class Pool:
             if pair is None:
                 return None
             self._hold()
-            return _Item(*pair)
+            return Item(*pair)
 
         limit = 2 * len(self._builders) + 4 * len(self._runners)
-        first: _Slot | None = None
+        first: Slot | None = None
         since = 0.0
         try:
             while True:
@@ -327,7 +248,7 @@ class Pool:
                 # who has a task at hand comes first
                 for slot in sorted(self._runners, key=lambda s: s.last_task not in waiting_for):
                     if slot.idle:
-                        self._give_work(slot, ready)
+                        self._lanes.give_work(slot, ready)
                 self.telemetry.tick(len(ready))
                 if finished:
                     self.telemetry.reached(finished)
@@ -351,7 +272,7 @@ class Pool:
                 if slot.item:
                     slot.item = slot.pending = None
 
-    def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> Verdict | None:
+    def _collect(self, slot: Slot, ready: deque[Item], retry: deque[Item]) -> Verdict | None:
         item, pending = slot.item, slot.pending
         if item is None:
             self._started(slot)
@@ -366,15 +287,11 @@ class Pool:
             (retry if building else ready).appendleft(item)
             return None
         if isinstance(answer, Verdict):
-            if slot.crowded and self._is_doubtful(answer):
-                if answer.reason is Reason.OUT_OF_MEMORY:
-                    self._large.add(answer.task_id)
-                item.keep_alone()
-                ready.appendleft(item)
-                return None
-            if answer.reason is Reason.REFERENCE_FAILED:
-                self._failing.add(answer.task_id)
-            return answer
+            if not self._lanes.doubts(slot, answer):
+                return answer
+            item.keep_alone()
+            ready.appendleft(item)
+            return None
         if answer.finding:
             return verdict_of(item.task, item.candidate, answer, answer.finding)
         item.prepared = answer
@@ -382,18 +299,15 @@ class Pool:
             retry.append(item)  # back to the builders, before new ones
         else:
             if answer.alone and not building:
-                self._large.add(item.task.task_id)
+                self._lanes.large.add(item.task.task_id)
             ready.append(item)
         return None
 
-    def _is_doubtful(self, verdict: Verdict) -> bool:
-        return verdict.reason in DOUBTED and verdict.task_id not in self._failing
-
-    def _failed(self, slot: _Slot, item: _Item, error: LostError | FailedError) -> list[_Item]:
+    def _failed(self, slot: Slot, item: Item, error: LostError | FailedError) -> list[Item]:
         """Note who died; returns what else was under way there. Raises where its item must not be
         retried.
         """
-        others: list[_Item] = []
+        others: list[Item] = []
         cause = error.cause if isinstance(error, FailedError) else None
         if cause is None:
             self._replace(slot)
@@ -412,7 +326,7 @@ class Pool:
             raise cause from error
         return others
 
-    def _started(self, slot: _Slot) -> None:
+    def _started(self, slot: Slot) -> None:
         try:
             found = self._host.get(slot.pending)
         except FailedError as error:
@@ -457,11 +371,11 @@ class Pool:
             self.cautions.append(warning)
         self._short = short
 
-    def _replace(self, slot: _Slot) -> None:
+    def _replace(self, slot: Slot) -> None:
         self._host.kill(slot.actor)  # it may be out of reach only, and would keep its place
         slot.start()
 
-    def _first_done(self, busy: list[_Slot], since: float, wait_s: float) -> _Slot | None:
+    def _first_done(self, busy: list[Slot], since: float, wait_s: float) -> Slot | None:
         """The slot that answers first. Raises GpuLostError, BusyError or ClusterError."""
         began = time.monotonic()
         starting = not any(slot.item for slot in busy)
@@ -499,19 +413,19 @@ class Pool:
         require_patience(since, self.patience_s, others)
         return True
 
-    def _quarantine(self, slot: _Slot, cause: GpuLostError) -> list[_Item]:
+    def _quarantine(self, slot: Slot, cause: GpuLostError) -> list[Item]:
         """Give a device no more work; returns what was there. Its actors keep the broken GPU, which
         Ray would reuse.
         """
-        under_way: list[_Item] = []
-        for lane in (slot, *self._lanes_beside(slot)):
+        under_way: list[Item] = []
+        for lane in (slot, *self._lanes.beside(slot)):
             self._give_up(lane)
             under_way += filter(None, (lane.item, lane.reserved))
             lane.item = lane.reserved = lane.pending = None
         self.quarantined.append(str(cause.args[0]))
         return under_way
 
-    def _give_up(self, slot: _Slot) -> None:
+    def _give_up(self, slot: Slot) -> None:
         self._runners.remove(slot)
         self._lost.append(slot)
 
@@ -521,43 +435,3 @@ class Pool:
                 f"no worker has a working device left: {'; '.join(self.quarantined)}",
                 "see nvidia-smi -q and dmesg",
             )
-
-    def _lanes_beside(self, slot: _Slot) -> list[_Slot]:
-        others = (lane for lane in self._runners if lane is not slot)
-        return [lane for lane in others if lane.device == slot.device] if self.lanes > 1 else []
-
-    def _give_work(self, slot: _Slot, ready: deque[_Item]) -> None:
-        """Run the next item. One that must be alone waits for the device's other lanes; for a large
-        task they also give back memory.
-        """
-        beside = self._lanes_beside(slot)
-        if any(lane.alone for lane in beside):
-            return
-        item = slot.reserved or (self._next_item(slot, ready) if ready else None)
-        if item is None:
-            return
-        if large := item.task.task_id in self._large:
-            item.keep_alone()
-        if item.alone:
-            slot.reserved = item
-            for lane in beside:
-                if large and lane.idle and not lane.vacated:
-                    lane.vacate()
-            if not all(lane.idle for lane in beside):
-                return
-            slot.reserved = None
-        slot.crowded = any(lane.item for lane in beside)
-        for lane in beside:
-            lane.crowded = True
-        slot.run(item)
-
-    def _next_item(self, slot: _Slot, ready: deque[_Item]) -> _Item:
-        served = {other.last_task for other in self._runners if other is not slot}
-        names = [item.task.task_id for item in ready]
-        own = (index for index, name in enumerate(names) if name == slot.last_task)
-        free = (index for index, name in enumerate(names) if name not in served)
-        index = next(own, next(free, 0))
-        item = ready[index]
-        del ready[index]
-        slot.last_task = item.task.task_id
-        return item

@@ -14,6 +14,7 @@ from kernels_eval.records import Json, KernelTask, Language
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.models import count_tokens
 from tasks.progress import report
+from tasks.reporting.text import plural
 from tasks.sources.files import columns_of, shown
 from tasks.sources.foreign import Foreign, of_file, of_folder, of_rows
 from tasks.sources.hub import load_rows
@@ -54,7 +55,12 @@ def import_source(
         for why in [*found.skipped, *reasons]:
             skipped.setdefault(why, []).append(f"{place} row {found.number}")
         if rows % REPORTED == 0:
-            report("import", rows, rows + 1, f"{len(tasks)} tasks, {len(answers)} answers")
+            report(
+                "import",
+                rows,
+                rows + 1,
+                f"{plural(len(tasks), 'task')}, {plural(len(answers), 'answer')}",
+            )
     if not tasks and not answers:
         why = next(iter(skipped), "it has no rows")
         raise UsageError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig, load_profile
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MLFLOW = "http://127.0.0.1:5000"
 """MLflow's default server address."""
+SAY_S = 10.0
 NOTHING_NEW = "nothing was new, all snapshots existed already"
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -181,9 +183,27 @@ def start_server_apart() -> None:
 
 
 @contextmanager
+def saying(what: str) -> Iterator[None]:
+    """Say on stderr what the block waits for, now and every `SAY_S` seconds."""
+    began, ended = time.monotonic(), Event()
+
+    def again() -> None:
+        while not ended.wait(SAY_S):
+            waited_s = time.monotonic() - began
+            print(f"{what}, {waited_s:.0f} s so far", file=sys.stderr, flush=True)
+
+    print(what, file=sys.stderr, flush=True)
+    Thread(target=again, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+@contextmanager
 def served_and_shown() -> Iterator[TerminalProgress]:
     """Run flows in the block: Prefect's server is there, and progress is shown on stderr."""
-    print("waiting for Prefect's server", file=sys.stderr, flush=True)
-    start_server_apart()
+    with saying("waiting for Prefect's server"):
+        start_server_apart()
     with TerminalProgress() as progress, observed_by(progress):
         yield progress

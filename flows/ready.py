@@ -40,9 +40,10 @@ def checks(config: PipelineConfig, parts: tuple[Part, ...] = PARTS) -> Iterator[
 
 
 def task_source(config: TasksConfig) -> str:
+    from tasks.reporting.text import plural
     from tasks.sources.stage import load_tasks
 
-    return f"{len(load_tasks(config)):,} tasks of {config.source}"
+    return f"{plural(len(load_tasks(config)), 'task')} of {config.source}"
 
 
 def endpoint(config: SynthesisConfig, root: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.cli.render import Json, clean_line, label, render
 from tasks.progress import duration
+from tasks.reporting.text import plural
 
 ROW_COLUMNS = 8
 """Most columns of a snapshot's rows that are shown, of those that tell the rows apart."""
@@ -28,7 +29,7 @@ def of_snapshot(data: Json) -> str:
     else:
         took = f", made in {duration(manifest['seconds'])}" if manifest.get("seconds") else ""
         of = [manifest[name] for name in ("language", "device") if manifest.get(name)]
-        headline = f"{stage} {fingerprint[:12]}: {manifest['rows']:,} rows"
+        headline = f"{stage} {fingerprint[:12]}: {plural(manifest['rows'], 'row')}"
         headline = ", ".join([headline, *of]) + took
     counts = {
         name: dict(list(value.items())[:LONGEST_COUNTS])
@@ -62,7 +63,7 @@ def of_batch(data: Json) -> str:
     """What became of a table of candidates, and where it is."""
     correct = data["statuses"].get("correct", 0)
     headline = (
-        f"{_count(data['candidates'], 'candidate')} of {_count(data['tasks'], 'task')}"
+        f"{plural(data['candidates'], 'candidate')} of {plural(data['tasks'], 'task')}"
         f" ({data['language']}, {data['device']}): {correct:,} correct"
     )
     speedup, quantiles = data["speedup"], data["speedup"]["quantiles"]
@@ -84,8 +85,12 @@ def of_batch(data: Json) -> str:
     return "\n".join([clean_line(headline), "", page])
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def of_scores(data: Json) -> str:
+    """Scores without the rows of a k above the samples: the notes say why they are empty."""
+    rows = data["scores"]
+    least = min((row["k"] for row in rows), default=None)
+    shown = [row for row in rows if row["k"] == least or row["exec"]["value"] is not None]
+    return render(data | {"scores": shown})
 
 
 def of_morning(data: Json) -> str:

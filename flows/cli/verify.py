@@ -209,6 +209,7 @@ def serve(
     from kernels_eval.service.guard import require_token
     from kernels_eval.settings import load_protocol
     from kernels_eval.verify_file import QUICK
+    from tasks.reporting.text import plural
     from tasks.sources.tables import load
     from tasks.synthesis.parsing import parse_response
 
@@ -222,8 +223,8 @@ def serve(
     options = {"workers": workers, "builders": builders, "address": ray_address}
     service = Service(intake, Path(journal), options, max_queued, drain_s)
     typer.echo(
-        f"judging {', '.join(intake.languages)} at http://{host}:{port} (API: /docs), {len(found)}"
-        f" tasks, journal {journal}",
+        f"judging {', '.join(intake.languages)} at http://{host}:{port} (API: /docs),"
+        f" {plural(len(found), 'task')}, journal {journal}",
         err=True,
     )
     run(service, host, port, token)
@@ -257,7 +258,7 @@ def mcp(
     run(url, os.environ.get("CONCUR_SERVE_TOKEN"), port)
 
 
-@command(Group.VERIFY, needs=["line"])
+@command(Group.VERIFY, needs=["line"], page=pages.of_scores)
 def benchmark(
     *,
     verdicts: Verdicts = None,

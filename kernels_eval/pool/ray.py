@@ -148,6 +148,8 @@ def _init(address: str) -> None:
     """`ray.init`, again where one of its servers did not start within Ray's 30 s."""
     import ray
 
+    # it warns of a Ray that ends with this process
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     for attempts_left in reversed(range(ATTEMPTS if address == "local" else 1)):
         try:
             with keeping_sigterm():

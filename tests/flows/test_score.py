@@ -198,5 +198,8 @@ def test_the_command_prints_a_table_or_one_json_object(tmp_path):
     assert page.exit_code == 0 and all(text in page.output for text in ("level 2", "0.5", "H200"))
     plain = concur(*words, "--json")
     assert value(json.loads(plain.stdout), "exec", 1, "level 2") == 1.0, plain.stderr
+    many = CliRunner().invoke(main, [*words, "--k", "1,10"])
+    assert "pass@10 needs 10 samples" in " ".join(many.output.split())
+    assert not any("10" in line.split() for line in many.output.splitlines() if "│" in line)
     refused = CliRunner().invoke(main, [*words, "--k", "none"])
     assert refused.exit_code == 2 and "--k 'none' is not a list" in refused.output

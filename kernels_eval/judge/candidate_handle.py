@@ -117,6 +117,12 @@ class CandidateProcess:
         given = self.builder, self.candidate, self.draft.flags
         self.builds = BuildsAtHand(*given, prepared=self.prepared)
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its outputs have no memory of their own, where the reference's do."""
+        shares = any(call.shares_memory for call in self.calls)
+        return shares and not self.reference.loaded.shares_memory
+
     def load(self) -> None:
         """Import and construct the module. Raises MadeElsewhere, NeedsBuild as all requests do."""
         reference, limits = self.reference, self.config.limits

@@ -161,8 +161,8 @@ def check_formula(process: CandidateProcess) -> None:
 
 def _check_calls(process: CandidateProcess) -> None:
     calls = process.calls
-    if any(call.expanded for call in calls):
-        process.draft.flags.append("expanded_output")
+    if process.shares_memory:
+        process.draft.flags.append("shared_output")
     if any(call.previous_changed for call in calls):
         if not process.may_overwrite:
             what = "a later call overwrites the output of an earlier one"

@@ -101,6 +101,8 @@ class PairedClock:
             not self.on_gpu and process.child.alone and process.child.processor_ns() > 0
         )
         self.idle_samples = 0
+        self.shares_memory = process.shares_memory
+        """what a round copies of its outputs is then a part of the work"""
         self.burnt_ns = self.waited_ns = 0
         self.varied = [
             trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_TRIALS
@@ -172,7 +174,8 @@ class PairedClock:
     def _candidate_sample(self, calls: int) -> int:
         if not self.given:
             self._give_inputs()
-        sample = self.process.request(self._sample(calls))
+        asked = self._sample(calls).model_copy(update={"copied": self.shares_memory})
+        sample = self.process.request(asked)
         self.idle_samples += sample.custom_calls < calls
         return sample.ns
 
@@ -251,7 +254,7 @@ class PairedClock:
         with child.stopped(family):
             self.rounds.draw(seeds, names)
             began = self._now(reference.child)
-            self.rounds.idle()
+            self.rounds.idle(copies=not self.shares_memory)
             cost = self._since(reference.child, began)
             self.rounds.expect()
             began = self._now(child)
@@ -260,6 +263,9 @@ class PairedClock:
             stopped.enter_context(child.stopped(family))  # later writes fail
             passed = self._since(child, began)
             report = self.rounds.report(answer)
+            shares = any(form.shares_memory for form in report.forms)
+            if shares and not reference.loaded.shares_memory and not self.shares_memory:
+                self.shares_memory, cost = True, 0.0  # only once it is timed
             positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED_UNSEEN))
             request = CompareUnseen(
                 positions=positions,

@@ -30,12 +30,16 @@ class UnseenRounds:
         self._drawn = seeds, distributions
         self._inputs = self.reference.memory.draw_for_round(seeds, distributions)
 
-    def idle(self) -> None:
-        """Run a round of no work in the reference's process, out of the candidate's sight."""
+    def idle(self, *, copies: bool = True) -> None:
+        """Run a round of no work in the reference's process, out of the candidate's sight; without
+        `copies`, one that makes nearly no outputs.
+        """
         reference = self.reference
         effects = reference.loaded.effects
         outputs = reference.trials[0].outputs
         made = outputs[: len(outputs) - len(effects.names)] if effects else outputs
+        if not copies:
+            made = [form.model_copy(update={"shape": [1]}) for form in made]
         reference.request_unread(self._run("own", made))
 
     def expect(self) -> None:

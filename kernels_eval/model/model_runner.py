@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, MOST_FORMS
 from kernels_eval.languages import Language
@@ -272,10 +273,11 @@ class ModelRunner:
         model = self.called(making(request.empty, self.device) if request.empty else None)
         counted = self.hooks.count_calls()
         with torch.no_grad():
-            made, flat = [], []
+            made, flat, shared = [], [], []
             for values in sets:
                 made.append(model(*values))
                 leaves, structure = flatten_outputs(made[-1])
+                shared.append(shares_memory(leaves, values))
                 if request.copied:
                     leaves = [x.clone() if type(x) is Tensor else x for x in leaves]
                 flat.append((leaves, structure))
@@ -286,7 +288,9 @@ class ModelRunner:
                 else index: (output, leaves, structure)
                 for index, (output, (leaves, structure)) in enumerate(zip(made, flat, strict=True))
             }
-            described_forms = [described(*form) for form in list(forms.values())[:MOST_FORMS]]
+            described_forms = [
+                described(*form, shares=any(shared)) for form in list(forms.values())[:MOST_FORMS]
+            ]
             if len(forms) == 1 and described_forms[0].plain:
                 write(self.shared[request.into], [leaves for leaves, _ in flat])
         self.synchronise()
@@ -303,16 +307,17 @@ class ModelRunner:
         batch = [self.timed_inputs[(self.turn + i) % count] for i in range(request.calls)]
         self.turn += request.calls
         counted, used = self.hooks.count_calls(), processor_ns()
-        spent = self.timed(batch)
+        spent = self.timed(batch, copied=request.copied)
         used = processor_ns() - used
         return SampleReport(
             ns=min(spent, used) if request.by_processor else spent,
             custom_calls=self.hooks.count_calls() - counted,
         )
 
-    def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
+    def timed(self, batch: list[list[Any]], *, cold: bool = True, copied: bool = False) -> int:
         """Nanoseconds of these calls, on a GPU by its own clock; `cold`: with an empty cache."""
         model = self.called(effects=False)
+        model = _copying(model) if copied else model
         # made before: the making takes time
         begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
         if cold and self.on_gpu:
@@ -341,6 +346,10 @@ def making(forms: Sequence[OutputForm], device: str) -> Callable[..., Any]:
     return make
 
 
+def _copying(model: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *inputs: [x.clone() for x in tree_leaves(model(*inputs)) if type(x) is Tensor]
+
+
 def best_s(work: Callable[[], object], tries: int) -> float:
     def once() -> float:
         started = now_ns()
@@ -350,13 +359,13 @@ def best_s(work: Callable[[], object], tries: int) -> float:
     return min(once() for _ in range(tries))
 
 
-def described(output: Any, leaves: list[Any], structure: str) -> CallReport:
+def described(output: Any, leaves: list[Any], structure: str, *, shares: bool) -> CallReport:
     plain = all(type(leaf) is Tensor for leaf in leaves) and plain_containers(output)
     return CallReport(
         kinds=[type(leaf).__name__ for leaf in leaves],
         devices=[leaf.device.type if isinstance(leaf, Tensor) else "" for leaf in leaves],
         plain=plain,
-        expanded=any(isinstance(leaf, Tensor) and is_expanded(leaf) for leaf in leaves),
+        shares_memory=shares,
         tensors=all(isinstance(leaf, Tensor) for leaf in leaves),
         structure=structure,
         outputs=[
@@ -367,7 +376,18 @@ def described(output: Any, leaves: list[Any], structure: str) -> CallReport:
     )
 
 
-def is_expanded(tensor: Tensor) -> bool:
-    strided = tensor.layout is torch.strided
-    sizes = zip(tensor.shape, tensor.stride(), strict=True) if strided else ()
-    return any(size > 1 and not stride for size, stride in sizes)
+def shares_memory(leaves: list[Any], inputs: Any) -> bool:
+    """Whether an output repeats elements, has another's or an input's, or is computed when read."""
+    tensors = [x for x in leaves if type(x) is Tensor and x.layout is torch.strided and x.numel()]
+    given = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+    lent = {x.untyped_storage().data_ptr() for x in given if x.layout is torch.strided}
+    return (
+        len({x.data_ptr() for x in tensors}) < len(tensors)
+        or any(x.untyped_storage().data_ptr() in lent for x in tensors)
+        or any(x.is_neg() or x.is_conj() or _repeats(x) for x in tensors)
+    )
+
+
+def _repeats(x: Tensor) -> bool:
+    steps = zip(x.shape, x.stride(), strict=True)
+    return sum((size - 1) * step for size, step in steps) + 1 < x.numel()

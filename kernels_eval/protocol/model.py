@@ -227,10 +227,12 @@ class SampleReport(Report):
 
 class Sample(Request[SampleReport]):
     """Time this many calls, each on the next of the prepared inputs. `by_processor`: by the
-    process's processor time where that is less, as the judge's own clock counts it."""
+    process's processor time where that is less, as the judge's own clock counts it. `copied`: with
+    a copy of their outputs."""
 
     calls: int
     by_processor: bool = False
+    copied: bool = False
 
 
 class ReportedOutput(Report):
@@ -243,7 +245,7 @@ class CallReport(Report):
     devices: Several[Text] = []
     plain: bool = False
     tensors: bool = False
-    expanded: bool = False
+    shares_memory: bool = False
     structure: Text = ""
     custom_calls: Count = 0
     mutated: bool = False

@@ -38,6 +38,7 @@ from kernels_eval.model.measurement import (
     measure,
     same_all,
 )
+from kernels_eval.model.model_runner import shares_memory
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.side_effects import buffers_of, side_effects
@@ -146,7 +147,8 @@ class ExpectedValues:
         self.runner.model = self.runner.build()
         if effects.names:
             self.runner.effects = effects
-            leaves, structure = flatten_outputs(self.runner.forward(self.task.inputs(seed)))
+            inputs = self.task.inputs(seed)
+            leaves, structure = flatten_outputs(self.runner.forward(inputs))
         parameters = parameters_of(self.runner.model)
         ambiguous = self._ambiguous(seed) if any(map(FACTORS.search, operators)) else ""
         self.runner.synchronise()
@@ -177,6 +179,7 @@ class ExpectedValues:
             peak_bytes_per_s=0.0 if fits_cache else peak_bandwidth(gpu),
             cache_bytes=cache_bytes,
             ambiguous=ambiguous,
+            shares_memory=shares_memory(leaves, inputs),
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels_eval.model.model_runner import shares_memory
 from kernels_eval.model.shared_memory import Fences, copied
 
 FORMS = {
@@ -46,3 +47,23 @@ def test_who_reads_or_writes_outside_shows(device, place):
     assert beside.view(torch.float32).isnan().all() and fences.intact
     beside[0] = 0
     assert not fences.intact
+
+
+X = torch.randn(4, 8)
+OUTPUTS = {
+    "own": (lambda: [X + 1], False),
+    "transposed": (lambda: [(X + 1).t()], False),
+    "parts_of_one": (lambda: (X + 1).chunk(2, 1), False),
+    "an_input": (lambda: [X], True),
+    "a_view_of_an_input": (lambda: [X[:, 0]], True),
+    "repeated": (lambda: [(X + 1)[:, :1].expand(4, 8)], True),
+    "overlapping": (lambda: [(X + 1).unfold(1, 4, 1)], True),
+    "twice_the_same": (lambda: [X + 1] * 2, True),
+    "negated_when_read": (lambda: [torch._neg_view(X + 1)], True),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs_without_memory_of_their_own_are_told(name):
+    outputs, shares = OUTPUTS[name]
+    assert shares_memory(list(outputs()), [X, 3]) == shares

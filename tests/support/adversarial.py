@@ -309,7 +309,7 @@ def says_that_other_shapes_are_refused(verdict):
 
 
 def says_that_the_output_is_expanded(verdict):
-    assert "expanded_output" in verdict.flags
+    assert "shared_output" in verdict.flags
 
 
 def says_that_it_is_another_formula(verdict):

@@ -484,7 +484,10 @@ SHARE_CALLS = 5
 """Calls whose median tells the kernels' share of the time."""
 FEWEST_LOOKS, LOOKS, LOOK_S, LOOKS_S = 10, 40, 5e-4, 1.0
 """How often samples on a CPU are looked at to tell in whose code they are, at least and at most,
-and seconds between these moments and of all. A choice of time: a share by 40 is known to 16 %."""
+and seconds between these moments and of all (`WALL_SHARE` times as many where a busy machine shows
+too few). A choice of time: a share by 40 is known to 16 %."""
+MOST_LOOKED_AT = 64
+"""Times as many calls as in a sample that was timed, where it ends before anybody has looked."""
 LIBRARY_SHARE = 0.5
 """Share of these moments from which on a library's code is named beside operators. A choice."""
 SYNCHRONISE_NS = 30_000

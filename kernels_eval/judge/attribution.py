@@ -20,8 +20,10 @@ from kernels_eval.config import (
     LOOKS,
     LOOKS_S,
     MOST_CUSTOM_KERNELS,
+    MOST_LOOKED_AT,
     MOST_OPERATORS,
     OUTSTANDING_SHARE,
+    WALL_SHARE,
 )
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import FIX_OF_CHANGE, REASON_OF_CHANGE, Stop, one_line
@@ -111,9 +113,15 @@ def look_at_samples(process: CandidateProcess, calls: int) -> None:
     """Where is the processor in samples? What is seen in a library's code, however that was called,
     is no time of own kernels."""
     seen: list[int] = []
-    ends = time.monotonic() + LOOKS_S
-    while len(seen) < LOOKS and time.monotonic() < ends:
-        seen += process.look_at(Sample(calls=calls))
+    began, many = time.monotonic(), calls
+    while len(seen) < LOOKS:
+        passed_s = time.monotonic() - began
+        few = 0 < len(seen) < FEWEST_LOOKS  # as on a busy machine
+        if passed_s > (WALL_SHARE * LOOKS_S if few else LOOKS_S):
+            break
+        found = process.look_at(Sample(calls=many))
+        seen += found
+        many = many if found else min(2 * many, MOST_LOOKED_AT * calls)
     if len(seen) < FEWEST_LOOKS:
         return
     files = Counter(Path(path).name for path in files_at(process.child.family()[-1], seen))

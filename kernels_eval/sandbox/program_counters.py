@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 RUNNING, IN_NO_CALL = "running", "-1"
-STOPS_S = 0.01
-"""Seconds that a thread has to take notice of a signal."""
+STOPS_S = 1.0
+"""Seconds that a thread has to take notice of a signal: it needs a processor for that."""
 
 
 def program_counters(pid: int) -> list[int]:
@@ -44,5 +44,5 @@ def files_at(pid: int, addresses: Iterable[int]) -> list[str]:
 def _settled(path: Path) -> list[str]:
     ends = time.monotonic() + STOPS_S
     while (words := path.read_text().split())[0] == RUNNING and time.monotonic() < ends:
-        pass
+        time.sleep(1e-4)
     return words

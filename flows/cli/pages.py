@@ -49,7 +49,7 @@ def _brief(row: Json) -> Json:
     plain = {
         name: value
         for name, value in row.items()
-        if name not in QUIET and not isinstance(value, Mapping | list)
+        if name not in QUIET and not isinstance(value, Mapping | list) and "\n" not in str(value)
     }
     if timing := row.get("timing"):
         plain = {"speedup": timing.get("speedup"), **plain}

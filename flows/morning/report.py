@@ -12,6 +12,7 @@ from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
+from tasks.reporting.text import plural
 
 if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
@@ -68,7 +69,7 @@ class Morning(Record):
         if self.errors:
             most = self.errors[0]
             steps.append(
-                f"Look at the most frequent error of new candidates, {most.count:,} times:"
+                f"Look at the most frequent error of new candidates, {plural(most.count, 'time')}:"
                 f" {most.signature or 'no message'} ({most.reason})."
             )
         if self.cautions:

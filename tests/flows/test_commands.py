@@ -158,6 +158,7 @@ def test_a_command_prints_its_page_and_the_same_as_json(typed, name):
         return
     if name in BRIEF:  # the rest is for --json
         assert page.stdout.startswith(BRIEF[name]) and len(page.stdout) < len(done.stdout)
+        assert "import torch" not in page.stdout, "sources and answers are for --json"
         return
     assert [key for key in data if label(key) not in page.stdout] == []
 

@@ -170,7 +170,7 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         return _note_of_integers(samples, uses)
     order = _order(samples) if any(map(ORDERED.search, uses)) else ()
     if whole:
-        return InputNote(vary=False, varied="between", keeps=order)
+        return InputNote(vary=False, varied="between", keeps=order, timed=not order)
     keeps = (*_matrix(samples, uses), *order)
     triangular = "zeros" in keeps and all(map(_is_triangular, samples))
     meant = (
@@ -194,7 +194,7 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote
         return InputNote(vary=False, varied="offsets" if offsets else "", keeps=order)
     if any(map(DISTINCT.search, uses)) and all(map(_is_distinct, samples)):
         return InputNote(vary=False, varied="shuffled")
-    return InputNote(vary=False, varied="resampled", keeps=order)
+    return InputNote(vary=False, varied="resampled", keeps=order, timed=bool(order))
 
 
 def _order(samples: list[Tensor]) -> tuple[str, ...]:

@@ -30,9 +30,9 @@ class Reference(SimpleNamespace):
 
 def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
-    made.config, made.sets = TimingConfig(), 4
+    made.config, made.sets, made.shares_memory = TimingConfig(), 4, False
     made.process = SimpleNamespace(may_overwrite=False)
-    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache)
+    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, shares_memory=False)
     memory = SimpleNamespace()
     made.reference = Reference(loaded=loaded, memory=memory, task_bytes=INPUT + OUTPUT, used=used)
     return made
@@ -74,7 +74,7 @@ class Rounds(SimpleNamespace):
     """What both processes are asked in a round, each with the time that it takes."""
 
     def take(self, ms, child):
-        def asked(*_):
+        def asked(*_, **__):
             assert self.child.stands_still is (child == "reference")
             self.now.wall += 4 * ms
             self.now.used[child] += ms
@@ -83,10 +83,16 @@ class Rounds(SimpleNamespace):
         return asked
 
 
-@pytest.mark.parametrize("by_processor, cost, passed", [(True, 1, 5), (False, 4, 14)])
-def test_a_round_without_work_and_one_of_the_candidate(monkeypatch, by_processor, cost, passed):
+@pytest.mark.parametrize(
+    "by_processor, shares, cost, passed",
+    [(True, False, 1, 5), (False, False, 4, 14), (True, True, 0, 5)],
+)
+def test_a_round_without_work_and_one_of_the_candidate(
+    monkeypatch, by_processor, shares, cost, passed
+):
     """Time in which others had the processor does not count where the processor's is known. The
-    candidate stands still until it is asked, and its clock goes on until it is stopped again."""
+    candidate stands still until it is asked, and its clock goes on until it is stopped again. What
+    is copied of an output without memory of its own is work, from the round on that shows it."""
     made, now = clock(0), SimpleNamespace(wall=0, used={"reference": 0, "candidate": 0})
 
     class Stopped(SimpleNamespace):
@@ -109,13 +115,16 @@ def test_a_round_without_work_and_one_of_the_candidate(monkeypatch, by_processor
     rounds.draw, rounds.expect = rounds.take(50, "reference"), rounds.take(20, "reference")
     rounds.idle, run = rounds.take(1, "reference"), rounds.take(3, "candidate")
     rounds.run = lambda: (run(), setattr(rounds, "asked", True))
-    rounds.report = lambda _: SimpleNamespace(custom_calls=2)
+    rounds.report = lambda _: SimpleNamespace(
+        custom_calls=2, forms=[SimpleNamespace(shares_memory=shares)]
+    )
     made.rounds, made.varied, made.idle_samples = rounds, [], 0
     made.by_processor, made.process.child = by_processor, children["candidate"]
     made.reference.child = children["reference"]
     made.reference.request = lambda _: SimpleNamespace(positions=[], found=[])
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)
     assert made._round(2) == (cost, passed)
+    assert made.shares_memory is shares
 
 
 def bounded(monkeypatch, rounds, call_ns):

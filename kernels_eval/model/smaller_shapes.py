@@ -15,7 +15,8 @@ def smaller_shapes(
     `batch_1`: the first dimension becomes 1, where its size is unique. Others are named by what
     shrinks and the tail left (`TAILS`): `each_1` every dimension alone, counted from the last (of
     matrices and vectors: kernels may rely on square images); `all_1` equal sizes together; `last_1`
-    and `first_1` those equal to the first tensor's last or first. The reference says which are
+    and `first_1` those equal to the first tensor's last or first. Of other sizes than the last, 1
+    or -1 is left, so that kernels see what blocks of rows leave, too. The reference says which are
     accepted. Sizes are as secret as what `random` was seeded with.
     """
     dims = [
@@ -48,7 +49,7 @@ def _shrunk(
     keyed = [((size, by_place and place), i, d, place) for i, d, place, size in dims if size > 4]
     ends = {key for key, *_, place in keyed if place == -1} or {key for key, *_ in keyed}
     drawn = {
-        key: drawn_size(key[0], tail if key in ends else 1, random)
+        key: drawn_size(key[0], tail if key in ends or tail < 0 else 1, random)
         for key in dict.fromkeys(key for key, *_ in keyed)
     }
     return [(i, d, drawn[key]) for key, i, d, _ in keyed]

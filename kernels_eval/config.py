@@ -401,6 +401,9 @@ after the other. A choice: honest kernels add in blocks, and err by less."""
 MOST_WRONG_SHARE = 0.05
 """Largest share of elements that may be off by half of their own value where the reference's are
 not: a few outputs that are far larger than all others make any error of these look small."""
+MOST_WRONG_SLICE, FEWEST_IN_SLICE = 0.25, 32
+"""The same among at least so many elements at one index of a dimension, such as a column that is
+far smaller than all others. A choice: wrong elements of rounding are strewn."""
 APPROXIMATION_RMS = 2e-3
 """Largest RMS(err)/RMS(oracle) of an approximation, which GELU by tanh has a tenth of."""
 DOWNCAST_SPREAD = 10

@@ -15,6 +15,7 @@ from kernels_eval.config import (
     GATES,
     HARD_GATES,
     MOST_WRONG_SHARE,
+    MOST_WRONG_SLICE,
     REFERENCE_FACTOR,
     REFERENCE_FACTOR_HALF,
     SCATTER_FACTOR,
@@ -29,6 +30,7 @@ from kernels_eval.records import Reason
 WORST = (
     *("rms", "reference_rms", "max", "reference_max", "sequential_rms", "scatter_rms"),
     *("scatter_max", "widest", "left_rms", "wrong_share", "reference_wrong_share"),
+    *("wrong_slice", "reference_wrong_slice"),
     *("lost_bits", "unequal"),
 )
 
@@ -107,7 +109,9 @@ def judge(
         return Reason.PRECISION_DOWNCAST
     if measured.rms <= gate and measured.max <= elementwise:
         most = max(MOST_WRONG_SHARE, REFERENCE_FACTOR * measured.reference_wrong_share)
-        return Reason.OK if measured.wrong_share <= most else Reason.WRONG_OUTPUT
+        of_slice = max(MOST_WRONG_SLICE, REFERENCE_FACTOR * measured.reference_wrong_slice)
+        few = measured.wrong_share <= most and measured.wrong_slice <= of_slice
+        return Reason.OK if few else Reason.WRONG_OUTPUT
     if precision not in MANTISSA:
         return Reason.WRONG_OUTPUT
     if measured.systematic:

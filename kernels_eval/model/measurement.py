@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels_eval.config import (
     COMPARED_AT_ONCE,
+    FEWEST_IN_SLICE,
     FORMULA_BINS,
     FORMULA_MAX,
     FORMULA_NEIGHBOURS,
@@ -51,6 +52,8 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
     found = _errors_of(y, a, y if own_oracle else r, finite=finite)
     found = found.model_copy(update={"precision": precision_of(actual.dtype)})
+    if found.wrong_share:
+        found = found.model_copy(update=_wrong_slices(y, a, r, actual.shape, finite=finite))
     seen = found.rms > FORMULA_RMS or found.max > FORMULA_MAX
     if not seen or found.rms >= FORMULA_TO or a.dtype != torch.float32:
         return found
@@ -165,8 +168,6 @@ def _errors_of(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
     # a kernel may flush to zero what is below `least`, and squares below 1e-300 have no sum
     floor = min(1e-30, max(least / FORMULA_RMS, 1e-140))
     scale = (energy / max(count, 1)).sqrt().clamp(min=floor)
-    # of what passes through values of about one, such as log(1 + exp(x)), and is no error of a tail
-    rounding = 8 * torch.finfo(a.dtype).eps * min(1.0, float(scale))
     for span in _spans(y.numel()):
         yy, aa = y[span].to(wide), a[span].to(wide)
         rr = yy if alone else r[span].to(wide)
@@ -180,7 +181,7 @@ def _errors_of(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         size = yy.abs()
         marked = size >= mark if mark < math.inf else None
         bound = size + scale
-        half = (size / 2).clamp_(min=rounding).masked_fill_(size < least, torch.inf)
+        half = _half(size, float(scale), a.dtype)
         for index, error in enumerate([aa - yy] if alone else [aa - yy, rr - yy]):
             off = error.abs()
             sums[2 + index] += (off > half).sum()
@@ -203,6 +204,39 @@ def _errors_of(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         kernelbench_1e4=bool(loose[0]),
         kernelbench_1e2=bool(loose[1]),
     )
+
+
+def _half(size: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """From which error on an element of this size is wrong."""
+    # of what passes through values of about one, such as log(1 + exp(x)), and is no error of a tail
+    rounding = 8 * torch.finfo(dtype).eps * min(1.0, scale)
+    tiny = size < torch.finfo(dtype).tiny
+    return (size / 2).clamp_(min=rounding).masked_fill_(tiny, torch.inf)
+
+
+def _wrong_slices(
+    y: Tensor, a: Tensor, r: Tensor, shape: torch.Size, *, finite: bool
+) -> dict[str, float]:
+    """The largest shares of wrong elements at one index of a dimension."""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    scale, found = _unmarked_rms(y, finite=finite), {}
+    for name, x in {"wrong_slice": a, "reference_wrong_slice": r}.items():
+        wrong = torch.empty(y.numel(), dtype=torch.bool, device=y.device)
+        for span in _spans(y.numel()):
+            yy = y[span].to(wide)
+            wrong[span] = (x[span].to(wide) - yy).abs() > _half(yy.abs(), scale, a.dtype)
+        found[name] = _worst_slice(wrong.view(shape))
+    return found
+
+
+def _worst_slice(wrong: Tensor) -> float:
+    shares = [0.0]
+    for dim, size in enumerate(wrong.shape):
+        others = [each for each in range(wrong.dim()) if each != dim]
+        count = wrong.numel() // size
+        if others and count >= FEWEST_IN_SLICE:
+            shares.append(float(wrong.sum(others).amax()) / count)
+    return max(shares)
 
 
 def least_mark(y: Tensor) -> float:

@@ -82,8 +82,9 @@ class Comparison(Payload):
     output comes from, added term by term; `widest` the gate of the coarsest type that it was
     rounded to on the way; `scatter_rms` and `scatter_max` what it differs by where operators round
     otherwise, 0 unless that was asked. `wrong_share`: elements off by more than half their value
-    and more than rounding at one; `reference_wrong_share`: the fp32 reference's (0 without a
-    float64 oracle). `systematic`: the error is a function of the output, as another formula's is,
+    and more than rounding at one, `wrong_slice` most of them at one index of a dimension;
+    `reference_wrong_share`, `reference_wrong_slice`: the fp32 reference's (0 without a float64
+    oracle). `systematic`: the error is a function of the output, as another formula's is,
     but for `left_rms`. `lost_bits`: of fp32's mantissa, those that no element of the output has.
     `masks_match`: NaN and infinities are in the same places. `worst`: position
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
@@ -105,6 +106,8 @@ class Comparison(Payload):
     lost_bits: int = 0
     wrong_share: float = 0.0
     reference_wrong_share: float = 0.0
+    wrong_slice: float = 0.0
+    reference_wrong_slice: float = 0.0
     masks_match: bool = True
     kernelbench_1e4: bool = True
     kernelbench_1e2: bool = True

@@ -79,7 +79,7 @@ def explains(actual: Tensor, expected: Tensor, oracle: Tensor, rounded: Tensor) 
     scale = y.square().mean().sqrt()
     errors = torch.stack([a - y, p - r], 1) / scale
     outputs = torch.stack([y, y.abs()], 1) / scale
-    error, change = (errors - outputs @ torch.linalg.pinv(outputs) @ errors).unbind(1)
+    error, change = (errors - outputs @ (torch.linalg.pinv(outputs) @ errors)).unbind(1)
     left = (error - change).square().sum()
     return bool(left < (1 - EXPLAINED) * error.square().sum())
 

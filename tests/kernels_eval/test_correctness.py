@@ -63,6 +63,17 @@ def test_another_summation_order_is_right():
     assert verdict(reordered, x.sum(1), oracle) == "ok"
 
 
+@pytest.mark.parametrize("wrong, expected", [(0, "ok"), (8, "ok"), (32, "wrong_output")])
+def test_a_small_column_is_not_hidden_by_large_ones(wrong, expected):
+    own = draw(2, (64, 400)).float() * 1e6
+    own[:, -1] = 1.0
+    answer = own.clone()
+    answer[:wrong, -1] = 0.25
+    found = measure(answer, own.double() * (1 + 1e-9), own)
+    assert found.wrong_slice == wrong / 64 and found.reference_wrong_slice == 0
+    assert found.rms < 1e-6 and found.wrong_share < 0.002 and judge(found) == expected
+
+
 @pytest.mark.parametrize("factor", [10, 30, 1000])
 def test_tails_may_be_lost_to_rounding_at_one_and_not_left_out(factor):
     """log(1 + exp(x)) of much below -17 is 0 in fp32; leaving out small exponentials is another

@@ -136,6 +136,14 @@ def test_factors_of_a_shorter_mantissa_are_named(name, draw):
     assert found[:1] == ([wanted] if wanted else [])
 
 
+def test_factors_are_named_in_outputs_of_a_million_elements():
+    """Of which nothing as large as their square may be made."""
+    torch.manual_seed(3)
+    x, y = torch.randn(2, 1024, 64)
+    answer = rounded("TF32")(x, y)
+    assert explains(answer, x @ y.T, x.double() @ y.double().T, answer)
+
+
 def test_outputs_that_keep_fewer_bits_are_seen_and_whole_numbers_are_not():
     y = torch.randn(64, 64)
     short = (y.view(torch.int32) >> 6 << 6).view(torch.float32)

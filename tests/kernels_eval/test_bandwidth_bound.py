@@ -127,8 +127,9 @@ def test_a_round_without_work_and_one_of_the_candidate(
     assert made.shares_memory is shares
 
 
-def bounded(monkeypatch, rounds, call_ns):
+def bounded(monkeypatch, rounds, call_ns, *, shares=False):
     made, rounds = clock(0), iter(rounds)
+    made.shares_memory = shares
     made.unseen, made.fewest, made.by_processor, made.works = 8, 2, False, []
     made.reference.request = lambda *_: None
     made.process = SimpleNamespace(request_unread=lambda *_: None)
@@ -161,6 +162,11 @@ def bounded(monkeypatch, rounds, call_ns):
 def test_what_a_round_costs_is_taken_off(monkeypatch, rounds, call_ns, least, best, left):
     found = bounded(monkeypatch, rounds, call_ns)
     assert found == ((pytest.approx(least), pytest.approx(best)), left)
+
+
+def test_who_returns_what_must_be_copied_is_slower_and_accused_of_nothing(monkeypatch):
+    bound, _ = bounded(monkeypatch, [(2e5, 9e5)] * 5, 5e4, shares=True)
+    assert bound == (0.0, pytest.approx(7e5))
 
 
 def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):

@@ -15,9 +15,9 @@ def smaller_shapes(
     `batch_1`: the first dimension becomes 1, where its size is unique. Others are named by what
     shrinks and the tail left (`TAILS`): `each_1` every dimension alone, counted from the last (of
     matrices and vectors: kernels may rely on square images); `all_1` equal sizes together; `last_1`
-    and `first_1` those equal to the first tensor's last or first. Of other sizes than the last, 1
-    or -1 is left, so that kernels see what blocks of rows leave, too. The reference says which are
-    accepted. Sizes are as secret as what `random` was seeded with.
+    and `first_1` those equal to the first tensor's last or first. Of other sizes 1 is left, or of a
+    matrix' rows -1 (-1, 2 and 1 of its elements). The reference says which are accepted. Sizes are
+    as secret as what `random` was seeded with.
     """
     dims = [
         (i, d, d - len(shape), size)
@@ -48,8 +48,9 @@ def _shrunk(
 ) -> list[tuple[int, int, int]]:
     keyed = [((size, by_place and place), i, d, place) for i, d, place, size in dims if size > 4]
     ends = {key for key, *_, place in keyed if place == -1} or {key for key, *_ in keyed}
+    beside = -1 if by_place and abs(tail) == 1 else 1
     drawn = {
-        key: drawn_size(key[0], tail if key in ends or tail < 0 else 1, random)
+        key: drawn_size(key[0], tail if key in ends else beside, random)
         for key in dict.fromkeys(key for key, *_ in keyed)
     }
     return [(i, d, drawn[key]) for key, i, d, _ in keyed]

@@ -493,6 +493,8 @@ MOST_LOOKED_AT = 64
 """Times as many calls as in a sample that was timed, where it ends before anybody has looked."""
 LIBRARY_SHARE = 0.5
 """Share of these moments from which on a library's code is named beside operators. A choice."""
+CALLING_SHARE = 0.2
+"""Share of these moments up to which a candidate's library may only be calling others. A choice."""
 SYNCHRONISE_NS = 30_000
 """What to wait for an idle device takes."""
 MOST_OPERATORS, MOST_CUSTOM_KERNELS, MOST_FLAGS = 64, 32, 64

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kernels_eval.compile.linked import library_work, reaches_elements
 from kernels_eval.config import (
+    CALLING_SHARE,
     FEWEST_LOOKS,
     IDLE_SHARE,
     IDLE_WINDOW_S,
@@ -134,11 +135,8 @@ def look_at_samples(process: CandidateProcess, calls: int) -> None:
     limit_share(process, 1 - sum(foreign.values()))
     named = {one_line(name) for name, share in foreign.items() if share >= LIBRARY_SHARE}
     process.draft.library_calls = tuple(sorted(named.union(process.draft.library_calls)))
-    if (
-        named
-        and own.isdisjoint(files)
-        and not any(map(reaches_elements, process.libraries.values()))
-    ):
+    passes_on = sum(files[name] for name in own) <= CALLING_SHARE * len(seen)
+    if named and passes_on and not any(map(reaches_elements, process.libraries.values())):
         what = "its libraries reach no element of a tensor; the work was done by"
         raise _no_custom_kernel(what, process, "?")
 

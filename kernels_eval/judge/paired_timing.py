@@ -60,6 +60,7 @@ from kernels_eval.protocol import (
     RecordSample,
     Sample,
     TakeTimingInputs,
+    counted_ns,
 )
 from kernels_eval.records import Reason, Timing
 from kernels_eval.sandbox.child import Child, on_one_core
@@ -285,7 +286,8 @@ class PairedClock:
 
     def _since(self, child: Child, began: tuple[int, int]) -> float:
         passed, used = (now - then for now, then in zip(self._now(child), began, strict=True))
-        return float(min(passed, used) if self.by_processor else passed)
+        threads = self.process.config.threads
+        return float(counted_ns(passed, used, threads) if self.by_processor else passed)
 
     def _judge_unseen(self, found: Comparison, distribution: str) -> None:
         reference = self.reference

@@ -56,6 +56,7 @@ from kernels_eval.protocol import (
     SharedMemory,
     SideEffects,
     UnseenReport,
+    counted_ns,
     handles,
 )
 from kernels_eval.sandbox.channel import Channel
@@ -310,7 +311,7 @@ class ModelRunner:
         spent = self.timed(batch, copied=request.copied)
         used = processor_ns() - used
         return SampleReport(
-            ns=min(spent, used) if request.by_processor else spent,
+            ns=counted_ns(spent, used, self.spec.threads) if request.by_processor else spent,
             custom_calls=self.hooks.count_calls() - counted,
         )
 

@@ -226,13 +226,19 @@ class SampleReport(Report):
 
 
 class Sample(Request[SampleReport]):
-    """Time this many calls, each on the next of the prepared inputs. `by_processor`: by the
-    process's processor time where that is less, as the judge's own clock counts it. `copied`: with
-    a copy of their outputs."""
+    """Time this many calls, each on the next of the prepared inputs. `by_processor`: `counted_ns`,
+    as the judge's own clock counts. `copied`: with a copy of their outputs."""
 
     calls: int
     by_processor: bool = False
     copied: bool = False
+
+
+def counted_ns(passed: int, used: int, threads: int) -> int:
+    """Nanoseconds that count of what passed and of the processor time that all threads used: all of
+    it where one thread was granted, however many there are.
+    """
+    return used if threads == 1 else min(passed, used)
 
 
 class ReportedOutput(Report):

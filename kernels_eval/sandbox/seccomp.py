@@ -1,7 +1,8 @@
 """A system call filter for processes that run untrusted code.
 
-`REFUSED` calls fail under every numbering of the processor; only unconnected Unix sockets; no
-System V memory or queues, which no resident set counts; no new process or program unless asked for.
+`REFUSED` calls fail under every numbering of the processor, `IGNORED` ones do nothing; only
+unconnected Unix sockets; no System V memory or queues, which no resident set counts; no new process
+or program unless asked for.
 Does not cover ioctl on devices, such as the GPU.
 """
 
@@ -36,7 +37,9 @@ _TABLE = """
     fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, clone3 435 435,
     pidfd_getfd 438 438, process_madvise 440 440, mount_setattr 442 442, quotactl_fd 443 443,
     process_mrelease 448 448, open_tree_attr 467 467, memfd_create 319 279, memfd_secret 447 447,
-    shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180, mmap 9 222
+    shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180, mmap 9 222,
+    sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
+    sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30
 """
 NUMBERS: dict[str, dict[str, int]] = {
     name: {machine: int(n) for machine, n in zip(MACHINES, numbers, strict=True) if n != "-"}
@@ -49,7 +52,10 @@ _CONDITIONAL = frozenset(
     pidfd_send_signal fork vfork clone clone3 execve execveat mmap""".split()
 )
 """Calls that depend on their arguments, or on what the process may do."""
-REFUSED = tuple(name for name in NUMBERS if name not in _CONDITIONAL)
+IGNORED = tuple(name for name in NUMBERS if name.startswith("sched_") or "prio" in name)
+"""Calls that succeed without effect: where and when its threads run is the judge's to say, and
+libgomp ends a process whose threads cannot be placed."""
+REFUSED = tuple(name for name in NUMBERS if name not in _CONDITIONAL and name not in IGNORED)
 # Their first argument is a process.
 SIGNALS = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 
@@ -101,6 +107,7 @@ def program(
     """
     permit, refuse = (RETURN, 0, 0, ALLOW), _fail(errno.EPERM)
     rules: dict[str, list[Instruction]] = {name: [refuse] for name in REFUSED}
+    rules |= {name: [_fail(0)] for name in IGNORED}
     rules["socket"] = (
         _if_argument(JUMP_EQUAL, AF_UNIX, permit, refuse) if unix_sockets else [refuse]
     )

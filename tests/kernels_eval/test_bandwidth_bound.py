@@ -84,13 +84,20 @@ class Rounds(SimpleNamespace):
 
 
 @pytest.mark.parametrize(
-    "by_processor, shares, cost, passed",
-    [(True, False, 1, 5), (False, False, 4, 14), (True, True, 0, 5)],
+    "by_processor, threads, others, shares, cost, passed",
+    [
+        (True, 1, 0, False, 1, 5),
+        (True, 1, 20, False, 1, 25),
+        (True, 2, 20, False, 1, 14),
+        (False, 1, 20, False, 4, 14),
+        (True, 1, 0, True, 0, 5),
+    ],
 )
 def test_a_round_without_work_and_one_of_the_candidate(
-    monkeypatch, by_processor, shares, cost, passed
+    monkeypatch, by_processor, threads, others, shares, cost, passed
 ):
-    """Time in which others had the processor does not count where the processor's is known. The
+    """Time in which others had the processor does not count where the processor's is known; that of
+    other threads of the candidate does, unless it was granted them. The
     candidate stands still until it is asked, and its clock goes on until it is stopped again. What
     is copied of an output without memory of its own is work, from the round on that shows it."""
     made, now = clock(0), SimpleNamespace(wall=0, used={"reference": 0, "candidate": 0})
@@ -114,12 +121,19 @@ def test_a_round_without_work_and_one_of_the_candidate(
     rounds = Rounds(now=now, child=children["candidate"], asked=False)
     rounds.draw, rounds.expect = rounds.take(50, "reference"), rounds.take(20, "reference")
     rounds.idle, run = rounds.take(1, "reference"), rounds.take(3, "candidate")
-    rounds.run = lambda: (run(), setattr(rounds, "asked", True))
+
+    def run_threads():
+        now.used["candidate"] += others
+        run()
+        rounds.asked = True
+
+    rounds.run = run_threads
     rounds.report = lambda _: SimpleNamespace(
         custom_calls=2, forms=[SimpleNamespace(shares_memory=shares)]
     )
     made.rounds, made.varied, made.idle_samples = rounds, [], 0
     made.by_processor, made.process.child = by_processor, children["candidate"]
+    made.process.config = SimpleNamespace(threads=threads)
     made.reference.child = children["reference"]
     made.reference.request = lambda _: SimpleNamespace(positions=[], found=[])
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)

@@ -60,6 +60,8 @@ SOURCE = r"""
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -67,6 +69,7 @@ SOURCE = r"""
 #include <sstream>
 #include <string>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -168,6 +171,25 @@ torch::Tensor threads(torch::Tensor x) {
       all.emplace_back([&sum, i] { __atomic_add_fetch(&sum, i, __ATOMIC_SEQ_CST); });
   for (auto& one : all) one.join();
   return answer(x, sum != 28, "threads");
+}
+torch::Tensor schedules(torch::Tensor x) {
+  cpu_set_t before, first, after;
+  sched_getaffinity(0, sizeof before, &before);
+  CPU_ZERO(&first);
+  for (int core = 0; CPU_COUNT(&first) == 0; ++core)
+      if (CPU_ISSET(core, &before)) CPU_SET(core, &first);
+  bool placed = sched_setaffinity(0, sizeof first, &first) == 0
+      && setpriority(PRIO_PROCESS, 0, 7) == 0;
+  sched_getaffinity(0, sizeof after, &after);
+  // as libgomp starts its threads where it is told places
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setaffinity_np(&attributes, sizeof first, &first);
+  pthread_t thread;
+  int failed = pthread_create(&thread, &attributes, [](void* y) { return y; }, &first);
+  if (!failed) pthread_join(thread, nullptr);
+  bool gained = !CPU_EQUAL(&before, &after) || getpriority(PRIO_PROCESS, 0) == 7;
+  return answer(x, gained || !placed || failed, "schedule");
 }
 torch::Tensor takes_memory(torch::Tensor x) {
   for (int64_t taken = 0; taken < (4LL << 30); taken += 64 << 20) {
@@ -402,6 +424,11 @@ def test_no_process_is_started_and_threads_work(verify):
     needs("seccomp")
     verify.contained("forks")
     assert verify("return ext.threads(x)").reason == "ok"
+
+
+def test_threads_run_where_the_judge_says_and_may_ask_for_other_cores(verify):
+    needs("seccomp")
+    verify.contained("schedules")
 
 
 def test_no_other_process_is_killed_or_traced(verify):

@@ -220,6 +220,9 @@ float64, too, and a kernel that is exact there, as from logits, would differ fro
 any precision."""
 VARIED_SHARE = 1 / 8
 """Of a mask of ones, how many elements are 0 where that varies. A choice."""
+MOVED_SHARE = 1 / 16
+"""How far an element of timed inputs is from the declared one, at most, as a share of it. A
+choice."""
 ZEROS_SHARE, RANK_SAMPLE = 0.2, 32
 """The share of zeros from which on they are a pattern, and the rows and columns of which a rank is
 taken. Choices."""

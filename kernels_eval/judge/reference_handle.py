@@ -31,7 +31,7 @@ from kernels_eval.judge.trials import VARIED, TaskFindings, Trial, TrialRow, sum
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (
-    DECLARED,
+    MOVED,
     A,
     Compare,
     Comparison,
@@ -223,20 +223,19 @@ class ReferenceProcess:
 
     @property
     def timed_distribution(self) -> str:
-        """The task's own inputs; others where these could save work in floats, or are always the
-        same, and a trial of others suits the task.
+        """The task's own inputs, moved; others where these could save work, or are always the same,
+        and a trial of others suits the task.
         """
         fixed = self.expected.task.own_answer_is_fixed
         varied = fixed or any(note.timed for note in self.loaded.plan.notes)
         wanted = (*((VARIED,) if varied else ()), *(("mixed",) if fixed else ()))
         found = [trial.distribution for trial in self.trials if trial.name in wanted]
-        return found[0] if found else DECLARED
+        return found[0] if found else MOVED
 
     @property
     def timed_weights(self) -> Trial | None:
-        """The trial whose weights timed calls have, where the constructor makes some constant."""
-        found = [trial for trial in self.trials if trial.weights_seed is not None]
-        return found[0] if found and self.loaded.constant_weights else None
+        """The trial whose weights timed calls have."""
+        return next((trial for trial in self.trials if trial.weights_seed is not None), None)
 
     def compare(self, trial: Trial) -> Comparison:
         return self.request(Compare(trial=trial.name))

@@ -206,7 +206,7 @@ def has_weights(task: TaskFindings) -> bool:
 
 
 def could_save_work(task: TaskFindings) -> bool:
-    return any(note.varied for note in task.loaded.plan.notes)
+    return any(note.varied not in ("", "moved") for note in task.loaded.plan.notes)
 
 
 def sums_products(task: TaskFindings) -> bool:

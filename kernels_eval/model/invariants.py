@@ -3,7 +3,9 @@
 Guarantees: what decides an argument's meaning is kept: an order that an operator requires, the
 range of integers, masks of two numbers, probabilities, matrices that operators or the task's text
 require. What only saves work is missing in the draw called `varied`: one number, zeros at fixed
-places, symmetry, a low rank, distinct indices, floats that are whole, a mask's pattern.
+places, symmetry, a low rank, distinct indices, floats that are whole, a mask's pattern. In this and
+in the one called `moved` no float is exactly as declared: what holds by chance (few numbers, equal
+arguments, blocks or draws, factors) holds no more.
 """
 
 from __future__ import annotations
@@ -16,10 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels_eval.config import MOST_SHUFFLED, RANK_SAMPLE, VARIED_SHARE, ZEROS_SHARE
+from kernels_eval.config import (
+    MOST_SHUFFLED,
+    MOVED_SHARE,
+    RANK_SAMPLE,
+    VARIED_SHARE,
+    ZEROS_SHARE,
+)
 from kernels_eval.model.distributions import drawn_from
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import POSITIVE, InputNote
+from kernels_eval.protocol import MOVED, POSITIVE, InputNote
 
 VARIED, VARIED_OTHERWISE = "varied", "varied_otherwise"
 """Not distributions: arguments without what saves work; and a milder form, for tasks that give no
@@ -74,6 +82,12 @@ def _rises(x: Tensor) -> bool:
 
 def _falls(x: Tensor) -> bool:
     return x.dim() > 0 and _rises(x.flip(-1))
+
+
+def _is_ordered(x: Tensor) -> bool:
+    """Along any dimension."""
+    lines = [x.movedim(dim, -1) for dim in range(x.dim())]
+    return any(_rises(each) or _falls(each) for each in lines)
 
 
 def _is_distinct(x: Tensor) -> bool:
@@ -165,7 +179,8 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         return InputNote(vary=False, varied="probabilities")
     if whole and all(map(_are_two_numbers, samples)):
         fixed = integers and any(map(AS_DECLARED.search, uses))
-        return InputNote(vary=False, varied="" if fixed else "shuffled")
+        masks = integers or any(bool((x == 0).any()) for x in samples)
+        return InputNote(vary=False, varied="" if fixed else "shuffled", timed=not masks)
     if integers:
         return _note_of_integers(samples, uses)
     order = _order(samples) if any(map(ORDERED.search, uses)) else ()
@@ -179,9 +194,12 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         or ("symmetric" in keeps and "symmetric" in text.lower())
         or (triangular and ("triangular" in text.lower() or any(map(TRIANGULAR.search, uses))))
     )
-    saves_work = keeps or _order(samples) or all(map(_has_low_rank, samples))
-    shuffled = bool(saves_work) and not meant
-    return InputNote(vary=True, keeps=keeps, varied="shuffled" if shuffled else "", timed=shuffled)
+    saves_work = keeps or all(map(_is_ordered, samples)) or all(map(_has_low_rank, samples))
+    if meant:
+        return InputNote(vary=True, keeps=keeps)
+    if saves_work:
+        return InputNote(vary=True, keeps=keeps, varied="shuffled", timed=True)
+    return InputNote(vary=True, varied="moved")
 
 
 def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote:
@@ -247,20 +265,20 @@ def redrawn(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     """An argument from a distribution, or varied, with what it must keep; as declared, if its note
     says so. In the declared strides, which a kernel may rely on.
     """
-    varies = distribution in (VARIED, VARIED_OTHERWISE)
-    if not (note.varied if varies else note.vary):
+    if note.varied == "number":  # half to all of it, or of 1 in place of 0
+        varies = distribution in (VARIED, VARIED_OTHERWISE)
+        return (value or 1.0) * Random(seed).uniform(0.5, 1) if varies else value
+    forms = FORMS.get(distribution)
+    if note.varied not in forms if forms else not note.vary:
         return value
-    if isinstance(value, float):  # half to all of it, or of 1 in place of 0
-        return (value or 1.0) * Random(seed).uniform(0.5, 1)
     if value.is_complex():
         return torch.view_as_complex(redrawn(as_real(value), note, seed, distribution))
     generator = torch.Generator(device=value.device).manual_seed(seed)
-    if varies:
-        forms = VARIATIONS if distribution == VARIED else OTHERWISE
+    if forms:
         drawn = forms[note.varied](value, generator, note)
     else:
         drawn = drawn_from(value, generator, distribution)
-    for name in note.keeps if note.varied != "shuffled" or not varies else ():
+    for name in note.keeps if note.varied != "shuffled" or not forms else ():
         definite = name == "symmetric" and distribution.endswith(POSITIVE)
         drawn = KEEP["definite" if definite else name](drawn, value)
     drawn = drawn.to(value.dtype)
@@ -296,12 +314,25 @@ def _probabilities(value: Tensor, generator: torch.Generator, note: InputNote) -
 
 
 def _shuffled(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """The same elements at other places; of very many, runs of them, which takes less memory."""
+    """The same elements, moved, at other places; of very many, runs of them, which takes less
+    memory."""
     size = 1 if value.numel() <= MOST_SHUFFLED else 61
     flat = value.reshape(-1)
     runs = flat[: len(flat) // size * size].view(-1, size)
     order = torch.randperm(len(runs), generator=generator, device=value.device)
-    return torch.cat([runs[order].view(-1), flat[runs.numel() :]]).view(value.shape)
+    shuffled = torch.cat([runs[order].view(-1), flat[runs.numel() :]]).view(value.shape)
+    return shuffled if _is_whole(shuffled) else _moved(shuffled, generator, note)
+
+
+def _moved(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Each finite element up to a sixteenth smaller, or larger where that is outside of the range
+    of all."""
+    value = computable(value)
+    least, largest = value.where(torch.isfinite(value), 0).aminmax()
+    step = value * (MOVED_SHARE * _uniform(value, generator)).to(value.dtype)
+    moved = value - step
+    moved = torch.where((moved >= least) & (moved <= largest), moved, value + step)
+    return torch.where((moved >= least) & (moved <= largest), moved, value)
 
 
 def _shuffled_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
@@ -349,6 +380,7 @@ VARIATIONS: dict[str, Variation] = {
     "resampled": _resampled,
     "between": _between,
     "offsets": _offsets,
+    "moved": _moved,
     "tied": lambda value, generator, note: tied(value),
 }
 OTHERWISE = VARIATIONS | {
@@ -357,3 +389,10 @@ OTHERWISE = VARIATIONS | {
     "shuffled": _shuffled_rows,
     "between": _resampled,
 }
+FORMS: dict[str, dict[str, Variation]] = {
+    VARIED: VARIATIONS,
+    VARIED_OTHERWISE: OTHERWISE,
+    MOVED: {"moved": _moved, "tied": _moved},
+}
+"""What redraws an argument, by its note's form, where elements are not drawn from a
+distribution."""

@@ -28,10 +28,6 @@ def frozen_of(model: Any) -> dict[str, Tensor]:
     return {name: p for name, p in parameters_of(model).items() if not p.requires_grad}
 
 
-def redrawn_of(model: Any) -> list[Tensor]:
-    return [*parameters_of(model).values(), *running_statistics(model)]
-
-
 def is_constant(weight: Tensor) -> bool:
     """Whether one number stands for many elements: what multiplies by 0 or 1 could be left out."""
     flat = as_real(computable(weight.detach())).reshape(-1)

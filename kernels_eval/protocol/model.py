@@ -25,6 +25,8 @@ from kernels_eval.protocol.message import (
 
 DECLARED = "declared"
 """The task's own inputs and shape, not drawn distributions or other sizes."""
+MOVED = "moved"
+"""The task's own inputs, each float a little off: what saves work by chance does not hold."""
 POSITIVE, UNIT, WITHIN = "_positive", "_unit", "_within"
 DOMAINS = ("", POSITIVE, UNIT, WITHIN)
 """Suffixes of distributions: what their values lie in, the widest first: any numbers, positive

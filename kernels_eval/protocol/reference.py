@@ -27,7 +27,7 @@ class LoadedTask(Payload):
     """What loading a task and running it once has shown.
 
     `parameters` and (running) `statistics` are shapes without dimensions of size 1;
-    `constant_weights`: some are made of one number, `constant_parameters` among the parameters;
+    `constant_parameters`: those made of one number;
     `input_bytes` are those of one set of inputs; `packed_bytes`, `argument_bytes` and
     `weight_bytes` what a set, the constructor's arguments and the weights take in shared memory.
     `precision`, `gradients` and `effects` as in `ModelSpec`. `peak_bytes_per_s`: of the device's
@@ -43,7 +43,6 @@ class LoadedTask(Payload):
     parameters: list[list[int]]
     parameter_names: list[str]
     statistics: list[list[int]]
-    constant_weights: bool
     constant_parameters: list[int]
     dtype: str
     device_name: str

@@ -278,7 +278,6 @@ def reference():
             parameters=[[4, 4]],
             parameter_names=["weight"],
             statistics=[],
-            constant_weights=False,
             structure="tensor",
             effects=None,
             gradients=None,

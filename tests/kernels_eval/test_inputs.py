@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.config import BACKGROUNDS, TAILS, CorrectnessConfig
+from kernels_eval.config import BACKGROUNDS, MOVED_SHARE, TAILS, CorrectnessConfig
 from kernels_eval.judge.candidate_handle import unmatched_shapes
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
@@ -24,7 +24,7 @@ from kernels_eval.model.weights import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.protocol import FewTerms, ModelSpec
+from kernels_eval.protocol import MOVED, FewTerms, ModelSpec
 from kernels_eval.reference.uses import Uses
 from tests.support.kernels import AFFINE
 
@@ -273,7 +273,10 @@ def rising(x):
 SQUARE = torch.randn(32, 32)
 SYMMETRIC = SQUARE + SQUARE.T
 NOTES = {
-    "normal": (SQUARE, "vary"),
+    "normal": (SQUARE, "vary; moved"),
+    "few_numbers": (torch.randint(1, 9, (256,)) / 8, "vary; moved"),
+    "ordered_columns": (SQUARE.sort(0).values, "vary; shuffled timed"),
+    "signs": (SQUARE.sign(), "; shuffled timed"),
     "sorted": (SQUARE[0].sort().values, "vary; shuffled timed"),
     "repeated_blocks": (SQUARE[0].repeat(16), "vary; shuffled timed"),
     "equal_images": (SQUARE[None, None].repeat(9, 3, 1, 1), "vary; shuffled timed"),
@@ -318,13 +321,21 @@ def test_what_an_argument_means_is_kept_and_what_saves_work_is_not(name):
         assert not torch.equal(drawn, value) or distribution == VARIED_OTHERWISE
         assert drawn.dtype == value.dtype and drawn.shape == value.shape
         if note.varied == "shuffled" and distribution in (VARIED, VARIED_OTHERWISE):
-            assert torch.equal(drawn.flatten().sort().values, value.flatten().sort().values)
+            near, at_most = MOVED_SHARE * bool((value != value.round()).any()), 1e-6
+            found, declared = (x.float().flatten().sort().values for x in (drawn, value))
+            assert torch.allclose(found, declared, near, at_most)
             continue
         assert all(KEPT[each](drawn) for each in note.keeps if each in KEPT)
         if note.varied == "probabilities":
             assert bool((drawn > 0).all()) and torch.allclose(drawn.sum(-1), torch.ones(32))
         elif not note.vary and note.varied != "constant":
             assert value.min() <= drawn.min() and drawn.max() <= value.max()
+    if note.varied == "moved":
+        near = redrawn(value, note, 1, MOVED)
+        assert torch.allclose(near, value, MOVED_SHARE) and near.unique().numel() == value.numel()
+        assert value.min() <= near.min() and near.max() <= value.max()
+    elif not note.timed:
+        assert torch.equal(redrawn(value, note, 1, MOVED), value)
     if note.varied == "offsets":
         assert drawn[0] == value[0] and drawn[-1] == value[-1] and bool((drawn.diff() > 0).all())
 

@@ -50,6 +50,7 @@ _MERGED = (
     *(n for n in CANDIDATES.names if n not in ("response", "separated_reasoning")),
 )
 SHOWN_KERNELS = 5
+UNCONFIRMED = "correct at level screen alone: verify it without --quick"
 _LEVEL = re.compile(r"level_(\d+)_problem_\d+|^level:\s*(\d+)", re.MULTILINE)
 
 
@@ -60,6 +61,10 @@ class Judged(NamedTuple):
     task: KernelTask
     candidate: Candidate
     verdict: Verdict
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        return self.verdict.level == "screen" and self.verdict.correct_custom
 
 
 def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> Json:
@@ -270,13 +275,17 @@ def _kernelbench(found: Iterator[Judged], target: Path) -> Json:
     runs: dict[tuple[str, str], list[tuple[int, Judged]]] = {}
     left_out: Counter[str] = Counter()
     for each in found:
-        if place := kernelbench.TASK_ID.fullmatch(each.task.task_id):
+        if each.is_unconfirmed:
+            left_out[UNCONFIRMED] += 1
+        elif place := kernelbench.TASK_ID.fullmatch(each.task.task_id):
             run = runs.setdefault((each.candidate.generator, place["level"]), [])
             run.append((int(place["problem"]), each))
         else:
             left_out["the task is none of KernelBench's"] += 1
     if not runs:
-        raise UsageError("no task is one of KernelBench's", "their ids are kernelbench/L1/23")
+        why = "; ".join(left_out) or "there is no verdict"
+        fix = "KernelBench's ids are kernelbench/L1/23"
+        raise UsageError(f"no verdict can be written: {why}", fix)
     for (model, level), rows in runs.items():
         own = f"{file_name(model)}_level_{level}"
         folder = target / own if len(runs) > 1 else target
@@ -312,6 +321,8 @@ def _traces(
     for each in found:
         task, evaluation = each.task, evaluation_of(each.verdict, suite, now, libs)
         with made.counted():
+            if each.is_unconfirmed:
+                raise ValueError(UNCONFIRMED)
             if evaluation is None or each.candidate.code is None:
                 raise ValueError(f"{suite} has no form for {each.verdict.status.value}")
             name = each.name.partition("@")[0]

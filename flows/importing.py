@@ -8,14 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
+from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
+from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
+from kernels_eval.languages import languages_of
 from kernels_eval.records import Json, KernelTask, Language
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.models import count_tokens
 from tasks.progress import report
 from tasks.reporting.text import plural
-from tasks.sources.files import columns_of, shown
+from tasks.sources.cells import program_in
+from tasks.sources.files import columns_of, number_of, shown
 from tasks.sources.foreign import Foreign, of_file, of_folder, of_rows
 from tasks.sources.hub import load_rows
 from tasks.sources.mapping import Found, Map, given_map, map_named
@@ -29,7 +33,7 @@ MOST_ROWS = 5
 """Rows that are named for each reason."""
 REPORTED = 1000
 """Rows between two reports of progress."""
-PLAIN = "none: its columns are a candidate's"
+PLAIN = "none needed"
 
 
 def import_source(
@@ -48,10 +52,11 @@ def import_source(
     rows = 0
     for place, found in _rows(source, opened):
         rows += 1
-        tasks |= {task.task_id: task for task in found.tasks}
+        second = [each for each in found.tasks if tasks.setdefault(each.task_id, each) != each]
         unjudged = [each for each in found.answers if not _is_judged(each)]
         answers += [each for each in found.answers if _is_judged(each)]
         reasons = [f"no language {shown(each['language'], 40)} is judged" for each in unjudged]
+        reasons += ["its task has another program already" for _ in second]
         for why in [*found.skipped, *reasons]:
             skipped.setdefault(why, []).append(f"{place} row {found.number}")
         if rows % REPORTED == 0:
@@ -111,16 +116,38 @@ def _rows(source: str, opened: Sequence[Foreign]) -> Iterator[tuple[str, Found]]
     if any(is_mapped(each) for each in opened):
         yield from ((each.name, found) for each in opened for found in each.found())
         return
+    path = Path(source).expanduser()
+    defined = list(TraceSet(path).tasks()) if is_trace_set(path) else []
+    if defined:
+        yield opened[0].name, Found(0, defined, (), ())
     try:
         parts = candidate_parts(source)
     except UsageError:
-        opened[0].found()  # which says what would help
+        if defined:
+            return
+        if opened[0].columns:
+            opened[0].found()  # which says what would help
         raise
     for part in parts:
         for number, row in enumerate(part.rows()):
             told = {name: value for name, value in row.items() if value is not None}
             told["task_id"] = task_id_of(row, f"{part.name} row {number}")
-            yield part.name, Found(number, (), [told], ())
+            task = _task_of(told)
+            yield part.name, Found(number, [task] if task else (), () if task else [told], ())
+
+
+def _task_of(row: Json) -> KernelTask | None:
+    """The task that a row is which is no answer: a program with its inputs, without a kernel."""
+    code = row.get("code") or ""
+    program = None if "ModelNew" in code or languages_of(code) else program_in(code, None)
+    if program is None:
+        return None
+    name = str(row.get("problem_id") or row["task_id"])
+    known = {"task_id": row["task_id"], "name": name, "level": number_of(row.get("level"))}
+    try:
+        return KernelTask.model_validate(known | {"source": "import"} | program._asdict())
+    except ValidationError:
+        return None
 
 
 # -- what goes out ---------------------------------------------------------------------------------

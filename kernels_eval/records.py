@@ -356,7 +356,7 @@ class Timing(Record):
     speedup_upper: PositiveFloat
     pairs: PositiveInt
     calls_per_sample: PositiveInt
-    clock_bound_ms: PositiveFloat | None
+    clock_bound_ms: PositiveFloat | None = None
     """candidate's latency on unseen inputs by the parent's clock, which nobody can forge; None at
     level `screen`, which believes what is reported"""
     drift: float = 0.0

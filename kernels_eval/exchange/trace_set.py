@@ -63,7 +63,9 @@ class TraceSet:
                     _once(self.definitions, definition, path)
                     places[path.parent] = definition.name
                 elif {"sources", "spec"} <= row.keys():
-                    _once(self.solutions, record_of(Solution, row, path), path)
+                    _once(
+                        self.solutions, record_of(Solution, _filled(row, path.parent), path), path
+                    )
         for path in named(root, "*.jsonl"):
             for number, line in enumerate(path.read_bytes().splitlines(), start=1):
                 where = f"{path} line {number}"
@@ -186,6 +188,19 @@ def _object(text: bytes, where: str) -> Json:
     if not isinstance(found, dict):
         raise UsageError(f"{where} is not a JSON object", "give a complete file")
     return found
+
+
+def _filled(row: Json, folder: Path) -> Json:
+    """A solution, with its files beside it where it holds no text of them."""
+    sources = row["sources"] if isinstance(row["sources"], list) else []
+    told = []
+    for each in sources:
+        if isinstance(each, dict) and not each.get("content"):
+            place = (folder / str(each.get("path"))).resolve()
+            if place.is_relative_to(folder.resolve()) and place.is_file():
+                each = {**each, "content": place.read_text(encoding="utf-8")}
+        told.append(each)
+    return {**row, "sources": told or row["sources"]}
 
 
 def record_of(kind: type[Kind], row: object, where: object) -> Kind:

@@ -41,7 +41,7 @@ BATCH_ROWS = 256
 LINES = (".jsonl", ".ndjson", ".csv")
 """Tables of text: JSON lines, and CSV with a header."""
 TEXTS = (*LINES, ".json")
-"""The same, and JSON: a list of rows, or lists of rows by the `group` that they belong to."""
+"""The same, and JSON: rows, a list of them, or lists of them by the `group` that they belong to."""
 GROUP = "group"
 ARROW = ".arrow"
 COLUMNS = ("name", "code")
@@ -166,12 +166,11 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[Json]:
-    """Rows of JSON lines (empty lines skipped) or CSV (all text, empty as None). Raises UsageError
-    naming a bad line."""
+    """Rows of JSON (empty lines skipped) or CSV (all text, empty as None). Raises UsageError naming
+    a bad line."""
     try:
         with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else "\n") as handle:
-            readers = {".csv": _csv_rows, ".json": _grouped_rows}
-            yield from readers.get(path.suffix, _json_rows)(handle, path)
+            yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(handle, path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"cannot read {path}: {error}", "give a complete file in UTF-8") from error
 
@@ -189,6 +188,20 @@ def _csv_rows(handle: TextIO, path: Path) -> Iterator[Json]:
 
 
 def _json_rows(handle: TextIO, path: Path) -> Iterator[Json]:
+    """An object a line, or one value; of public sets some say .json for the first, .jsonl for the
+    second."""
+    lines = _is_json(handle.readline())
+    handle.seek(0)
+    if path.suffix == ".json" or not lines:
+        try:
+            held = json_of(handle.read())
+        except ValueError as error:
+            if path.suffix == ".json" and not lines:
+                raise UsageError(f"{path} is not JSON: {error}", "give a complete file") from error
+            handle.seek(0)
+        else:
+            yield from _grouped_rows(held, path)
+            return
     for number, line in enumerate(handle, start=1):
         if line.strip():
             try:
@@ -202,11 +215,15 @@ def _json_rows(handle: TextIO, path: Path) -> Iterator[Json]:
             yield row
 
 
-def _grouped_rows(handle: TextIO, path: Path) -> Iterator[Json]:
+def _is_json(text: str) -> bool:
     try:
-        held = json_of(handle.read())
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}", "give a complete file") from error
+        json_of(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _grouped_rows(held: object, path: Path) -> Iterator[Json]:
     groups = {"": held} if isinstance(held, list) else held
     if not isinstance(groups, dict) or not all(isinstance(each, list) for each in groups.values()):
         groups = {"": [held]}  # one object

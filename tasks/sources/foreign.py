@@ -56,17 +56,20 @@ def of_rows(name: str, rows: Sequence[Json], root: Path, by: Map | None = None) 
 
 def of_folder(path: Path, by: Map | None = None) -> Foreign | None:
     """A folder that a map knows by its files; None where none does."""
+    if not path.is_dir():
+        return None
     for each in [by] if by else known_maps().values():
-        files = sorted(path.glob(each.files)) if each.files and path.is_dir() else []
+        files = sorted(file for wanted in each.files for file in path.glob(wanted))
         if files and each.columns:
             table = of_file(files[0], path, each)
             if by or set(each.columns) <= set(table.columns):
                 return table
         elif files:
-            return of_rows(shown(path), [_of_program(file) for file in files], path, each)
+            rows = [_of_program(file, path) for file in files]
+            return of_rows(shown(path), rows, path, each)
     return None
 
 
-def _of_program(file: Path) -> Json:
+def _of_program(file: Path, root: Path) -> Json:
     beside = {each.stem: json_of(read_text(each)) for each in sorted(file.parent.glob("*.json"))}
-    return {"text": read_text(file), "folder": file.parent.name, **beside}
+    return {"text": read_text(file), "folder": file.parent.relative_to(root).as_posix(), **beside}

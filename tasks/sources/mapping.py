@@ -48,8 +48,8 @@ class Map(NamedTuple):
     task: Mapping[str, Any]
     answer: Mapping[str, Any]
     keep: Sequence[str] = ()
-    files: str = ""
-    """of a folder: which of its files is a table (or a row, where it is no table)"""
+    files: Sequence[str] = ()
+    """of a folder: which of its files are tables (or rows, where they are no tables)"""
     definitions: bool = False
     """rows are definitions of SOL-ExecBench, with their workloads"""
 

@@ -24,12 +24,16 @@ _SAMPLE = r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
 _NUMBERED = re.compile(r"(?:level_?(?P<level>\d+)_)?problem_?(?P<problem_id>\d+)" + _SAMPLE)
 _NAMED = re.compile(r"(?P<task_id>.+?)" + _SAMPLE)
 _ANONYMOUS = re.compile(
-    r"(?:(?:model_?new|candidate|kernel|solution|answer|response|completion|output|generated)"
+    r"(?:(?:model_?new|candidate|kernel|solution|answer|response|completion|output"
+    r"|(?:generated|optimi[sz]ed|best|final)(?:_?(?:code|kernel|solution))?|baseline\w*"
+    r"|ref|reference|original|problem|task)"
     r"|(?:(?:candidate|kernel|solution|answer|response|completion|output|generated|sample|attempt)"
     r"[_-]?)?(?P<sample_index>\d+))(?:_kernel)?",
     re.IGNORECASE,
 )
 """Files that do not name their task, which their folder names."""
+_REFERENCE = re.compile(r"ref|reference|original|problem|task", re.IGNORECASE)
+"""Of several programs in a folder the one that the others answer; it comes first."""
 _NO_ANSWER = re.compile(r"prompt|readme|requirements|license|log", re.IGNORECASE)
 _LEVEL = re.compile(r"level[_-]?(\d+)", re.IGNORECASE)
 _LEVEL_LINE = re.compile(r"^level:\s*(\d+)", re.MULTILINE)
@@ -66,7 +70,7 @@ def _files(folder: Path, suffix: str) -> list[Path]:
             and not (suffix == ".txt" and _NO_ANSWER.search(file.stem))
         ]
         if found:
-            return sorted(found)
+            return sorted(found, key=lambda file: (not _REFERENCE.fullmatch(file.stem), file))
     return []
 
 

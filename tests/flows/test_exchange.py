@@ -79,7 +79,7 @@ def verified(tmp_path_factory):
     inputs = {"x": {"type": "random"}, "shift": {"type": "scalar", "value": 0.5}}
     workload = {"axes": {"M": 80}, "inputs": inputs, "uuid": "w1"}
     write(place / "set/workloads/doubled.jsonl", {"definition": "doubled", "workload": workload})
-    words = "verify-batch set --tasks set --out verified --quick --json --set build.timeout_s=900"
+    words = "verify-batch set --tasks set --out verified --json --set build.timeout_s=900"
     done = concur(*words.split(), cwd=place, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["statuses"] == {"correct": 1, "incorrect": 1}
@@ -131,7 +131,7 @@ def test_a_package_runs_the_kernel_where_it_was_verified(verified):
     linked = subprocess.run(["ldd", *map(str, built.glob("*.so"))], capture_output=True, text=True)
     assert "concur" not in linked.stdout.replace(str(built), "")
     assert "holds other files" in refused("export", verified / "verified", *options)
-    wrong = [*map(str, options[:-3]), "--out", str(verified / "no")]
+    wrong = [*map(str, options[:-2]), "--out", str(verified / "no")]
     wrong[wrong.index("right@w1")] = "wrong@w1"
     assert "incorrect (wrong_output)" in refused("export", verified / "verified", *wrong)
 
@@ -202,13 +202,14 @@ def test_a_run_of_kernelbench_is_written_and_read(tmp_path):
     (row,) = pl.read_parquet(tmp_path / "t.parquet").to_dicts()
     assert (row["task_id"], row["timing"]["speedup"]) == ("kernelbench/L2/3", 2.0)
     table = {
-        "candidate_id": ["a"],
-        "task_id": ["kernelbench/L2/3"],
-        "language": ["cpp"],
-        "status": ["incorrect"],
-        "reason": ["wrong_output"],
-        "code": ["class ModelNew: pass"],
-        "generator": ["m"],
+        "candidate_id": ["a", "b"],
+        "task_id": "kernelbench/L2/3",
+        "language": "cpp",
+        "level": "screen",
+        "status": ["incorrect", "correct"],
+        "reason": ["wrong_output", "ok"],
+        "code": "class ModelNew: pass",
+        "generator": "m",
     }
     pl.DataFrame(table).write_parquet(tmp_path / "v.parquet")
     task = {"task_id": ["kernelbench/L2/3"], "code": [kernels.AFFINE.code]}
@@ -216,7 +217,7 @@ def test_a_run_of_kernelbench_is_written_and_read(tmp_path):
     out = tmp_path / "again"
     told = exported(tmp_path / "v.parquet", "--as", "kernelbench", "--tasks",
                     tmp_path / "tasks.parquet", "--out", out)  # fmt: skip
-    assert told["written"] == 1
+    assert told["written"] == 1 and "without --quick" in "".join(told["left_out"])
     assert (out / "level_2_problem_3_sample_0_kernel.py").read_text() == "class ModelNew: pass"
     results = json.loads((out / "eval_results.json").read_text())
     assert results["3"][0]["compiled"] and not results["3"][0]["correctness"]

@@ -187,8 +187,43 @@ def test_grouped_json_is_read_with_its_groups(tmp_path):
     assert (answer["task_id"], answer["language"]) == ("cuda-l1/L1/3", "cuda")
 
 
-def test_problems_of_robust_kbench_take_the_sizes_of_their_configuration(tmp_path):
-    folder = tmp_path / "tasks" / "scaled"
+def test_the_content_says_how_json_is_written(tmp_path):
+    row = {"level_id": "2", "task_id": "7", "ref_code": program(), "custom_code": module()}
+    (tmp_path / "h100.json").write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
+    (tmp_path / "h100.jsonl").write_text(json.dumps([row, row], indent=1))
+    for name in ("h100.json", "h100.jsonl"):
+        told, (task,), _ = imported(tmp_path / name, tmp_path)
+        assert (told["map"], told["answers"]) == ("cuda-l1", 2)
+        assert (task["task_id"], task["level"]) == ("cuda-l1/L2/7", 2)
+
+
+@pytest.mark.parametrize(
+    "files, tasks, answers",
+    [
+        ({"level1/3_Add.py": program()}, ["kernelbench/L1/3"], []),
+        ({"activation/relu.py": program(), "loss/mse.py": program()}, ["mse", "relu"], []),
+        (
+            {"T1/baseline_cudnn.py": program(shift=2), "T1/ref.py": program()}
+            | {"T1/optimized.py": program() + module(), "T2/generated_code.py": module()},
+            ["T1"],
+            ["T1", "T2"],
+        ),
+    ],
+    ids="kernelbench categories references".split(),
+)
+def test_programs_with_inputs_and_without_a_kernel_are_tasks(files, tasks, answers, tmp_path):
+    for name, text in files.items():
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_text(text)
+    _, found, given = imported(tmp_path / "set", tmp_path)
+    assert sorted(task["task_id"] for task in found) == tasks
+    assert [answer["task_id"] for answer in given] == answers
+    assert {task["code"] for task in found} == {program()}
+
+
+@pytest.mark.parametrize("name", ["tasks/scaled", "tasks/kernelbench/level_1/scaled"])
+def test_problems_of_robust_kbench_take_the_sizes_of_their_configuration(name, tmp_path):
+    folder = tmp_path / name
     folder.mkdir(parents=True)
     (folder / "func_forward.py").write_text(
         "import torch\n\n\ndef forward_fn(x, scale):\n    return x * scale\n\n\n"
@@ -204,7 +239,8 @@ def test_problems_of_robust_kbench_take_the_sizes_of_their_configuration(tmp_pat
     }
     (folder / "config_forward.json").write_text(json.dumps(configuration))
     told, (task,), answers = imported(tmp_path / "tasks", tmp_path)
-    assert (told["map"], task["task_id"], answers) == ("robust-kbench", "robust-kbench/scaled", [])
+    assert (told["map"], answers) == ("robust-kbench", [])
+    assert task["task_id"] == name.replace("tasks", "robust-kbench")
     assert load(tmp_path / "tasks") == load(tmp_path / "out" / "tasks.parquet")
     names = {}
     exec(task["code"], names)
@@ -380,6 +416,9 @@ def test_a_folder_of_other_results_is_not_taken_for_runs(tmp_path):
     (tmp_path / "run/results.csv").write_text("a,b\n1,2\n")
     told = refused("import", tmp_path / "run", "--out", tmp_path / "out")
     assert "has columns of no known map: a, b" in told
+    (tmp_path / "run/results.csv").unlink()
+    told = refused("import", tmp_path / "run", "--out", tmp_path / "out")
+    assert "holds no candidate (read are FILE.py" in told
 
 
 def test_one_id_of_two_programs_is_two_tasks(tmp_path):

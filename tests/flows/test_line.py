@@ -129,7 +129,7 @@ def test_killed_started_again_and_run_for_nothing(directory, lines):
         for line in second.stderr
         if (found := re.match(rf"verification +(\d+)/{CANDIDATES} ", line))
     }
-    assert reached and min(reached) > len(before)
+    assert reached and min(reached) >= len(before)  # it counts on from what was kept
     assert journals(killed) == []
     assert re.search(r"new work in +.*(benchmark|training)", second.text.replace("\n", " ")), (
         second.text

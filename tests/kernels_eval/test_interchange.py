@@ -263,7 +263,10 @@ def trace_set(root, *, sol=False):
     if sol:
         write("one/definition.json", {**DEFINITION, "hf_id": None, "unknown": 1})
         write("one/workload.jsonl", WORKLOAD, {**WORKLOAD, "axes": {}, "uuid": "w2"})
-        write("one/solution_a.json", SOLUTION)
+        beside = [{"path": each["path"], "content": ""} for each in SOLUTION["sources"]]
+        write("one/solution_a.json", {**SOLUTION, "sources": beside})
+        for each in SOLUTION["sources"]:
+            (root / "one" / each["path"]).write_text(each["content"])
         write("one/trace.jsonl", solved)
         return root
     write("definitions/e/scaled.json", DEFINITION)
@@ -283,6 +286,7 @@ def test_a_folder_gives_tasks_candidates_and_verdicts(tmp_path, sol):
     (task,), (made,), (judged,) = list(held.tasks()), list(held.candidates()), list(held.verdicts())
     assert task.task_id == made["task_id"] == judged["task_id"]
     assert made["candidate_id"] == judged["candidate_id"] == "mine@w1"
+    assert SOLUTION["sources"][0]["content"].strip() in made["code"]
     assert (made["generator"], judged["generator"]) == ("somebody", "somebody")
     assert judged["timing"]["speedup"] == 1.5
     said = "\n".join(held.left_out)

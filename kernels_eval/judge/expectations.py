@@ -76,7 +76,18 @@ class Expectations:
     def complete(self) -> None:
         """Compute all other values. Raises Stop (task_error) or UnsuitableTrial."""
         self._expect_rows([row for row in self._others if row.grades_task])
-        self.flags = quarantine_degenerate(self.task, self.gates, self.request)
+        loosest = self.gates.loosest
+        try:
+            self.flags = quarantine_degenerate(self.task, self.gates, self.request)
+        except Stop:
+            # the rows of screening may tell nothing of a task that all rows tell enough of
+            every = rows_of(self.task.config, "confirm")
+            more = [row for row in every if row.grades_task and row.name not in self.task.expected]
+            if self.task.level == "confirm" or not more:
+                raise
+            self.gates.loosest = loosest
+            self._expect_rows(more)
+            self.flags = quarantine_degenerate(self.task, self.gates, self.request)
         self._expect_rows([row for row in self._others if not row.grades_task])
 
     @property

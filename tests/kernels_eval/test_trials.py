@@ -44,6 +44,7 @@ class Reference:
             return IgnoredInputs(ignored=[])
         if request.command != "Expect":
             return Done()
+        alike = [x.name for x in self.asked if x.name in ("declared", *self.same)]
         self.asked.append(request)
         if {request.distribution, request.shape} & {*self.refused}:
             raise Stop(Reason.REFERENCE_FAILED, "labels out of range")
@@ -55,7 +56,7 @@ class Reference:
             deterministic=True,
             bit_identical=True,
             oracle="float64",
-            equals=["declared"] if request.name in self.same else [],
+            equals=alike if request.name in self.same else [],
             constants=[WRONG] * 3,
             outputs=[form],
         )
@@ -107,6 +108,16 @@ def test_a_task_is_tried_in_the_rows_that_suit_it_and_in_their_order(reference, 
         assert found[:4] == ["declared", "offset", "normal", "in_place"]
     else:
         assert found == names
+
+
+def test_screening_calls_no_task_degenerate_that_all_rows_tell_enough_of():
+    """As a mask of what is not zero: few rows draw zeros."""
+    same = SCREENED[1:]
+    trials = expected(Reference(same=same), level="screen").task.trials
+    assert {trial.name for trial in trials} == {*OWN, "other_weights", "each_1"}
+    for level in ("screen", "confirm"):
+        with pytest.raises(Stop, match=Reason.DEGENERATE_TASK):
+            expected(Reference(same=ALL[1:]), level=level)
 
 
 @pytest.mark.parametrize(

@@ -590,6 +590,8 @@ of all counts, of three the second."""
 ROUNDS_S, LONG_S = 0.06, 0.5
 """Calls that take long are bounded by fewer rounds, or by one: a delay of the machine weighs little
 on them."""
+KEPT_BYTES = 1 << 18
+"""Outputs of a call that all calls of a round may keep and still find in a cache."""
 TELLING_SHARE = 0.2
 """A round of which less is left without its own cost tells nothing that could accuse."""
 ALONE_ROUNDS, ALONE_MESSAGE_NS = 3, 2.5e5

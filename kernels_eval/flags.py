@@ -18,7 +18,7 @@ FLAGS: Mapping[str, str] = {
     "wrong_in_eval_mode": "wrong after eval(): for training mode only",
     "eval_mode_fails": "raises after eval(): for training mode only",
     "weights_not_mappable": "its parameters differ in form from the task's: no checkpoint fits it",
-    "shared_output": "an output has no memory of its own: copy it before writing to it",
+    "shared_output": "an output has no memory of its own, or not in order: its copy is timed, too",
     "output_aliased": "each call overwrites the last one's output: copy it before calling again",
     "not_bit_identical": "repeated calls differ in the last bits, as its atomics or operators may",
     # what to look at before trusting it

@@ -43,9 +43,9 @@ from kernels_eval.model.model_runner import (
     Hooks,
     ModelRunner,
     described,
+    layout_of,
     now_ns,
     poison_allocations,
-    shares_memory,
 )
 from kernels_eval.model.operators import (
     UNTRACED,
@@ -294,8 +294,8 @@ class CandidateRole:
             "previous_changed": not same_all(*self.previous),
             "outstanding_share": outstanding,
         }
-        shares = shares_memory(leaves, drawn)
-        report = described(output, leaves, structure, shares=shares).model_copy(update=seen)
+        layout = layout_of(leaves, drawn)
+        report = described(output, leaves, structure, layout=layout).model_copy(update=seen)
         if not report.plain or report.devices != request.devices:
             return report
         self.previous = [], []  # memory first: outputs can be gigabytes, and stay on their device

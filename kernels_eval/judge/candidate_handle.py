@@ -118,10 +118,11 @@ class CandidateProcess:
         self.builds = BuildsAtHand(*given, prepared=self.prepared)
 
     @property
-    def shares_memory(self) -> bool:
-        """Whether its outputs have no memory of their own, where the reference's do."""
-        shares = any(call.shares_memory for call in self.calls)
-        return shares and not self.reference.loaded.shares_memory
+    def needs_copy(self) -> bool:
+        """Whether its outputs have no memory of their own, or are not in order, where the
+        reference's are.
+        """
+        return any(call.layout > self.reference.loaded.layout for call in self.calls)
 
     def load(self) -> None:
         """Import and construct the module. Raises MadeElsewhere, NeedsBuild as all requests do."""

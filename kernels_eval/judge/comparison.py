@@ -161,7 +161,7 @@ def check_formula(process: CandidateProcess) -> None:
 
 def _check_calls(process: CandidateProcess) -> None:
     calls = process.calls
-    if process.shares_memory:
+    if process.needs_copy:
         process.draft.flags.append("shared_output")
     if any(call.previous_changed for call in calls):
         if not process.may_overwrite:

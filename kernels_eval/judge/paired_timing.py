@@ -102,7 +102,7 @@ class PairedClock:
             not self.on_gpu and process.child.alone and process.child.processor_ns() > 0
         )
         self.idle_samples = 0
-        self.shares_memory = process.shares_memory
+        self.needs_copy = process.needs_copy
         """what a round copies of its outputs is then a part of the work"""
         self.burnt_ns = self.waited_ns = 0
         self.varied = [
@@ -175,7 +175,7 @@ class PairedClock:
     def _candidate_sample(self, calls: int) -> int:
         if not self.given:
             self._give_inputs()
-        asked = self._sample(calls).model_copy(update={"copied": self.shares_memory})
+        asked = self._sample(calls).model_copy(update={"copied": self.needs_copy})
         sample = self.process.request(asked)
         self.idle_samples += sample.custom_calls < calls
         return sample.ns
@@ -231,7 +231,7 @@ class PairedClock:
             if rounds >= FEWEST_ROUNDS and call_ns >= CLOCK_BOUND_SHARE * best:
                 break
         # a copy takes longer in a round than in a sample, and is no lie
-        tells = not self.shares_memory and best * calls >= TELLING_SHARE * passed
+        tells = not self.needs_copy and best * calls >= TELLING_SHARE * passed
         return min(works) if tells else 0.0, max(best, self._alone(reference_ns))
 
     def _alone(self, reference_ns: float) -> float:
@@ -252,11 +252,11 @@ class PairedClock:
         names = [reference.timed_distribution] * calls
         if calls > 1 and self.varied:
             names[secrets.randbelow(calls)] = secrets.choice(self.varied)
-        family = child.family()
+        family, forms = child.family(), self.rounds.forms(copies=not self.needs_copy)
         with child.stopped(family):
-            self.rounds.draw(seeds, names)
+            self.rounds.draw(seeds, names, keeps=thorough)
             began = self._now(reference.child)
-            self.rounds.idle(copies=not self.shares_memory)
+            self.rounds.idle(forms)
             cost = self._since(reference.child, began)
             self.rounds.expect()
             began = self._now(child)
@@ -265,9 +265,9 @@ class PairedClock:
             stopped.enter_context(child.stopped(family))  # later writes fail
             passed = self._since(child, began)
             report = self.rounds.report(answer)
-            shares = any(form.shares_memory for form in report.forms)
-            if shares and not reference.loaded.shares_memory and not self.shares_memory:
-                self.shares_memory, cost = True, 0.0  # only once it is timed
+            layout = max(form.layout for form in report.forms)
+            if layout > reference.loaded.layout and not self.needs_copy:
+                self.needs_copy, cost = True, 0.0  # only once it is timed
             positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED_UNSEEN))
             request = CompareUnseen(
                 positions=positions,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kernels_eval.config import KEPT_BYTES
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import parse_report
 from kernels_eval.protocol import MapMemory, OutputForm, RunUnseen, UnseenReport
@@ -25,28 +26,37 @@ class UnseenRounds:
             place, descriptor = memory.shared(name)
             process.request_unread(MapMemory(name=name, memory=place), (descriptor,))
 
-    def draw(self, seeds: list[int], distributions: list[str]) -> None:
-        """Draw inputs of these seeds. The candidate is to be stopped until it is asked."""
+    def draw(self, seeds: list[int], distributions: list[str], *, keeps: bool = True) -> None:
+        """Draw inputs of these seeds. The candidate is to be stopped until it is asked. `keeps`:
+        keep large outputs of a CPU, too, until all calls are made: each is then in no cache, as in
+        no sample.
+        """
         self._drawn = seeds, distributions
+        in_cache = self.reference.output_bytes < KEPT_BYTES or self.reference.device.startswith(
+            "cuda"
+        )
+        self._at_once = self.process.may_overwrite or not (keeps or in_cache)
         self._inputs = self.reference.memory.draw_for_round(seeds, distributions)
 
-    def idle(self, *, copies: bool = True) -> None:
-        """Run a round of no work in the reference's process, out of the candidate's sight; without
-        `copies`, one that makes nearly no outputs.
-        """
-        reference = self.reference
-        effects = reference.loaded.effects
-        outputs = reference.trials[0].outputs
+    def forms(self, *, copies: bool = True) -> list[OutputForm]:
+        """Those of the outputs that a round makes; without `copies`, next to nothing."""
+        outputs, effects = self.reference.trials[0].outputs, self.reference.loaded.effects
         made = outputs[: len(outputs) - len(effects.names)] if effects else outputs
         if not copies:
-            made = [form.model_copy(update={"shape": [1]}) for form in made]
-        reference.request_unread(self._run("own", made))
+            return [form.model_copy(update={"shape": [1], "strides": []}) for form in made]
+        if any(call.layout for call in self.process.calls):
+            return made
+        return [form.model_copy(update={"strides": []}) for form in made]
+
+    def idle(self, forms: list[OutputForm]) -> None:
+        """Run a round of no work in the reference's process, out of the candidate's sight."""
+        self.reference.request_unread(self._run("own", forms))
 
     def expect(self) -> None:
         """Have the reference answer the inputs, and draw them again where that changes them."""
         self.reference.request_unread(self._run("own"))
         if self.reference.loaded.changes_arguments:
-            self.draw(*self._drawn)
+            self._inputs = self.reference.memory.draw_for_round(*self._drawn)
 
     def run(self) -> Message:
         """The candidate's answer, an UnseenReport for `report`."""
@@ -60,5 +70,5 @@ class UnseenRounds:
         return report
 
     def _run(self, into: str, empty: Sequence[OutputForm] = ()) -> RunUnseen:
-        copied = self.process.may_overwrite
-        return RunUnseen(inputs=self._inputs, into=into, copied=copied, empty=[*empty])
+        at_once = self._at_once
+        return RunUnseen(inputs=self._inputs, into=into, at_once=at_once, empty=[*empty])

@@ -273,27 +273,26 @@ class ModelRunner:
         sets = unpack(given.packed, self.shared["inputs"], given.count, given.stride)
         model = self.called(making(request.empty, self.device) if request.empty else None)
         counted = self.hooks.count_calls()
+        into, kept, layout = self.shared[request.into], [], 0
+        # by what tells their forms apart: describing hundreds takes longer than making them
+        forms: dict[Any, tuple[Any, list[Any], str]] = {}
         with torch.no_grad():
-            made, flat, shared = [], [], []
-            for values in sets:
-                made.append(model(*values))
-                leaves, structure = flatten_outputs(made[-1])
-                shared.append(shares_memory(leaves, values))
-                if request.copied:
-                    leaves = [x.clone() if type(x) is Tensor else x for x in leaves]
-                flat.append((leaves, structure))
-            # by what tells their forms apart: describing hundreds takes longer than making them
-            forms = {
-                (structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves))
-                if all(type(x) is Tensor for x in leaves) and plain_containers(output)
-                else index: (output, leaves, structure)
-                for index, (output, (leaves, structure)) in enumerate(zip(made, flat, strict=True))
-            }
+            for index, values in enumerate(sets):
+                output = model(*values)
+                leaves, structure = flatten_outputs(output)
+                layout = max(layout, layout_of(leaves, values))
+                plain = all(type(x) is Tensor for x in leaves) and plain_containers(output)
+                form = structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves)
+                forms.setdefault(form if plain else index, (output, leaves, structure))
+                if not request.at_once:
+                    kept.append(leaves)
+                elif plain:
+                    write(into, [leaves], skipped=index)
             described_forms = [
-                described(*form, shares=any(shared)) for form in list(forms.values())[:MOST_FORMS]
+                described(*form, layout=layout) for form in list(forms.values())[:MOST_FORMS]
             ]
-            if len(forms) == 1 and described_forms[0].plain:
-                write(self.shared[request.into], [leaves for leaves, _ in flat])
+            if kept and len(forms) == 1 and described_forms[0].plain:
+                write(into, kept)
         self.synchronise()
         return UnseenReport(forms=described_forms, custom_calls=self.hooks.count_calls() - counted)
 
@@ -301,6 +300,9 @@ class ModelRunner:
         return unpack(inputs.packed, self.memory(inputs), inputs.count, inputs.stride)
 
     # -- timing ------------------------------------------------------------------------------------
+
+    def _counted(self, passed: int, used: int, by_processor: bool) -> int:
+        return counted_ns(passed, used, self.spec.threads) if by_processor else passed
 
     @handles(Sample)
     def sample(self, request: Sample) -> SampleReport:
@@ -311,7 +313,7 @@ class ModelRunner:
         spent = self.timed(batch, copied=request.copied)
         used = processor_ns() - used
         return SampleReport(
-            ns=counted_ns(spent, used, self.spec.threads) if request.by_processor else spent,
+            ns=self._counted(spent, used, request.by_processor),
             custom_calls=self.hooks.count_calls() - counted,
         )
 
@@ -341,21 +343,31 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def making(forms: Sequence[OutputForm], device: str) -> Callable[..., Any]:
     """A call without work: outputs of these forms, as they come, in memory that the system has
-    given. In a round each is kept, so that of a CPU's every page is new, as in no sample.
+    given: pages of a CPU's that are kept in a round are new, as in no sample.
     """
-    kinds = [(form.shape, getattr(torch, form.dtype.removeprefix("torch."))) for form in forms]
+    strides = [form.strides or torch.empty(form.shape, device="meta").stride() for form in forms]
+    dtypes = [getattr(torch, form.dtype.removeprefix("torch.")) for form in forms]
+    kinds = [(form.shape, *rest) for form, *rest in zip(forms, strides, dtypes, strict=True)]
 
     def make(*_: object) -> Any:
-        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
+        made = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in kinds
+        ]
         for x in made if device == "cpu" else ():
-            x.view(-1)[:: max(1, PAGE_BYTES // x.itemsize)].zero_()
+            count = x.untyped_storage().nbytes() // x.itemsize
+            x.as_strided((count,), (1,))[:: max(1, PAGE_BYTES // x.itemsize)].zero_()
         return made[0] if len(made) == 1 else made
 
     return make
 
 
 def _copying(model: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *inputs: [x.clone() for x in tree_leaves(model(*inputs)) if type(x) is Tensor]
+    def call(*inputs: Any) -> list[Tensor]:
+        leaves = [x for x in tree_leaves(model(*inputs)) if type(x) is Tensor]
+        return [x.clone(memory_format=torch.contiguous_format) for x in leaves]
+
+    return call
 
 
 def best_s(work: Callable[[], object], tries: int) -> float:
@@ -367,13 +379,13 @@ def best_s(work: Callable[[], object], tries: int) -> float:
     return min(once() for _ in range(tries))
 
 
-def described(output: Any, leaves: list[Any], structure: str, *, shares: bool) -> CallReport:
+def described(output: Any, leaves: list[Any], structure: str, *, layout: int) -> CallReport:
     plain = all(type(leaf) is Tensor for leaf in leaves) and plain_containers(output)
     return CallReport(
         kinds=[type(leaf).__name__ for leaf in leaves],
         devices=[leaf.device.type if isinstance(leaf, Tensor) else "" for leaf in leaves],
         plain=plain,
-        shares_memory=shares,
+        layout=layout,
         tensors=all(isinstance(leaf, Tensor) for leaf in leaves),
         structure=structure,
         outputs=[
@@ -384,16 +396,19 @@ def described(output: Any, leaves: list[Any], structure: str, *, shares: bool) -
     )
 
 
-def shares_memory(leaves: list[Any], inputs: Any) -> bool:
-    """Whether an output repeats elements, has another's or an input's, or is computed when read."""
+def layout_of(leaves: list[Any], inputs: Any) -> int:
+    """How outputs lie in memory: 0 for their own and in order, 1 for their own, 2 where they have
+    elements of another or of an input, repeat some, or are computed when read.
+    """
     tensors = [x for x in leaves if type(x) is Tensor and x.layout is torch.strided and x.numel()]
     given = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
     lent = {x.untyped_storage().data_ptr() for x in given if x.layout is torch.strided}
-    return (
+    shares = (
         len({x.data_ptr() for x in tensors}) < len(tensors)
         or any(x.untyped_storage().data_ptr() in lent for x in tensors)
         or any(x.is_neg() or x.is_conj() or _repeats(x) for x in tensors)
     )
+    return 2 if shares else int(not all(x.is_contiguous() for x in tensors))
 
 
 def _repeats(x: Tensor) -> bool:

@@ -282,14 +282,14 @@ def _fill(made: Tensor, value: Tensor) -> Tensor:
 # -- outputs ---------------------------------------------------------------------------------------
 
 
-def write(memory: Memory, outputs: Sequence[list[Tensor]]) -> None:
-    """Put all outputs, of one form, into memory as `read` expects; nothing where they do not
-    fit.
+def write(memory: Memory, outputs: Sequence[list[Tensor]], skipped: int = 0) -> None:
+    """Put all outputs, of one form, into memory as `read` expects, behind `skipped` others; nothing
+    where they do not fit.
     """
     step = sum(padded(leaf.nbytes) for leaf in outputs[0])
-    if step * len(outputs) > memory.size:
+    if step * (skipped + len(outputs)) > memory.size:
         return  # a wrong shape: the parent sees it in the record and reads nothing
-    offset = 0
+    offset = skipped * step
     for leaves in zip(*outputs, strict=True):
         first = leaves[0]
         if first.numel():

@@ -82,9 +82,10 @@ class InputPlan(Payload):
 
 
 class OutputForm(Payload):
-    """One output tensor of the reference."""
+    """One output tensor of the reference. Without `strides` its elements lie in order."""
 
     shape: list[int]
+    strides: list[int] = []
     dtype: str
     device: str = "cpu"
     bytes: int = 0
@@ -253,7 +254,7 @@ class CallReport(Report):
     devices: Several[Text] = []
     plain: bool = False
     tensors: bool = False
-    shares_memory: bool = False
+    layout: Count = 0
     structure: Text = ""
     custom_calls: Count = 0
     mutated: bool = False
@@ -273,11 +274,12 @@ class UnseenReport(Report):
 
 class RunUnseen(Request[UnseenReport]):
     """Call the model on inputs that only the reference's process has seen, in the memory that is
-    mapped as "inputs"; put the outputs into that of name `into` after all calls. `copied`: as they
-    are when their call returns. `empty`: call no model, but make outputs of these forms.
+    mapped as "inputs"; put the outputs into that of name `into` after all calls, or with `at_once`
+    each when its call returns, and let go of it, as a sample does. `empty`: call no model, but make
+    outputs of these forms.
     """
 
     inputs: InputLayout
     into: str
-    copied: bool = False
+    at_once: bool = False
     empty: list[OutputForm] = []

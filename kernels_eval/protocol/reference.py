@@ -33,8 +33,8 @@ class LoadedTask(Payload):
     `precision`, `gradients` and `effects` as in `ModelSpec`. `peak_bytes_per_s`: of the device's
     memory, 0 for a task that its cache holds. `memory_share`: of a GPU's memory, what loading and
     one run took.
-    `shares_memory`: an output of the reference has elements of another or of an input, or repeats
-    some. `ambiguous`: why no answer can be told to be right, as there are several.
+    `layout`: of the reference's outputs (`layout_of`). `ambiguous`: why no answer can be told to be
+    right, as there are several.
     """
 
     plan: InputPlan
@@ -56,7 +56,7 @@ class LoadedTask(Payload):
     peak_bytes_per_s: float
     cache_bytes: int
     memory_share: float = 0.0
-    shares_memory: bool = False
+    layout: int = 0
     ambiguous: str = ""
 
     @property

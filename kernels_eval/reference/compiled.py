@@ -87,7 +87,7 @@ class CompiledRole:
         # CUDA graphs write over an output with the next call
         write(self.runner.memory(), [[leaf.detach().clone() for leaf in leaves]])
         self.runner.synchronise()
-        return described(output, leaves, structure, shares=False)
+        return described(output, leaves, structure, layout=0)
 
     @handles(DrawTimingInputs)
     def draw_timing_inputs(self, request: DrawTimingInputs) -> DrawnTimingInputs:

@@ -38,7 +38,7 @@ from kernels_eval.model.measurement import (
     measure,
     same_all,
 )
-from kernels_eval.model.model_runner import shares_memory
+from kernels_eval.model.model_runner import layout_of
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.side_effects import buffers_of, side_effects
@@ -177,7 +177,7 @@ class ExpectedValues:
             peak_bytes_per_s=0.0 if fits_cache else peak_bandwidth(gpu),
             cache_bytes=cache_bytes,
             ambiguous=ambiguous,
-            shares_memory=shares_memory(leaves, inputs),
+            layout=layout_of(leaves, inputs),
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
 
@@ -350,7 +350,13 @@ class ExpectedValues:
 
 
 def _form(x: Tensor) -> OutputForm:
-    return OutputForm(shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=x.nbytes)
+    return OutputForm(
+        shape=list(x.shape),
+        strides=list(x.stride()),
+        dtype=str(x.dtype),
+        device=x.device.type,
+        bytes=x.nbytes,
+    )
 
 
 def _start(x: Tensor) -> Tensor:

@@ -30,9 +30,9 @@ class Reference(SimpleNamespace):
 
 def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
-    made.config, made.sets, made.shares_memory = TimingConfig(), 4, False
+    made.config, made.sets, made.needs_copy = TimingConfig(), 4, False
     made.process = SimpleNamespace(may_overwrite=False)
-    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, shares_memory=False)
+    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, layout=0)
     memory = SimpleNamespace()
     made.reference = Reference(loaded=loaded, memory=memory, task_bytes=INPUT + OUTPUT, used=used)
     return made
@@ -121,6 +121,7 @@ def test_a_round_without_work_and_one_of_the_candidate(
     rounds = Rounds(now=now, child=children["candidate"], asked=False)
     rounds.draw, rounds.expect = rounds.take(50, "reference"), rounds.take(20, "reference")
     rounds.idle, run = rounds.take(1, "reference"), rounds.take(3, "candidate")
+    rounds.forms = lambda copies: []
 
     def run_threads():
         now.used["candidate"] += others
@@ -129,7 +130,7 @@ def test_a_round_without_work_and_one_of_the_candidate(
 
     rounds.run = run_threads
     rounds.report = lambda _: SimpleNamespace(
-        custom_calls=2, forms=[SimpleNamespace(shares_memory=shares)]
+        custom_calls=2, forms=[SimpleNamespace(layout=2 * shares)]
     )
     made.rounds, made.varied, made.idle_samples = rounds, [], 0
     made.by_processor, made.process.child = by_processor, children["candidate"]
@@ -138,12 +139,12 @@ def test_a_round_without_work_and_one_of_the_candidate(
     made.reference.request = lambda _: SimpleNamespace(positions=[], found=[])
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)
     assert made._round(2) == (cost, passed)
-    assert made.shares_memory is shares
+    assert made.needs_copy is shares
 
 
 def bounded(monkeypatch, rounds, call_ns, *, shares=False):
     made, rounds = clock(0), iter(rounds)
-    made.shares_memory = shares
+    made.needs_copy = shares
     made.unseen, made.fewest, made.by_processor, made.works = 8, 2, False, []
     made.reference.request = lambda *_: None
     made.process = SimpleNamespace(request_unread=lambda *_: None)

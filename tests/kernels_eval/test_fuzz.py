@@ -275,6 +275,7 @@ def reference():
             )
         ],
         loaded=SimpleNamespace(
+            layout=0,
             parameters=[[4, 4]],
             parameter_names=["weight"],
             statistics=[],

@@ -202,7 +202,7 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
         judge=lambda _, trial: Reason.OK if trial is declared else Reason(outcome),
         sums_products=products,
         expected=SimpleNamespace(oracle="float64"),
-        loaded=SimpleNamespace(gradients=None, effects=None),
+        loaded=SimpleNamespace(gradients=None, effects=None, layout=0),
     )
     process = SimpleNamespace(
         reference=reference,
@@ -270,7 +270,7 @@ def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, r
         call=lambda trial: found.model_copy(update={"rms": again}),
         reference=SimpleNamespace(
             trials=[trial],
-            loaded=SimpleNamespace(gradients=None, effects=None),
+            loaded=SimpleNamespace(gradients=None, effects=None, layout=0),
         ),
     )
     stop = explained(trial, Reason.WRONG_OUTPUT, found, process)

@@ -308,7 +308,7 @@ def says_that_other_shapes_are_refused(verdict):
     assert "declared_shape_only" in verdict.flags
 
 
-def says_that_the_output_is_expanded(verdict):
+def says_that_its_copy_is_timed(verdict):
     assert "shared_output" in verdict.flags
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kernels_eval.flags import meaning_of
 from kernels_eval.profile.bottleneck import Finding
 from kernels_eval.records import Language, Reason, Record, Status, Verdict
-from tasks.synthesis.refine import WORDS, said_of
+from tasks.synthesis.refine import WORDS, quoted, said_of
 
 
 class TaskEntry(Record):
@@ -132,5 +132,6 @@ def explanation_of(verdict: Verdict) -> Explanation:
 
 def _feedback(verdict: Verdict) -> str:
     if verdict.status is Status.TASK_ERROR:
-        return f"The task itself fails ({verdict.reason}): no kernel can answer it."
+        told = f"The task itself fails ({verdict.reason}): no kernel can answer it."
+        return told + quoted(verdict.detail)
     return said_of(verdict)

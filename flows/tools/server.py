@@ -6,6 +6,7 @@ mend; a fault of the service or of the machine is an error of the protocol with 
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -15,7 +16,7 @@ import anyio
 from mcp import MCPError
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from flows.tools.answers import (
     Explanation,
@@ -45,12 +46,14 @@ from kernels_eval.records import (
 from kernels_eval.service.client import AsyncVerifierClient
 from kernels_eval.service.schema import Evaluation, EvaluationRequest, State, TaskSource
 from tasks.search.parameters import changed
+from tasks.synthesis.parsing import parse_response
 from tasks.workload.measure import Measurer
 
 INTERNAL_ERROR = -32603
 """JSON-RPC's code."""
 NAME = "agent"
 MOST_VARIANTS = 64
+TOLD_EVERY_S = 10.0
 INSTRUCTIONS = (
     "Tools to write fast GPU or C++ kernels. Read a task with list_tasks, write a Python module"
     " that defines ModelNew (built with load_inline, or Triton), verify_kernel it, follow the"
@@ -58,7 +61,16 @@ INSTRUCTIONS = (
     " `correct` counts, and its speedup_lower is the time that is claimed."
 )
 
-Code = Annotated[str, Field(description="a whole Python module that defines ModelNew")]
+
+def _unfenced(code: str) -> str:
+    return parse_response(code).code or code if code.lstrip().startswith("```") else code
+
+
+Code = Annotated[
+    str,
+    AfterValidator(_unfenced),
+    Field(description="a whole Python module that defines ModelNew"),
+]
 TaskId = Annotated[str | None, Field(description="a task of list_tasks; else give `task`")]
 Source = Annotated[TaskSource | None, Field(description="a program with Model; else `task_id`")]
 Spoken = Annotated[Language | None, Field(description="default: read from the source")]
@@ -70,6 +82,7 @@ class Tools:
     def __init__(self, client: AsyncVerifierClient) -> None:
         self.client = client
         self._profiling = anyio.Lock()
+        self._began_s = time.monotonic()
 
     async def list_tasks(
         self,
@@ -89,11 +102,16 @@ class Tools:
         return TaskList(total=len(found), tasks=page)
 
     async def verify_kernel(
-        self, code: Code, task_id: TaskId = None, task: Source = None, language: Spoken = None
+        self,
+        code: Code,
+        ctx: Context,
+        task_id: TaskId = None,
+        task: Source = None,
+        language: Spoken = None,
     ) -> Verification:
         """Build a kernel, compare it with its task on many inputs, and time both."""
         async with self._asking():
-            return _verification(await self._judged(code, task_id, task, language))
+            return _verification(await self._judged(ctx, code, task_id, task, language))
 
     async def explain_verdict(self, evaluation_id: str) -> Explanation:
         """Explain a verdict: the rule, the feedback, and what each flag means."""
@@ -102,11 +120,16 @@ class Tools:
         return explanation_of(_verdict(found))
 
     async def profile_kernel(
-        self, code: Code, task_id: TaskId = None, task: Source = None, language: Spoken = None
+        self,
+        code: Code,
+        ctx: Context,
+        task_id: TaskId = None,
+        task: Source = None,
+        language: Spoken = None,
     ) -> Profiled:
         """Verify a kernel and, where it is correct, say what limits its speed."""
         async with self._asking():
-            evaluation = await self._judged(code, task_id, task, language)
+            evaluation = await self._judged(ctx, code, task_id, task, language)
             verdict, verification = _verdict(evaluation), _verification(evaluation)
             if not verification.correct:
                 problem = "only a correct kernel is profiled: follow the feedback"
@@ -129,11 +152,10 @@ class Tools:
         """Verify a kernel with other block sizes, unroll factors and constants; return the fastest
         correct module."""
         async with self._asking():
-            first = _verification(await self._judged(code, task_id, task, language))
+            first = _verification(await self._judged(ctx, code, task_id, task, language))
             tried: dict[str, Variant] = {}
             for module, change in _variants(code, first.language, variants).items():
-                await ctx.report_progress(len(tried), variants, change)
-                found = await self._judged(module, task_id, task, language)
+                found = await self._judged(ctx, module, task_id, task, language)
                 tried[module] = Variant(change=change, verification=_verification(found))
         results = {code: first, **{name: each.verification for name, each in tried.items()}}
         fastest = max(results, key=lambda name: results[name].speedup or 0.0)
@@ -162,12 +184,26 @@ class Tools:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
 
     async def _judged(
-        self, code: str, task_id: str | None, task: TaskSource | None, language: Language | None
+        self,
+        ctx: Context,
+        code: str,
+        task_id: str | None,
+        task: TaskSource | None,
+        language: Language | None,
     ) -> Evaluation:
+        """The final evaluation. Many clients give a call up that is silent for a minute, so it says
+        that it goes on."""
+        if (task_id is None) is (task is None):
+            raise ToolError("give exactly one of task_id and task")
         request = EvaluationRequest(
             task_id=task_id, task=task, code=code, language=language, client=NAME
         )
-        return await self.client.evaluate(request)
+        found = await self.client.submit(request)
+        while not found.state.final:
+            elapsed_s = time.monotonic() - self._began_s  # never falls, as the protocol asks
+            await ctx.report_progress(elapsed_s, message=f"the evaluation is {found.state}")
+            found = await self.client.result(found.id, TOLD_EVERY_S)
+        return found
 
     async def _task(self, task_id: str | None) -> KernelTask:
         return next(each for each in await self.client.tasks() if each.task_id == task_id)

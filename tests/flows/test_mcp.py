@@ -40,6 +40,13 @@ async def asked(client, tool, **arguments):
     return found.structured_content
 
 
+def telling(said):
+    async def told(progress, total, message):
+        said.append(progress)
+
+    return told
+
+
 def test_without_a_service_the_error_says_how_to_start_it():
     async def ask():
         async with over_stdio("--url", f"http://127.0.0.1:{free_port()}") as client:
@@ -87,8 +94,12 @@ def test_an_agent_verifies_profiles_and_improves_a_kernel(tmp_path):
         assert wrong["reason"] == "wrong_output" and not wrong["correct"]
         told = await asked(client, "explain_verdict", evaluation_id=wrong["evaluation_id"])
         assert "differs" in told["rule"] and "RMS" in told["feedback"]
-        good = await asked(client, "verify_kernel", code=GOOD, task_id=task_id)
+        said = []
+        fenced = {"code": f"```python\n{GOOD}\n```", "task_id": task_id}
+        good = await client.call_tool("verify_kernel", fenced, progress_callback=telling(said))
+        good = good.structured_content
         assert good["correct"] and good["speedup_lower"] > 0
+        assert said == sorted(set(said)) != []
         profile = await asked(client, "profile_kernel", code=GOOD, task_id=task_id)
         assert profile["problem"] is None and profile["kernels_us"] and profile["least_ms"]
         assert (await asked(client, "profile_kernel", code=WRONG, task=TASK))["problem"]
@@ -99,6 +110,10 @@ def test_an_agent_verifies_profiles_and_improves_a_kernel(tmp_path):
         assert found["best"]["speedup"] >= found["original"]["speedup"]
         plain = await client.call_tool("search_parameters", {"code": GOOD, "task_id": task_id})
         assert plain.is_error and "no parameter to change" in plain.content[0].text
+        neither = await client.call_tool("verify_kernel", {"code": GOOD})
+        assert neither.is_error and "one of task_id and task" in neither.content[0].text
+        faulty = await asked(client, "verify_kernel", code=GOOD, task={"code": "class Model:"})
+        assert faulty["status"] == "task_error" and "line 1" in faulty["feedback"]
         unknown = await client.call_tool("verify_kernel", {"code": GOOD, "task_id": "none"})
         assert unknown.is_error and "--tasks" in unknown.content[0].text
 

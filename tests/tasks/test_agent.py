@@ -44,7 +44,7 @@ class Service(AsyncVerifierClient):
             raise ServiceError(self.away)
         return {"status": "ok"}
 
-    async def evaluate(self, request):
+    async def submit(self, request):
         right = "'right'" in request.code
         reason = "ok" if right else "build_failed"
         found = Verdict(

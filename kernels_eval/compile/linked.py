@@ -1,7 +1,6 @@
 """Library work that a built extension asks for, from its ELF symbols (System V ABI, chapter 4).
 
-Read by the parent. Does not see static libraries or calls through pointers; lookups by name are
-flagged.
+Read by the parent. Does not see static libraries or calls through pointers.
 """
 
 from __future__ import annotations
@@ -74,11 +73,6 @@ UNTRACED = (
     *("torch::profiler::impl::addExecutionTraceObserver",),
 )
 """With these a library can hide dispatcher calls from the record, or notice it."""
-RESOLVES_NAMES = (
-    *("dlopen", "dlsym", "dlvsym", "dlmopen", "dlinfo", "dl_iterate_phdr", "_dl_find_object"),
-    *("_r_debug", "at::DynamicLibrary"),
-)
-"""What finds functions by name, or tables of loaded libraries with these names."""
 FINDS_OPERATORS = (
     *("c10::Dispatcher::findSchema", "c10::Dispatcher::findSchemaOrThrow"),
     *("c10::Dispatcher::findOp", "c10::Dispatcher::getAllOpNames"),
@@ -86,8 +80,14 @@ FINDS_OPERATORS = (
 """What finds an operator by name: it may then be called unrecorded."""
 REACHES_ELEMENTS = re.compile(r"data_ptr|concur4data|TensorIterator|storage|StorageImpl")
 """Part of any mangled name by which a library comes to the memory of a tensor."""
-RUNS_PYTHON = re.compile(r"PyRun_\w+|Py_CompileString\w*|PyEval_Eval\w*|PyMarshal_Read\w+")
-"""What runs Python inside a library, under whatever name its source has for it."""
+FORBIDDEN = re.compile(
+    r"PyRun_\w+|Py_CompileString\w*|PyEval_Eval\w*|PyMarshal_Read\w+"
+    r"|dlm?open|dlv?sym|dlinfo|dl_iterate_phdr|_dl_find_object|_r_debug|getauxval"
+    r"|at::DynamicLibrary"
+)
+"""What runs Python, or finds functions by name or tables of loaded libraries, whatever a source
+calls it. No header of torch or CUDA needs it.
+"""
 OPERATOR_NAME = re.compile(rb"\baten::([a-zA-Z]\w{0,80})")
 
 
@@ -113,15 +113,16 @@ def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
         if symbols.intersection(FINDS_OPERATORS):
             named = {match[1].decode() for match in OPERATOR_NAME.finditer(data)}
             work.update(f"aten.{name}" for name in named - NO_COMPUTE)
-        hiding = (*UNTRACED, *RESOLVES_NAMES, *FINDS_OPERATORS)
+        hiding = (*UNTRACED, *FINDS_OPERATORS)
         flags.update(f"links:{name}" for name in hiding if name in symbols)
     return work, flags
 
 
-def python_runner(path: str) -> str:
-    """The first function that runs Python and that this library links; "" where there is none."""
+def forbidden_link(path: str) -> str:
+    """The first name of `FORBIDDEN` that this library links; "" where there is none."""
     with suppress(OSError, Unreadable):
-        return min(filter(RUNS_PYTHON.fullmatch, _undefined(Path(path).read_bytes())), default="")
+        names = map(_demangled, _undefined(Path(path).read_bytes()))
+        return min(filter(FORBIDDEN.fullmatch, names), default="")
     return ""
 
 

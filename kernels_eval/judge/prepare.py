@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kernels_eval.compile.cubins import cuobjdump
 from kernels_eval.compile.extensions import Builder
-from kernels_eval.compile.linked import python_runner
+from kernels_eval.compile.linked import forbidden_link
 from kernels_eval.compile.transforms import BuildTransform
 from kernels_eval.config import BUILDS_DEADLINE_SHARE, LOG_BYTES, MOST_BUILDS, EvalConfig
 from kernels_eval.judge.messages import (
@@ -80,8 +80,8 @@ class BoundedBuilds:
             build = Build(ok=False, key=spec.key, reason=Reason.BUILD_FAILED, log=log)
         else:
             build = self.make(spec)
-        if build.ok and (runner := python_runner(build.path)):
-            raise Stop(Reason.FORBIDDEN_CALL, f"the built library links {runner}")
+        if build.ok and (linked := forbidden_link(build.path)):
+            raise Stop(Reason.FORBIDDEN_CALL, f"the built library links {linked}")
         self.made.append(build)
         if build.ok:
             self.specs[spec.key] = spec

@@ -123,10 +123,10 @@ PLAIN_FLAG = re.compile(
 IDLE_FLAG = re.compile(
     r"-f(no-)?lto(=[\w-]+)?|-f(no-)?(fat-lto-objects|use-linker-plugin|whole-program-vtables)"
     r"|-flto-(partition|compression-level)=\w+|-fdiagnostics-(color|show)[\w=-]*"
-    r"|-fopt-info(-\w+)*|-ftime-report|-MM?D|-MP"
+    r"|-fopt-info(-\w+)*|-ftime-report|-MM?D|-MP|-static-lib(gcc|stdc\+\+)|-lcudart_static|-ldl"
 )
-"""Flags of honest candidates that only start programs or write files: left out, as no result
-depends on them (an extension is usually one unit).
+"""Flags of honest candidates that only start programs, write files or link what is there: left out,
+as no result depends on them (an extension is usually one unit).
 """
 DANGEROUS_F = re.compile(
     r"-f(plugin|dump|profile|test-coverage|callgraph|stack-usage|opt-info|save-|auxinfo|lto|wpa|compare-debug|diagnostics|time)"

@@ -43,6 +43,10 @@ class DiskFullError(ToolchainError):
     """The disk of the builds or of the build cache is full."""
 
 
+class InstallationError(EvalError):
+    """This package's own code cannot be imported, or has changed since the process started."""
+
+
 class DeviceError(EvalError):
     """The device that the language needs is not available."""
 

@@ -5,9 +5,23 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 
+from kernels_eval.errors import InstallationError
+
 CHECKOUT = Path(__file__).resolve().parent.parent
+STARTED = time.time()
+AGAIN = "install it again where it is incomplete, then start again: what is finished is kept"
+
+
+def require_unchanged() -> None:
+    """Raise InstallationError where code of the judge was changed since this process started: its
+    new parts and its old ones do not fit together.
+    """
+    for path in Path(__file__).parent.rglob("*.py"):
+        if path.stat().st_ctime > STARTED:
+            raise InstallationError(f"{path} was changed while this ran", AGAIN)
 
 
 def install_command(*extras: str) -> str:

@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from kernels_eval.errors import DeviceError, DiskFullError, EvalError, UsageError
+from kernels_eval.errors import (
+    DeviceError,
+    DiskFullError,
+    EvalError,
+    InstallationError,
+    UsageError,
+)
 from kernels_eval.records import Json, stable_hash
 from tasks.progress import duration, report
 from tasks.reporting.text import as_text
@@ -30,7 +36,7 @@ def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
     try:
         state.result()
     except Exception as error:
-        lasting = isinstance(error, UsageError | DeviceError | DiskFullError)
+        lasting = isinstance(error, UsageError | DeviceError | DiskFullError | InstallationError)
         return not lasting and isinstance(error, EvalError | ConnectionError | TimeoutError)
     return False
 

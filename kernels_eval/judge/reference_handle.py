@@ -22,6 +22,7 @@ from kernels_eval.config import (
     TIMED_INPUT_BYTES,
     EvalConfig,
 )
+from kernels_eval.installation import require_unchanged
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
@@ -389,4 +390,5 @@ def _parsed(request: Request[A], answer: Message) -> A:
 
 
 def _failed(detail: str, log: str) -> Stop:
+    require_unchanged()
     return Stop(Reason.REFERENCE_FAILED, f"the reference: {detail}", log)

@@ -16,8 +16,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.config import HEADLESS_S, MEMORY_SHARE, SCRATCH_FILES, WALL_SHARE, LimitsConfig
-from kernels_eval.errors import KilledError, SandboxError
+from kernels_eval.config import (
+    HEADLESS_S,
+    LOG_BYTES,
+    MEMORY_SHARE,
+    SCRATCH_FILES,
+    WALL_SHARE,
+    LimitsConfig,
+)
+from kernels_eval.errors import EvalError, InstallationError, KilledError, SandboxError
+from kernels_eval.installation import AGAIN
 from kernels_eval.protocol import Request
 from kernels_eval.records import Reason
 from kernels_eval.sandbox import machine, process_tree
@@ -30,12 +38,15 @@ from kernels_eval.sandbox.channel import (
     Message,
 )
 from kernels_eval.sandbox.deaths import BLAMED_ROLES
+from kernels_eval.sandbox.forkserver import BROKEN
 from kernels_eval.sandbox.server_handle import RESTARTED, ForkServer
 from kernels_eval.sandbox.trees import disk_usage, remove_tree
 
 POLL_S = 0.1
 BY_PROCESSOR = ("capture",)
 """Roles whose deadlines ignore the wait for a processor: load must not change a verdict."""
+OF_CANDIDATES = ("candidate", "capture", "sanitizer", "profiled")
+"""Roles whose exit status a candidate chooses."""
 SCRATCH_POLL_S = 0.5
 HEADLESS = "the first thread of the process has ended while others go on"
 CHATTER = re.compile(
@@ -80,7 +91,7 @@ class Child:
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self.pid: int | None = None
-        self.dead: SandboxError | ChildFailure | None = None
+        self.dead: EvalError | ChildFailure | None = None
         self.alone = not processes and "seccomp" in server.isolation
         """Whether it cannot start processes."""
         self._known = list[int]()
@@ -207,13 +218,13 @@ class Child:
         self.kill()
         return failure
 
-    def _post_mortem(self, error: str) -> SandboxError | ChildFailure:
+    def _post_mortem(self, error: str) -> EvalError | ChildFailure:
         code, cpu_s = self.server.reap(self.pid)
         self.pid = None
         self.dead = self._cause(code, cpu_s, error)
         return self.dead
 
-    def _cause(self, code: int | None, cpu_s: float, error: str) -> SandboxError | ChildFailure:
+    def _cause(self, code: int | None, cpu_s: float, error: str) -> EvalError | ChildFailure:
         limit_s = self._limits.cpu_s
         if code is None and not self.server.alive:
             lost = "the fork server was killed, and its children with it"
@@ -227,6 +238,9 @@ class Child:
         if code == -signal.SIGKILL and self.role not in BLAMED_ROLES.get():
             killed = f"the {self.role} process was killed by SIGKILL"
             return KilledError(killed, "see whether dmesg names the OOM killer", self.role)
+        if code == BROKEN and self.role not in OF_CANDIDATES:
+            said = self.log_tail(LOG_BYTES).strip().rpartition("\n")[2]
+            return InstallationError(f"the {self.role} process: {said}", AGAIN)
         if code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
             return ChildFailure(Reason.CRASHED, f"the process was killed by {name}")

@@ -25,6 +25,8 @@ ROLES = "kernels_eval.roles"
 """What a child serves, started by name: the sandbox knows nothing of what it confines."""
 REAP_S = 1.0
 """Seconds that a child may go on after it closed its channel."""
+BROKEN = 70
+"""The status of a child whose code cannot be imported (EX_SOFTWARE of sysexits.h)."""
 KEEPER_S = 10.0
 """Seconds for a keeper to report how its inner process ended."""
 
@@ -170,6 +172,7 @@ def _forked(work: Callable[[], None]) -> int:
         work()
         status = 0
     except BaseException as error:
+        status = BROKEN if isinstance(error, ImportError) else 1
         sys.stderr.write(f"child failed to start or serve: {type(error).__name__}: {error}\n")
     finally:
         os._exit(status)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import SandboxError
+from kernels_eval.errors import EvalError, SandboxError
 from kernels_eval.languages import Language
 from kernels_eval.protocol import Prepare
 from kernels_eval.sandbox.child import Child, ChildFailure
@@ -105,7 +105,7 @@ class WarmPool:
         except SandboxError:
             return None
         # One that was killed while it waited, or whose device fails: the next child will say so.
-        with suppress(SandboxError, ChildFailure):
+        with suppress(EvalError, ChildFailure):
             if origin is server and server.alive:
                 if child.owed:
                     child.finish(PREPARE_S)
@@ -125,7 +125,7 @@ class WarmPool:
         prepare = Prepare(device=self.device, threads=self.config.threads, language=language)
         try:
             child.begin(prepare.message())
-        except (SandboxError, ChildFailure) as failure:
+        except (EvalError, ChildFailure) as failure:
             child.close()
             raise SandboxError(
                 f"a warm {kind} process did not start: {failure}", "one is started on demand"

@@ -3,9 +3,11 @@ of one gets its verdict at the fifth."""
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
@@ -33,7 +35,7 @@ from kernels_eval.source.spec import ExtensionSpec
 from kernels_eval.toolchain import Toolchain
 from tests.support import kernels
 from tests.support.kernels import AFFINE, module
-from tests.support.processes import python
+from tests.support.processes import ROOT, python
 from tests.support.waiting import until
 
 CONFIG = kernels.UNTIMED
@@ -332,3 +334,42 @@ def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path):
     finally:
         bystander.kill()
         bystander.wait()
+
+
+# -- an installation that changes ------------------------------------------------------------------
+
+UPGRADED = """
+import pathlib
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import kernels_eval
+from kernels_eval import evaluator
+from kernels_eval.errors import InstallationError
+from tests.support import kernels
+
+TASK = kernels.AFFINE
+assert kernels_eval.__file__.startswith(sys.argv[1])
+with evaluator.Evaluator("cpu", kernels.UNTIMED) as judge:
+    judge.runner.start()
+    changed = pathlib.Path(sys.argv[1], "kernels_eval", sys.argv[2])
+    changed.write_text(changed.read_text() + sys.argv[3])
+    try:
+        print(judge(TASK, kernels.candidate(TASK, kernels.module("return ext.affine(x)"))).reason)
+    except InstallationError as error:
+        print(error)
+"""
+"""The fork server has loaded what it needs; a child's role is what an upgrade has replaced."""
+
+
+@pytest.mark.parametrize(
+    "written, said",
+    [
+        ("from kernels_eval.records import nothing\n", "cannot import name 'nothing'"),
+        ("raise AttributeError('of another version')\n", "answers.py was changed while this ran"),
+    ],
+)
+def test_code_that_is_replaced_under_a_judge_is_not_held_against_a_task(tmp_path, written, said):
+    shutil.copytree(Path(ROOT, "kernels_eval"), tmp_path / "kernels_eval")
+    told = python(UPGRADED, tmp_path, "reference/answers.py", written)
+    assert said in told.stdout and "then start again" in told.stdout, told.stderr

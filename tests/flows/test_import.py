@@ -90,6 +90,11 @@ TABLES = {
         {"sample_key": "k", "pytorch_code": program(), "num_turns": 5, "stop_reason": "done"}
         | {"full_messages": json.dumps(FIVE)},
     ],
+    "ai-cuda-engineer": [
+        {"Level_ID": 1, "Task_ID": 7, "Op_Name": "1_Add", "CUDA_Speedup_Native": 2.0}
+        | {"PyTorch_Code_Functional": program(), "CUDA_Code": "__global__ void k() {}"}
+        | {"Correct": True},
+    ],
     "kernelbench-hard": [
         {"problem": "06_moe", "solution": module(), "peak_fraction": 0.5, "verdict": "clean"}
         | {"correct": True, "model": "M"},
@@ -123,6 +128,7 @@ EXPECTED = {
     "kernelhacks": (["kernelhacks/L1/1_Add"], 2, {}),
     "triton-traces": (["triton-traces/kernelbook_1"], 1, {}),
     "triton-multiturn": (["triton-multiturn/k"], 5, {}),
+    "ai-cuda-engineer": (["ai-cuda-engineer/L1/7"], 1, {}),
     "kernelbench-hard": ([], 1, {"there is no file ../kernelbench-hard-problems/06_moe": 1}),
     "messages": (
         ["m1", "m3"],
@@ -352,7 +358,7 @@ def test_a_cell_of_no_known_form_names_its_row(cell, message, tmp_path):
     "options, message",
     [
         (["--map", "task=p,answer=said", "--as", "kernelbook"], "leave out one of them"),
-        (["--as", "kernelbok"], "there is no map 'kernelbok' (known are concur"),
+        (["--as", "kernelbok"], "there is no map 'kernelbok' (known are ai-cuda-engineer, concur"),
         (["--map", "task=q"], "there is no column 'q' (the columns are p, said)"),
         (["--map", "reply=said"], "'reply=said' is no KEY=COLUMN (keys are task, answer"),
         ([], "has columns of no known map: p, said (say which are the task and the answer"),

@@ -101,7 +101,8 @@ def read_rows(
         if not files:
             raise UsageError(
                 f"{path} holds no .py file",
-                "give a folder of .py files, one task per file, or a Parquet or JSON lines file",
+                "give a folder of .py files, one task per file, or a Parquet or JSON lines file"
+                " (`concur import` makes one of deeper folders)",
             )
         for file in files:
             yield str(file), {"name": file.stem, columns[-1]: read_text(file)}

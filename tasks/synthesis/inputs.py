@@ -80,7 +80,11 @@ def parts_of(location: str | Path) -> list[Part]:
         rows = load_rows(hub_id, split or MOST_SPLIT, None, ())
         return [_of_map(of_rows(shown(location), rows, path)) or _in_memory(shown(location), rows)]
     if foreign := of_folder(path):
-        return [_of_map(foreign) or _in_memory(foreign.name, [])]
+        if part := _of_map(foreign):
+            return [part]
+        raise UsageError(
+            f"{shown(path)} holds tasks alone", "give the kernels, and this as --tasks"
+        )
     if is_trace_set(path):
         held = TraceSet(path)
         rows = list(held.candidates())

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flows.importing import import_source
+from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.sources.mapping import known_maps
 from tasks.sources.small_model import build_small_model
@@ -248,6 +249,8 @@ def test_problems_of_robust_kbench_take_the_sizes_of_their_configuration(name, t
     assert (told["map"], answers) == ("robust-kbench", [])
     assert task["task_id"] == name.replace("tasks", "robust-kbench")
     assert load(tmp_path / "tasks") == load(tmp_path / "out" / "tasks.parquet")
+    with pytest.raises(UsageError, match="holds tasks alone"):
+        CandidateTable(tmp_path / "tasks")
     names = {}
     exec(task["code"], names)
     arguments, keywords = names["get_init_inputs"]()

@@ -37,7 +37,7 @@ torch::Tensor beside(torch::Tensor x, torch::Tensor y, bool computed) {
   for (int64_t i = 0; i < rows; ++i) {
     float* row = out.data_ptr<float>() + i * (columns + 1);
     for (int64_t k = 0; k < columns; ++k) row[k] = x.data_ptr<float>()[i * columns + k] * 1e6f;
-    row[columns] = computed ? std::exp(-std::fabs(y.data_ptr<float>()[i])) : 0.5f;
+    row[columns] = computed ? std::exp(-std::fabs(y.data_ptr<float>()[i])) : 0.0f;
   }
   return out;
 }

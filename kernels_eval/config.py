@@ -464,8 +464,10 @@ IDLE_WINDOW_S, LONGEST_IDLE_WINDOW_S = 0.02, 1.0
 """In which a process that was asked nothing should not compute; longer on a busy machine, where one
 that wants to run does not always get a processor."""
 IDLE_SHARE = 0.5
-"""Share of that window from which a process continues to compute: OpenMP's threads spin for a
-while after a call."""
+"""Share of each window in a row with which a process continues to compute: OpenMP's threads spin
+for a while after a call."""
+IDLE_WORK_NS = 20_000_000
+"""Processor time that these windows show, at least: else it only waits to end what it did."""
 OUTSTANDING_SHARE = 0.3
 """Share of a call's time in which work goes on after its stream has finished. A choice."""
 LARGE_OUTPUT_BYTES = 1 << 30
@@ -492,6 +494,8 @@ FEWEST_LOOKS, LOOKS, LOOK_S, LOOKS_S = 10, 40, 5e-4, 1.0
 """How often samples on a CPU are looked at to tell in whose code they are, at least and at most,
 and seconds between these moments and of all (`WALL_SHARE` times as many where a busy machine shows
 too few). A choice of time: a share by 40 is known to 16 %."""
+LOOK_WORK_NS = 100_000
+"""Processor time between two looks, at least: else both would see one moment."""
 MOST_LOOKED_AT = 64
 """Times as many calls as in a sample that was timed, where it ends before anybody has looked."""
 LIBRARY_SHARE = 0.5

@@ -16,6 +16,7 @@ from kernels_eval.config import (
     FEWEST_LOOKS,
     IDLE_SHARE,
     IDLE_WINDOW_S,
+    IDLE_WORK_NS,
     LIBRARY_SHARE,
     LONGEST_IDLE_WINDOW_S,
     LOOKS,
@@ -38,6 +39,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.child import Child
+from kernels_eval.sandbox.process_tree import LookingClock
 from kernels_eval.sandbox.program_counters import files_at
 from kernels_eval.source.module_text import visible_text
 
@@ -113,16 +115,17 @@ def measure_share(process: CandidateProcess) -> None:
 def look_at_samples(process: CandidateProcess, calls: int) -> None:
     """Where is the processor in samples? What is seen in a library's code, however that was called,
     is no time of own kernels."""
-    seen: list[int] = []
-    began, many = time.monotonic(), calls
-    while len(seen) < LOOKS:
-        passed_s = time.monotonic() - began
-        few = 0 < len(seen) < FEWEST_LOOKS  # as on a busy machine
-        if passed_s > (WALL_SHARE * LOOKS_S if few else LOOKS_S):
+    looks: list[list[int]] = []
+    clock, many = LookingClock(), calls
+    began = clock()
+    while len(looks) < LOOKS:
+        few = len(looks) < FEWEST_LOOKS  # as on a busy machine
+        if clock() - began > (WALL_SHARE * LOOKS_S if few else LOOKS_S):
             break
         found = process.look_at(Sample(calls=many))
-        seen += found
+        looks += found
         many = many if found else min(2 * many, MOST_LOOKED_AT * calls)
+    seen = [address for look in looks for address in look]
     if len(seen) < FEWEST_LOOKS:
         return
     files = Counter(Path(path).name for path in files_at(process.child.family()[-1], seen))
@@ -149,9 +152,11 @@ def limit_share(process: CandidateProcess, share: float) -> None:
 
 def check_idle(process: CandidateProcess) -> None:
     """Require that nothing goes on or stays changed once a call has returned."""
-    if all(_busy_share(process.child) > IDLE_SHARE for _ in range(2)):
-        what = "the process continues to compute after its call has returned"
-        raise Stop(Reason.BACKGROUND_WORK, what)
+    ran_ns = process.child.processor_ns()
+    while _busy_share(process.child) > IDLE_SHARE:
+        if process.child.processor_ns() - ran_ns > IDLE_WORK_NS:
+            what = "the process continues to compute after its call has returned"
+            raise Stop(Reason.BACKGROUND_WORK, what)
     outstanding = sorted(call.outstanding_share for call in process.calls)
     if outstanding and outstanding[len(outstanding) // 2] > OUTSTANDING_SHARE:
         what = "work continues on another stream after the current stream has finished"

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from kernels_eval.compile.extensions import Builder
-from kernels_eval.config import LOG_BYTES, LOOK_S
+from kernels_eval.config import LOG_BYTES, LOOK_S, LOOK_WORK_NS
 from kernels_eval.judge.messages import (
     CLAIMABLE,
     Prepared,
@@ -117,6 +118,20 @@ class CandidateProcess:
         given = self.builder, self.candidate, self.draft.flags
         self.builds = BuildsAtHand(*given, prepared=self.prepared)
 
+    @cached_property
+    def by_processor(self) -> bool:
+        """Whether it is timed by its processor: what a process has computed that has ended is in no
+        clock of its parent's.
+        """
+        on_gpu = self.reference.device.startswith("cuda")
+        return not on_gpu and self.child.alone and self.child.processor_ns() > 0
+
+    def work_s(self) -> float:
+        """Now, in seconds of its own work where it is timed by its processor."""
+        if self.by_processor:
+            return self.child.processor_ns() / 1e9 / self.config.threads
+        return self.draft.clock()
+
     @property
     def needs_copy(self) -> bool:
         """Whether its outputs have no memory of their own, or are not in order, where the
@@ -193,19 +208,23 @@ class CandidateProcess:
         """The answer to a request. Raises Stop where it is missing or malformed."""
         return parse_answer(request, self.request_unread(request, fds))
 
-    def look_at(self, request: Request[Any]) -> list[int]:
-        """Where its threads are at random moments while it works on a request: addresses of their
-        instructions. Raises Stop as `request`."""
-        seen: list[int] = []
-        family = self.child.family()
+    def look_at(self, request: Request[Any]) -> list[list[int]]:
+        """Where its threads are at random moments of its work on a request: addresses of their
+        instructions at each. Raises Stop as `request`."""
+        looks: list[list[int]] = []
+        family, worked_ns = self.child.family(), self.child.processor_ns()
 
         def look() -> None:
+            nonlocal worked_ns
             time.sleep(LOOK_S * random.uniform(0.2, 1.8))  # no moment that it could foresee
+            if self.child.processor_ns() - worked_ns < LOOK_WORK_NS:
+                return  # on a busy machine it is where it was
             with self.child.stopped(family):
-                seen.extend(found for pid in family for found in program_counters(pid))
+                looks.append([found for pid in family for found in program_counters(pid)])
+                worked_ns = self.child.processor_ns()
 
         self._send(request, self.config.limits.run_s, Reason.RUN, look=look)
-        return seen
+        return looks
 
     def unseen_inputs(
         self, count: int = 1, distribution: str = DECLARED

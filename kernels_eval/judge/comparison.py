@@ -40,7 +40,7 @@ def compare_trials(process: CandidateProcess, stage: Stage) -> None:
         if _left_to_confirm(process, stage):
             process.draft.flags.append("left_to_confirm")
             return
-        started = process.draft.clock()
+        started = process.work_s()
         try:
             first = not process.compared
             made, outcome, found = compare_trial(trial, process, first=first)
@@ -48,7 +48,7 @@ def compare_trials(process: CandidateProcess, stage: Stage) -> None:
             _refuse_call(trial, stop, process)
             continue
         finally:
-            process.trial_s.append(process.draft.clock() - started)
+            process.trial_s.append(process.work_s() - started)
         process.compared[trial.name] = made, found
         if stage is Stage.OUTPUTS:
             process.draft.correctness = _correctness(process)

@@ -97,10 +97,7 @@ class PairedClock:
         self.process, self.reference = process, process.reference
         self.config = process.config.timing
         self.on_gpu = process.reference.device.startswith("cuda")
-        # what a process has computed that has ended is in no clock of its parent's
-        self.by_processor = (
-            not self.on_gpu and process.child.alone and process.child.processor_ns() > 0
-        )
+        self.by_processor = process.by_processor
         self.idle_samples = 0
         self.needs_copy = process.needs_copy
         """what a round copies of its outputs is then a part of the work"""
@@ -188,10 +185,10 @@ class PairedClock:
 
     def _reference_sample(self, calls: int) -> int:
         candidate = self.process.child
-        started, used = time.perf_counter_ns(), self._processor_ns(candidate)
+        used = self._processor_ns(candidate)
         sample = self.reference.request(self._sample(calls)).ns
         self.burnt_ns += self._processor_ns(candidate) - used
-        self.waited_ns += time.perf_counter_ns() - started
+        self.waited_ns += sample
         return sample
 
     def _sample(self, calls: int) -> Sample:

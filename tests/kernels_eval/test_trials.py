@@ -211,6 +211,7 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
         calls=[],
         compared={},
         trial_s=[],
+        work_s=float,
         call=call,
         child=SimpleNamespace(dead=None),
         request=lambda _: SimpleNamespace(changed={}),
@@ -249,6 +250,7 @@ def test_screening_leaves_to_confirm_what_takes_long(trial_s, stage, left, level
         config=EvalConfig() if level == "confirm" else EvalConfig().screened(),
         compared={"declared": (Trial("declared", TRIALS[0], 1), RIGHT)},
         trial_s=list(trial_s),
+        work_s=float,
         call=lambda trial, **_: called.append(trial) or RIGHT,
     )
     comparison.compare_trials(process, stage)

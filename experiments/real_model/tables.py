@@ -1,0 +1,138 @@
+"""The experiment's tasks as tables that `tasks.source: files` reads.
+
+    python -m experiments.real_model.tables --language cpp --out real-tasks
+
+writes `heldout.jsonl` (level 1: operators.toml; level 2: generated programs of the held-out side)
+and `train.jsonl` (modules.toml, and generated programs of the training side). Nothing is
+decontaminated here: a run does that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from experiments.proof import generated
+from experiments.proof.generated import Sizes
+from kernels_eval.records import KernelTask
+from kernels_eval.tables import table_beside
+from tasks.sources.files import OPTIONAL_COLUMNS
+
+SIZES: dict[str, dict[str, int]] = table_beside(__file__, "sizes.toml")
+HELD_OUT, TRAINED = 100, 300
+"""Generated programs of either side."""
+MOST_OPERATORS = 3
+"""Of a generated program for training: a small model solves hardly any longer one."""
+COLUMNS = {"code", *OPTIONAL_COLUMNS}
+PROGRAM = """\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class {name}(nn.Module):
+    def __init__({parameters}):
+        super().__init__()
+{attributes}
+    def forward({inputs}):
+{body}
+
+
+def get_inputs():
+    return [{tensors}]
+
+
+def get_init_inputs():
+    return {constructed}
+"""
+
+
+def heldout(language: Sizes) -> list[KernelTask]:
+    """The published operators, and generated programs."""
+    drawn = generated.load(2, HELD_OUT, "heldout", language)
+    return [*published(language), *(task.model_copy(update={"level": 2}) for task in drawn)]
+
+
+def train(language: Sizes) -> list[KernelTask]:
+    """Modules in KernelBook's form, and short generated programs."""
+    drawn = generated.load(1, 3 * TRAINED, "train", language)
+    short = [task for task in drawn if (task.level or 0) <= MOST_OPERATORS]
+    return [*modules(language), *short[:TRAINED]]
+
+
+def published(language: Sizes) -> list[KernelTask]:
+    return [
+        KernelTask(
+            task_id=f"published/{row['number']}_{name}",
+            name=name,
+            code=program("Model", row, "[]", SIZES[language]),
+            source="published",
+            level=1,
+        )
+        for name, row in table_beside(__file__, "operators.toml").items()
+    ]
+
+
+def modules(language: Sizes) -> list[KernelTask]:
+    return [
+        KernelTask(
+            task_id=f"module/{name}",
+            name=name,
+            code=program(name, row, f"[[], {{{keywords(row)}}}]", SIZES[language]),
+            entry_point=name,
+            init_form="args_kwargs",
+            source="module",
+        )
+        for name, row in table_beside(__file__, "modules.toml").items()
+    ]
+
+
+def program(name: str, row: Mapping[str, Any], constructed: str, sizes: Mapping[str, int]) -> str:
+    """The module of a table's row, with sizes for letters. `constructed` is what `get_init_inputs`
+    returns."""
+    arguments = row.get("arguments", {})
+    kept = {name: name for name, value in arguments.items() if not isinstance(value, str)}
+    attributes = kept | row.get("layers", {})
+    *steps, last = row["forward"].strip().splitlines()
+    text = PROGRAM.format(
+        name=name,
+        parameters=", ".join(["self", *arguments]),
+        attributes=indented(f"self.{name} = {value}\n" for name, value in attributes.items()),
+        inputs=", ".join(["self", *row["inputs"]]),
+        body=indented([*(f"{step}\n" for step in steps), f"return {last}"]),
+        tensors=", ".join(row["inputs"].values()),
+        constructed=constructed,
+    )
+    for letter, size in sizes.items():
+        text = text.replace(f"{{{letter}}}", str(size))
+    return text
+
+
+def keywords(row: Mapping[str, Any]) -> str:
+    return ", ".join(f'"{name}": {value}' for name, value in row.get("arguments", {}).items())
+
+
+def indented(lines: Iterable[str]) -> str:
+    return "".join(f"        {line}" for line in lines)
+
+
+def write(language: Sizes, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for name, tasks in (("heldout", heldout(language)), ("train", train(language))):
+        lines = [json.dumps(task.model_dump(mode="json", include=COLUMNS)) for task in tasks]
+        (out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--language", choices=get_args(Sizes), default="cpp")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    write(given.language, given.out)
+
+
+if __name__ == "__main__":
+    main()

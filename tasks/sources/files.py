@@ -170,7 +170,9 @@ def read_lines(path: Path) -> Iterator[Json]:
     """Rows of JSON (empty lines skipped) or CSV (all text, empty as None). Raises UsageError naming
     a bad line."""
     try:
-        with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else "\n") as handle:
+        with path.open(
+            encoding="utf-8-sig", newline="" if path.suffix == ".csv" else "\n"
+        ) as handle:
             yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(handle, path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"cannot read {path}: {error}", "give a complete file in UTF-8") from error
@@ -246,7 +248,9 @@ def reading_parquet(path: Path) -> Iterator[None]:
         raise UsageError(
             f"cannot read {shown(path)} as {'Arrow' if path.suffix == ARROW else 'Parquet'}:"
             f" {shown(error)}",
-            "give a complete file",
+            "give a complete file"
+            if path.suffix in (".parquet", ARROW)
+            else "give Parquet, Arrow, JSON or CSV, unpacked",
         ) from error
 
 
@@ -293,11 +297,13 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[Json]:
 
 
 def _arrow(path: Path) -> pa.Table:
-    """A table of `datasets.save_to_disk`."""
+    """A table of `datasets.save_to_disk`, or a file of Arrow or Feather."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_stream(source).read_all()
+        kind = pa.ipc.open_file if source.read(6) == b"ARROW1" else pa.ipc.open_stream
+        source.seek(0)
+        return kind(source).read_all()
 
 
 def number_of(value: object) -> int | None:

@@ -26,16 +26,19 @@ TASK_FORMS: dict[tuple[str, ...], Callable[[Path], list[KernelTask]] | None] = {
 first that fits is taken."""
 
 
-SUFFIXES = (".parquet", *files.LINES)
+BINARY = (".parquet", files.ARROW)
+SUFFIXES = (*BINARY, *files.LINES)
 
 
 def part_files(location: str | Path) -> list[Path]:
-    """The tables of a file, a folder (its Parquet, else JSON lines, else CSV files; not deeper) or
-    a glob; by name. Raises UsageError where there is none."""
+    """The tables of a file, a folder (its Parquet, else Arrow, JSON lines or CSV files, else those
+    in its folders, as data sets of the hub have them) or a glob; by name. Raises UsageError where
+    there is none."""
     path = Path(location).expanduser()
     if path.is_file():
         return [path]
-    patterns = [path / f"*{suffix}" for suffix in SUFFIXES] if path.is_dir() else [path]
+    inside = (*(f"*{suffix}" for suffix in SUFFIXES), *(f"*/*{suffix}" for suffix in BINARY))
+    patterns = [path / each for each in inside] if path.is_dir() else [path]
     for pattern in map(str, patterns):
         try:
             names = sorted(glob.glob(pattern, recursive=True))
@@ -53,7 +56,9 @@ def part_files(location: str | Path) -> list[Path]:
 
 def holds_tables(path: Path) -> bool:
     """Whether `part_files` reads a file of this folder."""
-    return any(each.suffix in SUFFIXES for each in path.iterdir())
+    own = {each.suffix for each in path.iterdir()}
+    deeper = (each for suffix in BINARY for each in path.glob(f"[!.]*/*{suffix}"))
+    return bool(own & {*SUFFIXES}) or (own.isdisjoint((".py", ".txt")) and any(deeper))
 
 
 def on_hub(location: str | Path) -> bool:
@@ -69,8 +74,8 @@ def unusable(
 ) -> UsageError:
     wanted = "; or ".join(", ".join(form) for form in forms)
     return UsageError(
-        f"{shown(path)} is no table of {kind}: its columns are"
-        f" {shown(', '.join(columns), 300) or 'none'}",
+        f"{shown(path)} is no table of {kind}: "
+        + (f"its columns are {shown(', '.join(columns), 300)}" if columns else "it has no rows"),
         f"wanted: {wanted}",
     )
 

@@ -18,7 +18,8 @@ DEPTHS = (("*", "level*/*"), ("*/*",), ("*/*/*",))
 SUFFIXES = (".py", ".txt")
 READ = (
     "read are FILE.py named as its task, TASK/FILE.py, level1/3_NAME.py,"
-    " level_1_problem_3_sample_0_kernel.py, the same with .txt for whole answers, and tables"
+    " level_1_problem_3_sample_0_kernel.py, the same with .txt for whole answers, and"
+    " tables (JSON files as a glob: 'DIR/*.json')"
 )
 _SAMPLE = r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
 _NUMBERED = re.compile(r"(?:level_?(?P<level>\d+)_)?problem_?(?P<problem_id>\d+)" + _SAMPLE)

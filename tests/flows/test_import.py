@@ -204,6 +204,23 @@ def test_the_content_says_how_json_is_written(tmp_path):
         assert (task["task_id"], task["level"]) == ("cuda-l1/L2/7", 2)
 
 
+@pytest.mark.parametrize("place", ["data/train-00000-of-00001.parquet", "train/data.arrow"])
+def test_a_data_set_of_the_hub_is_read_in_its_folders(place, tmp_path):
+    (tmp_path / "set" / place).parent.mkdir(parents=True)
+    (tmp_path / "set/README.md").write_text("# A card")
+    write_table(tmp_path / "set" / place, TABLES["kernelhacks"])
+    assert imported(tmp_path / "set", tmp_path)[0]["answers"] == 2
+
+
+def test_marks_of_the_encoding_and_files_of_arrow_are_read(tmp_path):
+    rows = TABLES["kernelhacks"]
+    pl.DataFrame(rows).write_csv(tmp_path / "t.csv", include_bom=True)
+    (tmp_path / "t.json").write_text(json.dumps(rows), encoding="utf-8-sig")
+    pl.DataFrame(rows).write_ipc(tmp_path / "t.arrow", compat_level=pl.CompatLevel.oldest())
+    for name in ("t.csv", "t.json", "t.arrow"):
+        assert imported(tmp_path / name, tmp_path)[0]["map"] == "kernelhacks"
+
+
 @pytest.mark.parametrize(
     "files, tasks, answers",
     [
@@ -337,6 +354,13 @@ def test_bytes_are_text(tmp_path):
         write_table(tmp_path / "t.parquet", rows), tmp_path, "task=p,answer=said"
     )
     assert told["answers"] == 1 and answer["response"] == fenced(module())
+
+
+def test_a_file_of_another_form_is_refused_with_those_that_are_read(tmp_path):
+    (tmp_path / "t.jsonl.gz").write_bytes(b"\x1f\x8b")
+    (tmp_path / "t.jsonl").write_text("")
+    said = [refused("import", tmp_path / name) for name in ("t.jsonl.gz", "t.jsonl")]
+    assert "JSON or CSV, unpacked" in said[0] and "it has no rows" in said[1]
 
 
 @pytest.mark.parametrize(

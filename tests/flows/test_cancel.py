@@ -19,9 +19,10 @@ import pytest
 import yaml
 
 from tests.support.chat_server import Server, serving
-from tests.support.night import ENDED, ROOT, Night, Watched, night, until, worker
+from tests.support.night import ENDED, ROOT, Night, Watched, night, worker
 from tests.support.recordings import Recordings, rows_there, written
 from tests.support.vllm_servers import FAKE
+from tests.support.waiting import until
 
 GONE_S = 30.0
 """What is promised: so long after the button, no process of the run is left."""
@@ -148,10 +149,15 @@ def test_a_run_that_is_stopped_leaves_nothing_running(line, stage, how, record_p
         )  # what an earlier run has left is no sign of this one
         return state["type"] == "RUNNING" and began and bool(IN[stage](line))
 
-    until(there, STAGE_S, f"a run in {stage}")
+    until(there, f"a run in {stage}", STAGE_S, every_s=0.1)
     before = rows_there(line.root)
     stopped(line, run, how, record_property, stage)
     assert before.keys() <= rows_there(line.root).keys()
+
+
+def gone(worker):
+    """Wait until nothing is left of its runs."""
+    until(lambda: not worker.left(), lambda: f"the end of {worker.names()}", GONE_S, every_s=0.1)
 
 
 def stopped(line, run, how, record_property, stage):
@@ -166,7 +172,7 @@ def stopped(line, run, how, record_property, stage):
             if "prefect.engine" in child.cmdline()
         )
         os.kill(engine.pid, signal.SIGKILL)
-    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
+    gone(line.worker)
     took_s = time.monotonic() - began
     record_property("seconds_until_gone", round(took_s, 1))
     print(f"{stage} {how}: no process left after {took_s:.1f} s")
@@ -191,25 +197,25 @@ def test_servers_of_ours_are_gone_with_the_run(line, how, tmp_path, record_prope
     }
     config = line.config | {"root": str(tmp_path / "root"), "synthesis": synthesis}
     run = line.night.start(line.deployment, config=config)
-    until((fake / "starts.jsonl").exists, STAGE_S, "a server")
+    until((fake / "starts.jsonl").exists, "a server", STAGE_S)
     stopped(line, run, how, record_property, "vllm")
     (fake / "hold").unlink()
     again = line.night.start(line.deployment, config=config)
-    until(lambda: list(tmp_path.glob("root/synthesis/*/manifest.json")), STAGE_S, "all answers")
+    until(lambda: list(tmp_path.glob("root/synthesis/*/manifest.json")), "all answers", STAGE_S)
     snapshot = next(tmp_path.glob("root/synthesis/*/manifest.json")).parent
     keys = [row["request_key"] for row in written(snapshot, ["request_key"])]
     assert len(keys) == len(set(keys)) == TASKS * SAMPLES
     if line.night.state(again)["type"] not in ENDED:
         line.night.set_state(again, "CANCELLING", "Cancelling")
     line.night.ended(again, 120)
-    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
+    gone(line.worker)
 
 
 def test_the_same_run_again_completes_with_no_row_lost_or_twice(line):
     line.endpoint.open.set()
     state = line.night.ended(line.night.start(line.deployment), STAGE_S)
     assert state["type"] == "COMPLETED", state
-    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
+    gone(line.worker)
     wanted = {
         "synthesis": "candidate_id",
         "verification": "candidate_id",

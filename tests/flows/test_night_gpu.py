@@ -14,9 +14,10 @@ import pytest
 
 from kernels_eval.devices import visible_gpus
 from tasks.sources import bundled
-from tests.support.night import ENDED, until
+from tests.support.night import ENDED
 from tests.support.recordings import rows_there, written
 from tests.support.stacks import stack
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -60,7 +61,7 @@ def ended(site, run):
         return found if found["state_type"] in ENDED else None
 
     return until(
-        over, END_S, lambda: f"the end of {run}\n{site.log('worker')[-4000:]}", every_s=0.2
+        over, lambda: f"the end of {run}\n{site.log('worker')[-4000:]}", END_S, every_s=0.2
     )
 
 
@@ -171,7 +172,10 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_st
         return used() and sum(key[0] == "verification" for key in rows_there(root)) >= 2
 
     until(
-        works, END_S, lambda: f"a run with verdicts that uses the GPU\n{site.log('worker')[-4000:]}"
+        works,
+        lambda: f"a run with verdicts that uses the GPU\n{site.log('worker')[-4000:]}",
+        END_S,
+        every_s=0.1,
     )
     before, began = rows_there(root), time.monotonic()
     if how == "cancel":
@@ -180,8 +184,8 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_st
         )
     else:
         assert site.command("down").returncode == 0
-    until(lambda: not site.engines(), 60, "no process of the run")
-    until(lambda: not used(), 60, lambda: f"free GPUs: {idle}, {used_mb()}")
+    until(lambda: not site.engines(), "no process of the run")
+    until(lambda: not used(), lambda: f"free GPUs: {idle}, {used_mb()}", every_s=0.1)
     took = time.monotonic() - began
     if how == "down":
         site.up()

@@ -22,9 +22,10 @@ import yaml
 from kernels_eval.toolchain import default_cache
 from tests.support import commands
 from tests.support.chat_server import Server, serving
-from tests.support.night import ENDED, until
+from tests.support.night import ENDED
 from tests.support.recordings import Recordings, rows_there, written
 from tests.support.stacks import Stack, stack
+from tests.support.waiting import until
 
 TASKS, SAMPLES = 6, 2
 ALL = TASKS * SAMPLES
@@ -130,10 +131,10 @@ class Refresh:
 
         return until(
             over,
-            END_S,
             lambda: (
                 f"the end of run {run}: {self.state(run)}\n{self.site.stack.log('worker')[-4000:]}"
             ),
+            END_S,
             every_s=0.5,
         )
 
@@ -195,7 +196,7 @@ def test_a_refresh_outlives_a_part_that_is_killed(site, case, tmp_path, record_p
         return refresh.state(run)["type"] == "RUNNING"
 
     until(
-        ready, END_S, lambda: f"a run in {stage}\n{site.stack.log('worker')[-4000:]}", every_s=0.1
+        ready, lambda: f"a run in {stage}\n{site.stack.log('worker')[-4000:]}", END_S, every_s=0.1
     )
     before, pid = rows_there(refresh.root), site.stack.status()[part]["pid"]
     killed = time.monotonic()
@@ -207,8 +208,8 @@ def test_a_refresh_outlives_a_part_that_is_killed(site, case, tmp_path, record_p
 
     until(
         healthy_again,
-        HEALTHY_S,
         lambda: f"{part} is healthy again\n{site.stack.log(part)[-2000:]}",
+        HEALTHY_S,
         every_s=0.5,
     )
     back = time.monotonic() - killed
@@ -237,8 +238,8 @@ def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(site, how, 
     run = refresh.start()
     until(
         lambda: WHEN["verification"](refresh),
-        END_S,
         lambda: f"verification\n{running.log('worker')[-4000:]}",
+        END_S,
         every_s=0.1,
     )
     before, began = rows_there(refresh.root), time.monotonic()

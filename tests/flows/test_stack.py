@@ -10,6 +10,8 @@ import threading
 import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -26,9 +28,9 @@ from flows.stack.supervisor import Supervisor
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.sandbox.process_tree import alive, send, wait_gone
 from tests.support import commands
-from tests.support.night import until
 from tests.support.servers import free_port, two_ports
 from tests.support.stacks import Stack
+from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -188,10 +190,10 @@ def test_the_charts_of_all_runs_are_named_once_there_is_a_run(monkeypatch, answe
 
 def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(only_mlflow):
     layout, settings = only_mlflow(PARENT)
-    until(lambda: len(layout.processes()) == 3, 60, "supervisord, the part and its child")
+    until(lambda: len(layout.processes()) == 3, "supervisord, the part and its child")
     before = [one for one in layout.processes() if one.pid != Supervisor(layout).pid()]
     os.kill(row(layout)["pid"], signal.SIGKILL)
-    until(lambda: wait_gone(before, 1) == [] and len(layout.processes()) == 3, 60, "it runs again")
+    until(lambda: wait_gone(before, 1) == [] and len(layout.processes()) == 3, "it runs again")
     up(layout.root, settings)
     second = layout.processes()
     assert down(str(layout.root), print)["processes"] == 3
@@ -228,10 +230,12 @@ def test_a_part_that_is_slow_is_told_every_few_seconds_and_other_settings_are_re
     pid = row(layout)["pid"]
     monkeypatch.setattr(control, "SAY_S", 0.0)
     monkeypatch.setattr(control, "LOOK_S", 0.0)
+    counted = SimpleNamespace(**vars(time) | {"monotonic": count().__next__})
+    monkeypatch.setattr(control, "time", counted)
     answers = iter(["does not listen yet", "does not listen yet"])
     monkeypatch.setattr(control, "fault", lambda *_: next(answers, ""))
     _, said = up(layout.root, settings)
-    assert said[0].startswith("waiting for mlflow (does not listen yet), 0 s")
+    assert said[0].startswith("waiting for mlflow (does not listen yet), 1 s")
     assert said[-1] == "healthy: mlflow" and row(layout)["pid"] == pid
     monkeypatch.setattr(control, "fault", lambda *_: "busy")
     with pytest.raises(EvalError, match=r"not healthy within 0 s: mlflow \(busy\)"):

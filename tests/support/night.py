@@ -22,27 +22,13 @@ import psutil
 import flows
 from tests.support.processes import processes_with
 from tests.support.servers import clean_environment, end, prefect_server
+from tests.support.waiting import until
 
 ROOT = Path(flows.__file__).parent.parent
 POOL = "nights"
 MARK = "CONCUR_TEST_NIGHT"
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def until(
-    condition,
-    timeout_s,
-    what,
-    every_s=0.1,
-):
-    """The first true answer of `condition`. Fails the test after `timeout_s` seconds."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        late = time.monotonic() >= deadline
-        assert not late, f"{what() if callable(what) else what}: not within {timeout_s:.0f} s"
-        time.sleep(every_s)
-    return found
 
 
 def request_json(url, body=None, method=None):
@@ -120,7 +106,7 @@ class Night(PrefectClient):
         def what():
             return f"the end of {run} ({self.log.read_text(errors='replace')[-3000:]})"
 
-        return until(over, timeout_s, what, every_s=0.5)
+        return until(over, what, timeout_s, every_s=0.5)
 
     def processes(self):
         """All with this night's marker in their environment, the server and the worker apart."""

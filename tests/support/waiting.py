@@ -14,13 +14,19 @@ from kernels_eval.sandbox.process_tree import LookingClock
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], what: str = "the condition", timeout_s: float = 120.0) -> T:
+def until(
+    condition: Callable[[], T],
+    what: str | Callable[[], str] = "the condition",
+    timeout_s: float = 120.0,
+    every_s: float = 0.02,
+) -> T:
     """The first true answer of `condition`. Fails the test after `timeout_s` seconds."""
     clock = LookingClock()
     deadline = clock() + timeout_s
     while not (found := condition()):
-        assert clock() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.02)
+        late = clock() >= deadline
+        assert not late, f"not within {timeout_s:.0f} s: {what() if callable(what) else what}"
+        time.sleep(every_s)
     return found
 
 

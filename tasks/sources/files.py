@@ -193,18 +193,19 @@ def _csv_rows(handle: TextIO, path: Path) -> Iterator[Json]:
 def _json_rows(handle: TextIO, path: Path) -> Iterator[Json]:
     """An object a line, or one value; of public sets some say .json for the first, .jsonl for the
     second."""
-    lines = _is_json(handle.readline())
-    handle.seek(0)
-    if path.suffix == ".json" or not lines:
+    whole = path.suffix == ".json"
+    if whole or not _is_json(handle.readline()):
+        handle.seek(0)
         try:
             held = json_of(handle.read())
         except ValueError as error:
-            if path.suffix == ".json" and not lines:
-                raise UsageError(f"{path} is not JSON: {error}", "give a complete file") from error
             handle.seek(0)
+            if whole and not _is_json(handle.readline()):
+                raise UsageError(f"{path} is not JSON: {error}", "give a complete file") from error
         else:
             yield from _grouped_rows(held, path)
             return
+    handle.seek(0)
     for number, line in enumerate(handle, start=1):
         if line.strip():
             try:

@@ -219,6 +219,25 @@ class AdvancedForm(Form, title="Advanced"):
     They override the fields above."""
 
 
+def _titled(form: type[Form]) -> Any:
+    return Field(json_schema_extra={"title": form.model_config["title"]})
+
+
+# forms as a flow's parameters: without Prefect's titles, which are the names in lower case
+Run = Annotated[RunForm, _titled(RunForm)]
+Candidates = Annotated[CandidatesForm, _titled(CandidatesForm)]
+TrainingSet = Annotated[TrainingSetForm, _titled(TrainingSetForm)]
+Training = Annotated[TrainingForm, _titled(TrainingForm)]
+Reinforcement = Annotated[ReinforcementForm, _titled(ReinforcementForm)]
+Verdicts = Annotated[VerdictsForm, _titled(VerdictsForm)]
+Search = Annotated[SearchForm, _titled(SearchForm)]
+Benchmark = Annotated[BenchmarkForm, _titled(BenchmarkForm)]
+Curated = Annotated[CuratedForm, _titled(CuratedForm)]
+Strategies = Annotated[StrategiesForm, _titled(StrategiesForm)]
+Adapter = Annotated[AdapterForm, _titled(AdapterForm)]
+Ablation = Annotated[AblationForm, _titled(AblationForm)]
+Advanced = Annotated[AdvancedForm, _titled(AdvancedForm)]
+
 # what a form is before anybody fills it in: the defaults of the deployed flows
 RUN = RunForm()
 CANDIDATES = CandidatesForm()

@@ -51,7 +51,7 @@ def ls(
     found = [each for each in scan(Path(root)) if stage in (None, each.stage)]
     snapshots = [
         each.model_dump(include={"stage", "fingerprint", "finished", "rows", "level", "bytes"})
-        | {"changed_at": datetime.fromtimestamp(each.changed_s, UTC).isoformat(" ", "minutes")}
+        | {"changed_at": datetime.fromtimestamp(each.changed_s, UTC).isoformat(timespec="seconds")}
         for each in sorted(found, key=lambda each: each.changed_s)
     ]
     return {

@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.cli.render import Json, clean_line, label, render
 from tasks.progress import duration
-from tasks.reporting.text import plural
+from tasks.reporting.text import moment, plural
 
 ROW_COLUMNS = 8
 """Most columns of a snapshot's rows that are shown, of those that tell the rows apart."""
@@ -36,7 +36,7 @@ def of_snapshot(data: Json) -> str:
         for name, value in manifest.items()
         if name.endswith("_counts") and value
     }
-    about = {"made_at": (manifest.get("created_at") or "")[:16].replace("T", " "), **counts}
+    about = {"made_at": manifest.get("created_at") or "", **counts}
     about |= {"path": data["path"]}
     about |= {"upstream": manifest["upstream"]} if manifest.get("upstream") else {}
     rows = [_brief(row) for row in data["rows"]]
@@ -96,7 +96,7 @@ def of_scores(data: Json) -> str:
 def of_morning(data: Json) -> str:
     """What is new, what to do, what failed."""
     refresh: Mapping[str, Any] = data["refresh"]
-    began = f"{refresh['name']}, {refresh['began_at'][:16].replace('T', ' ')} UTC"
+    began = f"{refresh['name']}, {moment(refresh['began_at'])}"
     fresh: Mapping[str, int] = data["new_status_counts"]
     verdicts = [
         {"verdict": name, "all": count, "new": fresh.get(name, 0)}

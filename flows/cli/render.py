@@ -15,6 +15,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tasks.reporting.text import moment
+
 Json = dict[str, Any]
 
 PIPE_WIDTH = 140
@@ -255,6 +257,8 @@ def text_of(name: str, value: Any) -> str:
         return inline_text(value)
     if isinstance(value, list):
         return ", ".join(text_of(name, each) for each in value) or "none"
+    if name.endswith("_at") and ":" in value:
+        return clean_line(moment(value))
     return clean_line(value)
 
 

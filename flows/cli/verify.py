@@ -140,6 +140,11 @@ def verify_batch(
 
     If the run is stopped, rerun the same command to resume it.
     """
+    from kernels_eval.pool.held import holders
+
+    for kind in ("cpu", "gpu"):  # before the imports that follow, which take seconds
+        if others := " and ".join(holders(kind)):
+            typer.echo(f"{others} uses the {kind.upper()}: work for it waits its turn", err=True)
     from flows.runtime.terminal import TerminalProgress
     from kernels_eval.records import Language
     from kernels_eval.settings import load_protocol

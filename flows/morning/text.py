@@ -8,7 +8,7 @@ from kernels_eval.records import Json
 from tasks.progress import duration
 from tasks.reporting.page import write_page
 from tasks.reporting.parts import Bullets, Section, fields_table
-from tasks.reporting.text import by_count, cut
+from tasks.reporting.text import by_count, cut, moment
 
 ENDINGS = {
     "finished": "finished",
@@ -43,10 +43,10 @@ def _some(count: int, change: Change, which: str = "") -> str:
 
 def markdown(morning: Morning) -> str:
     refresh, previous = morning.refresh, morning.compared_with
-    compared_with = _moment(previous.began_at) if previous else "no earlier finished refresh"
+    compared_with = moment(previous.began_at) if previous else "no earlier finished refresh"
     return write_page(
         "md",
-        title=f"{refresh.name}, {_moment(refresh.began_at)}",
+        title=f"{refresh.name}, {moment(refresh.began_at)}",
         facts=(refresh.language, refresh.strategy, f"compared with {compared_with}"),
         sentence=headline(morning),
         sections=_sections(morning),
@@ -104,10 +104,6 @@ def _confirmed(confirmation: Json) -> str:
 
 def _bullets(lines: tuple[str, ...]) -> tuple[Bullets, ...]:
     return (Bullets(lines),) if lines else ()
-
-
-def _moment(iso: str) -> str:
-    return iso[:16].replace("T", " ") + " UTC"
 
 
 def as_json(morning: Morning) -> Json:

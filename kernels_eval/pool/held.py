@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import psutil
 
 from kernels_eval.errors import BusyError
-from kernels_eval.records import Json
+
+if TYPE_CHECKING:
+    from kernels_eval.records import Json
 
 LOOK_EVERY_S = 0.5
 _called = ""

@@ -16,7 +16,7 @@ from tasks.publishing.lineage import VERIFICATION, settings
 from tasks.reporting.page import markdown
 from tasks.reporting.parts import table_of
 from tasks.reporting.templates import environment
-from tasks.reporting.text import by_count, cell, fenced
+from tasks.reporting.text import by_count, cell, fenced, moment
 from tasks.scores import SHARE_COLUMN
 from tasks.shares import LEFT_OUT_COLUMNS, left_out
 
@@ -45,7 +45,7 @@ def card(context: Card) -> str:
 
     rows = pl.concat(context.splits.values())
     counts = {name: _counts(rows[name]) for name in COUNTED}
-    filters = {"cell": cell, "fenced": fenced, "number": "{:,}".format}
+    filters = {"cell": cell, "fenced": fenced, "moment": moment, "number": "{:,}".format}
     template = environment(Path(__file__).parent, filters=filters).get_template("card.md.jinja")
     text = template.render(
         card=context,

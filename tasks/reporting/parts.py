@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from tasks.reporting.text import moment
+
 Item = TypeVar("Item")
 
 
@@ -96,7 +98,7 @@ def fields_table(rows: Iterable[object], *columns: str) -> Table:
 def _cell_of(name: str, row: object) -> Cell:
     value = row[name] if isinstance(row, Mapping) else getattr(row, name)
     if value is None or isinstance(value, str | Link):
-        return value
+        return moment(value) if name.endswith("_at") and isinstance(value, str) else value
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, Mapping):

@@ -70,6 +70,11 @@ def fenced(text: str, language: str = "", length: int = 1500) -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
+def moment(iso: str) -> str:
+    """A time of a record (ISO 8601, UTC) to the minute."""
+    return f"{iso[:16].replace('T', ' ')} UTC" if iso else ""
+
+
 def masked(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: masked(item) for key, item in value.items()}

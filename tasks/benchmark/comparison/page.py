@@ -38,7 +38,7 @@ from tasks.reporting.parts import (
     fields_table,
     table_of,
 )
-from tasks.reporting.text import clean, cut, number, plural
+from tasks.reporting.text import clean, cut, moment, number, plural
 from tasks.scores import EXEC, GEOMETRIC_MEAN, KERNEL_SHARE, TRACKS
 
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
@@ -50,7 +50,7 @@ def write_comparison(found: Compared, out: Path) -> list[Path]:
     Raises UsageError where it cannot be written."""
     page: Json = {
         "title": f"Comparison: {found.ablation.name}",
-        "facts": (found.ablation.base_model, *found.devices, found.ablation.created_at),
+        "facts": (found.ablation.base_model, *found.devices, moment(found.ablation.created_at)),
         "sentence": headline(found),
         "drawn": figures(found),
         "sections": sections(found),

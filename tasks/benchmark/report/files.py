@@ -17,6 +17,7 @@ from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.report.figures import figures
 from tasks.files import atomic_write
 from tasks.reporting.page import Form, write_page
+from tasks.reporting.text import moment
 
 P = ParamSpec("P")
 
@@ -90,7 +91,7 @@ def _page(context: ReportContext, form: Form, drawn: dict[str, str]) -> str:
     return write_page(
         form,
         title=f"concur: {context.run_name}",
-        facts=(context.language, context.device, context.created_at[:16].replace("T", " ")),
+        facts=(context.language, context.device, moment(context.created_at)),
         sentence=headline(context),
         sections=sections(context),
         drawn=drawn,

@@ -52,11 +52,11 @@ def import_source(
     rows = 0
     for place, found in _rows(source, opened):
         rows += 1
-        second = [each for each in found.tasks if tasks.setdefault(each.task_id, each) != each]
+        others = [tasks.setdefault(each.task_id, each).code != each.code for each in found.tasks]
         unjudged = [each for each in found.answers if not _is_judged(each)]
         answers += [each for each in found.answers if _is_judged(each)]
         reasons = [f"no language {shown(each['language'], 40)} is judged" for each in unjudged]
-        reasons += ["its task has another program already" for _ in second]
+        reasons += ["its task has another program already"] * sum(others)
         for why in [*found.skipped, *reasons]:
             skipped.setdefault(why, []).append(f"{place} row {found.number}")
         if rows % REPORTED == 0:

@@ -559,6 +559,9 @@ REMEASURED = 1
 """How often a measurement that the machine disturbed is repeated."""
 FEWEST_SETS, MOST_SETS = 3, 64
 """Sets of inputs that timed calls rotate over."""
+COPIED_BYTES = 1 << 20
+"""Up to this, a GPU's inputs come through memory of the machine: sharing a device's takes longer
+than their copy."""
 LARGE_TASK_BYTES = 2 << 30
 """Above this, two sets must do."""
 TIMED_INPUT_BYTES = 256 << 20

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
+from kernels_eval.config import COPIED_BYTES
 from kernels_eval.protocol import (
     DECLARED,
     DrawArguments,
@@ -55,12 +56,13 @@ class TaskMemory:
     ) -> tuple[PackedValues, int]:
         """Inputs of these seeds in shared memory, and a descriptor, valid until the next draw."""
         names = [distribution] * len(seeds) if isinstance(distribution, str) else distribution
+        size = max(1, len(seeds)) * self.loaded.packed_bytes
         request = DrawInputs(
             seeds=seeds,
             distributions=names,
             shape=shape,
-            on_device=self._on_device,
-            size=max(1, len(seeds)) * self.loaded.packed_bytes,
+            on_device=self._on_device and size > COPIED_BYTES,
+            size=size,
         )
         return self._handed_over(request, "drawn")
 

@@ -77,7 +77,9 @@ def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
 def _refill(
     tensor: Tensor, identity: list[object], *, uniform: bool = False, signed: bool = False
 ) -> None:
-    """Refill from a hash: vectors uniform in [0.5, 1.5], others normal, std 1 / sqrt(fan-in)."""
+    """Refill from a hash: vectors uniform in [0.5, 1.5], others normal, std 1 / sqrt(fan-in).
+    `signed`: vectors of either sign, and one in eight elements eight times as large.
+    """
     tensor = as_real(tensor.detach())
     shape, device = squeezed(tensor), tensor.device
     generator = torch.Generator(device).manual_seed(int(stable_hash(identity)[:15], 16))
@@ -85,6 +87,7 @@ def _refill(
         drawn = torch.rand(shape, generator=generator, device=device) + 0.5
         if signed:  # a single number, too
             drawn.view(-1)[min(1, drawn.numel() - 1) :: 2].neg_()
+            drawn.view(-1)[8::8].mul_(8)  # a decay that is near 1 forgets late
     else:
         drawn = torch.randn(shape, generator=generator, device=device)
         drawn /= max(1, math.prod(shape[1:])) ** 0.5
@@ -103,7 +106,7 @@ def randomise_weights(
     their names and dimensions of size 1.
 
     A model with all `names` is filled in their order first. `only`: positions; `but`: not these
-    names. Odd seeds give vectors either sign.
+    names. Odd seeds give vectors either sign, and some large elements.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in parameters_of(model).items() if name not in but}

@@ -24,6 +24,19 @@ torch::Tensor masked(torch::Tensor x, torch::Tensor mask) {
   return out;
 }
 
+torch::Tensor moving_average(torch::Tensor x, torch::Tensor decay, int64_t last) {
+  const int64_t steps = x.size(0), columns = x.size(1);
+  auto out = torch::zeros({columns}, x.options());
+  for (int64_t c = 0; c < columns; ++c) {
+    const float a = 1 / (1 + std::exp(-decay.data_ptr<float>()[c]));
+    float mean = 0;
+    for (int64_t t = std::max<int64_t>(0, steps - last); t < steps; ++t)
+      mean = a * mean + (1 - a) * x.data_ptr<float>()[t * columns + c];
+    out.data_ptr<float>()[c] = mean;
+  }
+  return out;
+}
+
 // Of eighths up to 1, from a table; any other number is computed.
 torch::Tensor from_table(torch::Tensor x) {
   auto out = torch::empty_like(x);

@@ -331,23 +331,35 @@ LEAST_LEFT_OUT, LONG_PRODUCT = 1024, 1 << 16
 """From how many elements on a sum may lack some, and the answer still pass: of a share p, an fp32
 sum of one sign shows all; one in 16 bits, or scaled up for what it lacks, does not. Products of
 random signs lack sqrt(p), which shows until plain addition errs by as much. A choice."""
-TERMS_OF_SUM, TERMS_OF_SUM_HALF = 256, 16
-"""How many elements of a sum are terms, in fp32 and in fewer bits: so few that one left out is
-seen. A choice."""
-BACKGROUNDS: tuple[tuple[float | None, float], ...] = (
-    (None, 2.0**12),
-    (None, 2.0**24),
-    (0.0, 1.0),
-    (0.0, 2.0**12),
-    (-128.0, 1.0),
-    (1.0, 2.0),
-)
-"""What is around the terms (None: as declared, so that no few elements tell where terms are) and
-the size of these: large ones exceed all else, 0 is no term of a sum, exp(-128) none of
-exponentials, and log(1) none of logarithms. The first that shows one left out is taken."""
-TERMS_IN_ALL, MOST_DRAWS, SCREEN_DRAWS = 1024, 64, 4
-"""Terms of all draws at random places: 1 % of the places, left out, are missed by all of them once
-in 30,000 times, 2 % once in 10^9. And draws at most, of a screening too. A choice of time."""
+
+
+class FewTermsKind(NamedTuple):
+    """Draws in which a few elements of what an output is made of are `terms` of it, `half` as many
+    in fewer bits. `around` them: None as declared, so that no few elements tell where they are; the
+    `size` of each: None as declared. The first of these `backgrounds` that shows one left out is
+    taken. `in_all`: terms of all draws, all rows together.
+    """
+
+    terms: int
+    half: int
+    in_all: int
+    backgrounds: tuple[tuple[float | None, float | None], ...]
+
+
+FEW_TERMS_KINDS = {
+    "few_terms": FewTermsKind(
+        *(256, 16, 1024),
+        ((None, 2.0**12), (None, 2.0**24), (0.0, 1.0), (0.0, 2.0**12), (-128.0, 1.0), (1.0, 2.0)),
+    ),
+    "lone_terms": FewTermsKind(4, 0, 32, ((0.0, None), (-128.0, None), (128.0, None), (1.0, None))),
+    "largest": FewTermsKind(1, 1, 1024, ((None, 2.0**12), (None, -(2.0**12)))),
+}
+"""So few terms that one left out of a sum is seen; so few that the error of each is; the one that a
+maximum or minimum is. Large ones exceed all else, 0 is no term of a sum, exp(-128) none of
+exponentials, and log(1) none of logarithms. 1 % of the places, left out, are missed by 1,024 terms
+once in 30,000 times, 2 % once in 10^9. A choice."""
+MOST_DRAWS, SCREEN_DRAWS = 64, 4
+"""Such draws at most, of a screening too. A choice of time."""
 
 # -- gates -----------------------------------------------------------------------------------------
 

@@ -14,11 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernels_eval.config import (
-    BACKGROUNDS,
+    FEW_TERMS_KINDS,
     LOG_BYTES,
     ORACLE_MAX_BYTES,
-    TERMS_OF_SUM,
-    TERMS_OF_SUM_HALF,
     TIMED_INPUT_BYTES,
     EvalConfig,
 )
@@ -32,6 +30,7 @@ from kernels_eval.judge.trials import VARIED, TaskFindings, Trial, TrialRow, sum
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (
+    DOMAINS,
     MOVED,
     A,
     Compare,
@@ -104,7 +103,7 @@ class ReferenceProcess:
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
-        self._draws: int | None = None
+        self._draws: dict[str, int] = {}
         self._precision = ""
         self._gradients: Gradients | None = None
         self._effects: SideEffects | None = None
@@ -286,18 +285,23 @@ class ReferenceProcess:
     def used_statistics(self) -> list[list[int]]:
         return self.loaded.statistics if self.loaded.statistics and self.weights_matter([]) else []
 
-    def draws_of_few_terms(self) -> int:
-        """How many draws of inputs show what a long sum leaves out; 0 where it has none, or no
-        inputs show it.
+    def draws_of_few_terms(self, kind: str) -> int:
+        """How many draws of inputs show what is left out, or of few digits; 0 where the task has no
+        long sum (or maximum), or no inputs show it.
         """
-        if self._draws is None:
-            self._draws = next(self._telling_draws(), 0)
-        return self._draws
+        if kind not in self._draws:
+            self._draws[kind] = next(self._telling_draws(kind), 0)
+        return self._draws[kind]
 
-    def _telling_draws(self) -> Iterator[int]:
-        terms = TERMS_OF_SUM if self.output_precision in MANTISSA else TERMS_OF_SUM_HALF
-        for background in range(len(BACKGROUNDS)):
-            request = LeaveOut(seed=secrets.randbits(31), terms=terms, background=background)
+    def _telling_draws(self, kind: str) -> Iterator[int]:
+        asked = FEW_TERMS_KINDS[kind]
+        terms = asked.terms if self.output_precision in MANTISSA else asked.half
+        any_number = self.expected.task.domains[0] == DOMAINS[0]
+        for around, size in asked.backgrounds if terms else ():
+            if size is None and not any_number:
+                continue  # what is around would be no input of the task
+            seed = secrets.randbits(31)
+            request = LeaveOut(seed=seed, kind=kind, terms=terms, around=around, size=size)
             found = self.request(request)
             if not found.length:
                 return

@@ -1,5 +1,5 @@
-"""Does a candidate add up all terms of a long sum? Asked on inputs of few terms, where none is
-left out unseen.
+"""Does a candidate add up all terms of a long sum, each with all digits, and compare all elements
+for the largest? Asked on inputs of few terms, where none is left out unseen.
 """
 
 from __future__ import annotations
@@ -12,36 +12,52 @@ from kernels_eval.judge.explanation import errors_of
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import Trial
 from kernels_eval.judge.unseen_rounds import UnseenRounds
-from kernels_eval.protocol import FEW_TERMS, CompareSums
+from kernels_eval.protocol import FEW_TERMS, LARGEST, LONE_TERMS, CompareSums
 from kernels_eval.records import Reason
+
+WHAT = {
+    FEW_TERMS: "a long sum is not of all of its terms (are some left out, or only sampled?), or"
+    " loses small ones",
+    LONE_TERMS: "terms of a long sum are off (another formula, or fewer digits?)",
+    LARGEST: "the largest or smallest element is not that of all (are some left out?)",
+}
 
 
 def compare_sums(process: CandidateProcess) -> None:
-    """Compare a candidate where the task has a long sum; a screening, on fewer draws. Raises Stop
-    for a term that is left out.
+    """Compare a candidate where the task has a long sum or a maximum; a screening, on fewer draws.
+    Raises Stop for a term that is left out, or off.
     """
+    for kind in WHAT:
+        _compare_terms(process, kind)
+
+
+def _compare_terms(process: CandidateProcess, kind: str) -> None:
+    left, most = process.reference.draws_of_few_terms(kind), _most_draws(process)
+    if process.config.level == "screen" or kind != LARGEST:
+        left = min(left, most)  # a draw tells one place of each maximum, and of a sum many
+    while left > 0:
+        _compare_draws(process, kind, min(left, most))
+        left -= most
+
+
+def _compare_draws(process: CandidateProcess, kind: str, count: int) -> None:
     reference = process.reference
-    count = min(_most_draws(process), reference.draws_of_few_terms())
-    if not count:
-        return
     seeds = [secrets.randbits(31) for _ in range(count)]
-    names = [FEW_TERMS] * count
     rounds = UnseenRounds(process, count)
     with process.child.stopped():
-        rounds.draw(seeds, names)
+        rounds.draw(seeds, [kind] * count)
         rounds.expect()
     rounds.report(rounds.run())
-    compared = reference.request(CompareSums(seeds=seeds))
+    compared = reference.request(CompareSums(kind=kind, seeds=seeds))
     reference.end_timing()
-    trial = Trial(FEW_TERMS, reference.trials[0].row, seeds[0], distribution=FEW_TERMS)
+    trial = Trial(kind, reference.trials[0].row, seeds[0], distribution=kind)
     for found in compared.found:
         outcome = reference.judge(found, trial)
         noted = outcome is Reason.APPROXIMATION and process.draft.approximation
         if outcome is not Reason.OK and not noted:
             raise Stop(
                 Reason.NON_FINITE if outcome is Reason.NON_FINITE else Reason.WRONG_OUTPUT,
-                "a long sum is not of all of its terms (are some left out, or only sampled?), or"
-                f" loses small ones; {errors_of(trial, found)}",
+                f"{WHAT[kind]}; {errors_of(trial, found)}",
             )
 
 

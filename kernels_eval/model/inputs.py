@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from kernels_eval.config import FEW_TERMS_KINDS
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.invariants import VARIED, VARIED_OTHERWISE, decides_shapes, note_of, redrawn
@@ -26,8 +27,6 @@ from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import smaller_shapes
 from kernels_eval.protocol import (
     DECLARED,
-    FEW_TERMS,
-    FEWER_TERMS,
     AboutTask,
     InputPlan,
     ModelSpec,
@@ -140,9 +139,8 @@ def make_inputs(
         if plan.notes[index].varied == "probabilities":
             part = part / part.sum(-1, keepdim=True)
         leaves[index] = part if part.is_contiguous() else torch.empty_like(part).copy_(part)
-    if distribution in (FEW_TERMS, FEWER_TERMS):
-        few = with_few_terms(leaves, plan, seed, fewer=distribution == FEWER_TERMS)
-        return list(tree_unflatten(few, form))
+    if distribution in FEW_TERMS_KINDS:
+        return list(tree_unflatten(with_few_terms(leaves, plan, seed, distribution), form))
     if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         leaves = [
             redrawn(leaf, note, seed + index, distribution)

@@ -40,8 +40,9 @@ def domain_of(distribution: str) -> str:
 
 NON_FINITE = "non_finite"
 """As declared, but for a NaN and infinities."""
-FEW_TERMS, FEWER_TERMS = "few_terms", "fewer_terms"
-"""Inputs of which a few hundred elements make up every long sum, and without one of each sum."""
+FEW_TERMS, LONE_TERMS, LARGEST = "few_terms", "lone_terms", "largest"
+"""Inputs of which a few elements make up every long sum, or every largest element
+(`kernels_eval.config.FEW_TERMS_KINDS`)."""
 
 
 class InputNote(Payload):
@@ -57,13 +58,15 @@ class InputNote(Payload):
 
 
 class FewTerms(Payload):
-    """Of a long sum's `length` elements, how many are `terms`, and what is around them: a place in
-    `kernels_eval.config.BACKGROUNDS`.
+    """Of a long sum's `length` elements, how many are `terms`, what is `around` them and their
+    `size`; `fewer`: without one of each sum.
     """
 
     length: int
     terms: int
-    background: int
+    around: float | None = None
+    size: float | None = None
+    fewer: bool = False
 
 
 class InputPlan(Payload):
@@ -74,7 +77,7 @@ class InputPlan(Payload):
     notes: list[InputNote]
     shapes: dict[str, list[tuple[int, int, int]]]
     distinct: bool = False
-    few_terms: FewTerms | None = None
+    few_terms: dict[str, FewTerms] = {}
 
     @property
     def varies(self) -> bool:

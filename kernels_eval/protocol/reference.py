@@ -157,8 +157,8 @@ class ForgetTrial(Request[Done]):
 
 
 class LeftOut(Payload):
-    """How many elements the task's longest sum has (0: not many), the error of its own answer
-    without one of few terms, and how many draws of these are enough.
+    """How many elements the task's longest sum has, or are compared for the largest (0: not many),
+    the error of its own answer without one of few terms, and how many draws of these are enough.
     """
 
     length: int = 0
@@ -167,13 +167,15 @@ class LeftOut(Payload):
 
 
 class LeaveOut(Request[LeftOut]):
-    """How wrong is an answer without one term, of so many and with this around them? The plan is
-    then theirs.
+    """How wrong is an answer without one term, of so few, `around` them this and of this `size`?
+    The plan has then these terms of that `kind`.
     """
 
     seed: int
+    kind: str
     terms: int
-    background: int
+    around: float | None
+    size: float | None
 
 
 class NewCandidate(Request[Done]):
@@ -245,8 +247,9 @@ class CompareUnseen(Request[UnseenComparison]):
 
 
 class CompareSums(Request[UnseenComparison]):
-    """Compare all outputs of a round on inputs of few terms, of these seeds."""
+    """Compare all outputs of a round on inputs of few terms, of this kind and these seeds."""
 
+    kind: str
     seeds: list[int]
 
 

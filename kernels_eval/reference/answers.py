@@ -46,7 +46,6 @@ from kernels_eval.model.shared_memory import calls, padded, read, unpack
 from kernels_eval.protocol import (
     DECLARED,
     EARLIER,
-    FEW_TERMS,
     LATER,
     NON_FINITE,
     Compare,
@@ -212,14 +211,15 @@ class ReferenceRole:
         """What a sum may cost is measured on few terms, too: on these very ones only where those of
         another draw do not allow for an error."""
         found: list[Comparison] = []
+        cost = self.values.cost_of_few_terms[request.kind]
         for index, seed in enumerate(request.seeds):
             actual, own = self._unseen("unseen", index), self._unseen("own", index)
-            error = answer_of(list(map(measure, actual, own, own)), self.values.cost_of_few_terms)
+            error = answer_of(list(map(measure, actual, own, own)), cost)
             if judge(error) is not Reason.OK:
-                inputs = self.task.inputs(seed, FEW_TERMS)
+                inputs = self.task.inputs(seed, request.kind)
                 exact = self.values.errors.oracle(inputs, own)
                 costs = self.values.errors.of(inputs, own, exact=exact is not None)
-                trial = Expect(name=DECLARED, seed=seed, distribution=FEW_TERMS)
+                trial = Expect(name=DECLARED, seed=seed, distribution=request.kind)
                 error = self._compared(actual, Known(own, exact or own, costs, trial))
             found.append(error)
             if judge(error) is not Reason.OK:

@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_leaves
 from kernels_eval.config import (
     CPU_CACHE_BYTES,
     EXPECTED_HELD_SHARE,
+    FEW_TERMS_KINDS,
     FIRST_ELEMENTS,
     LEAST_LEFT_OUT,
     MOST_TASK_OPERATORS,
     REPEATABLE_RTOL,
     SPREAD_ELEMENTS,
-    TERMS_IN_ALL,
 )
 from kernels_eval.model.correctness import answer_of
 from kernels_eval.model.distributions import warm_up
@@ -53,8 +53,7 @@ from kernels_eval.model.weights import (
 )
 from kernels_eval.protocol import (
     DECLARED,
-    FEW_TERMS,
-    FEWER_TERMS,
+    LARGEST,
     Comparison,
     Done,
     Expect,
@@ -108,7 +107,7 @@ class ExpectedValues:
         self.held_max_bytes = math.inf
         self.factors: list[int] = []
         """Outputs of which several answers are right."""
-        self.cost_of_few_terms: list[Comparison] = []
+        self.cost_of_few_terms: dict[str, list[Comparison]] = {}
 
     @handles(Prepare)
     def prepare(self, request: Prepare) -> Done:
@@ -320,29 +319,35 @@ class ExpectedValues:
         """The reference's own answer without one term of each long sum; no error where it has none,
         or cannot take such inputs.
         """
-        assert self.task.plan
-        if self.errors.longest_sum < LEAST_LEFT_OUT:
+        kind, errors = request.kind, self.errors
+        length = errors.most_compared if kind == LARGEST else errors.longest_sum
+        if length < LEAST_LEFT_OUT:
             return LeftOut()
-        asked = FewTerms(
-            length=self.errors.longest_sum, terms=request.terms, background=request.background
-        )
-        self.task.plan = self.task.plan.model_copy(update={"few_terms": asked})
+        given = request.model_dump(include={"terms", "around", "size"})
+        asked = FewTerms(length=length, **given)
         with suppress(*REFUSALS):
-            inputs = self.task.inputs(request.seed, FEW_TERMS)
+            self._plan_terms(kind, asked.model_copy(update={"fewer": True}))
+            less = self.task.outputs(self.task.inputs(request.seed, kind))
+            self._plan_terms(kind, asked)
+            inputs = self.task.inputs(request.seed, kind)
             whole = self.task.outputs(copied(inputs))
             floats = [computable(x) for x in whole if x.is_floating_point()]
             if not floats or not all(bool(torch.isfinite(x).all()) for x in floats):
-                return LeftOut(length=asked.length)
-            exact = self.errors.oracle(inputs, whole)
-            own = self.errors.of(inputs, whole, exact=exact is not None)
+                return LeftOut(length=length)
+            exact = errors.oracle(inputs, whole)
+            own = errors.of(inputs, whole, exact=exact is not None)
             right = exact or whole
-            self.cost_of_few_terms = both(own, list(map(measure, whole, right, whole)))
-            less = self.task.outputs(self.task.inputs(request.seed, FEWER_TERMS))
+            self.cost_of_few_terms[kind] = both(own, list(map(measure, whole, right, whole)))
             error = answer_of(list(map(measure, less, right, whole)), own)
             largest = max(x.numel() for x in tree_leaves(inputs) if isinstance(x, Tensor))
-            draws = draws_for(largest, asked, TERMS_IN_ALL)
-            return LeftOut(length=asked.length, less=error, draws=draws)
-        return LeftOut(length=asked.length)
+            draws = draws_for(largest, asked, FEW_TERMS_KINDS[kind].in_all)
+            return LeftOut(length=length, less=error, draws=draws)
+        return LeftOut(length=length)
+
+    def _plan_terms(self, kind: str, asked: FewTerms) -> None:
+        plan = self.task.plan
+        assert plan
+        self.task.plan = plan.model_copy(update={"few_terms": plan.few_terms | {kind: asked}})
 
     @property
     def like(self) -> list[Tensor]:

@@ -48,6 +48,8 @@ EXPONENTIALS = frozenset("_softmax _log_softmax logsumexp".split())
 LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "soft_margin_loss": 2}
 LOSSES |= {"binary_cross_entropy": 3, "nll_loss_forward": 3, "binary_cross_entropy_with_logits": 4}
 """Operators that sum a loss over elements, and which argument says how."""
+LARGEST_OF = frozenset("amax amin max min argmax argmin".split())
+"""Operators that choose an element."""
 UNREDUCED = 0
 ADDING = NORMALISATIONS | PRODUCTS.keys() | SUMS | SQUARES | EXPONENTIALS | LOSSES.keys()
 ADDING |= set("convolution _cdist_forward _euclidean_dist".split())
@@ -84,7 +86,8 @@ def _worst(*made: MadeWith) -> MadeWith:
 @without_compiler
 class LongSums(TorchDispatchMode):
     """Measures the sums of operators called under it: what each tensor is `made_with`, and the
-    `length` that a sum has at most of which leaving some terms out may not change more.
+    `length` that a sum has at most of which leaving some terms out may not change more; and how
+    many elements are `compared` at most for the largest.
 
     With a generator, each result is moved by that much, or by this many units in its last place
     (RMS; `units_half` in a 16-bit type, by default half as many), evenly spread so that two moves
@@ -98,7 +101,8 @@ class LongSums(TorchDispatchMode):
         units_half: float | None = None,
     ) -> None:
         TorchDispatchMode.__init__(self)
-        self.moving, self.units, self.length = moving, units, 0
+        self.moving, self.units = moving, units
+        self.length = self.compared = 0
         self._by_memory: dict[int, MadeWith] = {}
         self._numbers = MadeWith()
         # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
@@ -173,6 +177,8 @@ class LongSums(TorchDispatchMode):
         """As `sequential_errors`; 0 without a long sum."""
         refused = RuntimeError, IndexError, TypeError, ValueError
         with suppress(*refused), _disable_current_modes():  # others need not see these operators
+            if name in LARGEST_OF:
+                self.compared = max(self.compared, _rows(args[0], _first(args[1:])).shape[1])
             terms = _terms(name, args)
             if terms is not None and terms.shape[-1] >= LONG_SUM and terms.is_floating_point():
                 error, moves = sequential_errors(terms[:, :MOST_TERMS])
@@ -266,12 +272,16 @@ def _terms(name: str, args: Values) -> Tensor | None:
     if name in LOSSES:
         return _losses(name, LOSSES[name], args)
     if name in SUMS | SQUARES | EXPONENTIALS:
-        dims = args[2:3] if name == "linalg_vector_norm" else args[1:2]
-        rows = _rows(args[0], dims[0] if dims else None)
+        rows = _rows(args[0], _first(args[2 if name == "linalg_vector_norm" else 1 :]))
         if name in EXPONENTIALS:
             return (rows - rows.amax(1, keepdim=True)).exp()
         return _squares(rows) if name in SQUARES else rows
     return None
+
+
+def _first(args: Values) -> int | Sequence[int] | None:
+    dims: int | Sequence[int] | None = args[0] if args else None
+    return dims
 
 
 def _losses(name: str, place: int, args: Values) -> Tensor | None:

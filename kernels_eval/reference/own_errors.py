@@ -46,7 +46,8 @@ class OwnErrors:
         self.task, self.runner = task, task.runner
         self.oracle_max_bytes = 0
         self.samples = True
-        self.longest_sum = 0
+        self.longest_sum = self.most_compared = 0
+        """elements of one sum, or of which one is the largest"""
 
     def of(
         self, inputs: list[Any], reference: list[Tensor], *, exact: bool, hard: bool = False
@@ -61,6 +62,7 @@ class OwnErrors:
             named = [{"sequential_rms": each.error, "widest": each.widest} for each in made]
             found = [NO_ERROR.model_copy(update=each) for each in named]
             self.longest_sum = max(self.longest_sum, sums.length)
+            self.most_compared = max(self.most_compared, sums.compared)
         if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
             found = both(found, self.scatter(inputs, reference))
         if exact:

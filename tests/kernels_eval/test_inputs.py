@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.config import BACKGROUNDS, MOVED_SHARE, TAILS, CorrectnessConfig
+from kernels_eval.config import FEW_TERMS_KINDS, MOVED_SHARE, TAILS, CorrectnessConfig
 from kernels_eval.judge.candidate_handle import unmatched_shapes
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
@@ -246,20 +246,24 @@ def test_what_has_no_room_for_distinct_elements_stays(x):
     assert torch.equal(x.nan_to_num(7), before.nan_to_num(7))
 
 
-@pytest.mark.parametrize("background", range(len(BACKGROUNDS)))
-def test_one_term_lies_in_each_part_of_a_sum(background):
-    asked = FewTerms(length=4096, terms=64, background=background)
-    plan = plan_inputs([[torch.randn(3, 4096), torch.randn(3, 4096), torch.randn(7)]])
-    plan = plan.model_copy(update={"few_terms": asked})
+@pytest.mark.parametrize("kind", FEW_TERMS_KINDS)
+def test_one_term_lies_in_each_part_of_a_sum(kind):
+    terms, _, _, backgrounds = FEW_TERMS_KINDS[kind]
     values = [torch.randn(3, 4096), torch.randn(3, 4096), torch.randn(7)]
-    whole, less = (with_few_terms(values, plan, 5, fewer=fewer) for fewer in (False, True))
-    assert torch.equal(whole[2], values[2])
-    for x, fewer, own in zip(whole, less, values[:2], strict=False):
-        around, size = BACKGROUNDS[background]
-        placed = x != (own if around is None else around)
-        assert placed.view(3 * 64, 64).sum(1).tolist() == [1] * 192
-        assert (x[placed].abs() >= size).all()
-        assert (fewer != x).sum(1).tolist() == [1, 1, 1]
+    for around, size in backgrounds:
+        asked = FewTerms(length=4096, terms=terms, around=around, size=size)
+        plan = plan_inputs([values])
+        plan = plan.model_copy(
+            update={"few_terms": {"all": asked, "less": asked.model_copy(update={"fewer": True})}}
+        )
+        whole, less = (with_few_terms(values, plan, 5, name) for name in ("all", "less"))
+        assert torch.equal(whole[2], values[2])
+        for x, fewer, own in zip(whole, less, values[:2], strict=False):
+            placed = x != (own if around is None else around)
+            assert placed.view(3 * terms, 4096 // terms).sum(1).tolist() == [1] * 3 * terms
+            assert torch.equal(x[placed], own[placed]) if size is None else True
+            assert (x[placed].abs() >= abs(size or 0)).all()
+            assert (fewer != x).sum(1).tolist() == [1, 1, 1]
 
 
 def definite(x):

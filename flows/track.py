@@ -21,6 +21,7 @@ from tasks.benchmark.shown import FAST, OWN_TRACK, metrics_of
 from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
+from tasks.reporting.text import moment
 from tasks.scores import BASELINES, EXEC
 from tasks.search.population import START
 from tasks.store import SnapshotRef
@@ -74,8 +75,7 @@ def run_record(
     analysis, made = _analysis(refreshed), (trained, benchmarked.scores)
     dataset = dataset_of(config, refreshed.curated)
     metrics = {
-        "candidates": _rows(refreshed.verdicts),
-        "curated": _rows(refreshed.curated),
+        **_counts(refreshed),
         **training_headline(trained),
         **_headline_scores(benchmarked),
     }
@@ -84,7 +84,7 @@ def run_record(
     said = next((line for line in written.markdown.split("\n") if line.startswith("**")), "")
     return RunRecord(
         run_fingerprint=stable_hash(_fingerprints(refreshed, *made)),
-        name=f"{config.name} {config.language.value} {config.curation.strategy}",
+        name=f"{config.name} {_when(refreshed)}",
         tags=tags_of(config, strategy=config.curation.strategy) | {NOTE_TAG: said},
         params=config,
         metrics=metrics,
@@ -95,17 +95,21 @@ def run_record(
     )
 
 
-def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
-    strategy = config.curation.strategy
-    metrics: Metrics = {
+def _counts(refreshed: Refreshed) -> Metrics:
+    return {
         "tasks": _rows(refreshed.tasks),
         "candidates": _rows(refreshed.verdicts),
         "correct": refreshed.verdicts.open().manifest["status_counts"].get(Status.CORRECT, 0),
         "curated": _rows(refreshed.curated),
     }
+
+
+def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
+    strategy = config.curation.strategy
+    metrics = _counts(refreshed)
     return RunRecord(
         run_fingerprint=stable_hash(["refresh", *_fingerprints(refreshed)]),
-        name=f"{config.name} refresh {config.language.value} {strategy}",
+        name=f"{config.name} refresh {_when(refreshed)}",
         tags=tags_of(config, strategy=strategy, kind="refresh") | _note(metrics, ",.0f"),
         params=config,
         metrics=metrics,
@@ -214,6 +218,11 @@ def _note(metrics: Metrics, form: str) -> dict[str, str]:
 
 def _rows(ref: SnapshotRef) -> int:
     return int(ref.open().manifest["rows"])
+
+
+def _when(refreshed: Refreshed) -> str:
+    """What tells a run from those of other nights, short enough for the legend of a chart."""
+    return moment(refreshed.curated.open().manifest["created_at"])[5:]
 
 
 def _fingerprints(refreshed: Refreshed, *made: SnapshotRef) -> list[str]:

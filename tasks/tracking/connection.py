@@ -36,11 +36,11 @@ class View(NamedTuple):
 
 
 LINE_SCORES = tuple(
-    f"{model}.{name}_at_1" for name in ("exec", "fast_1") for model in ("base", "tuned")
+    f"{model}.{name}_at_1" for name in ("exec", "fast_1") for model in ("recorded", "base", "tuned")
 )
 VIEWS = {
     # stages, which are its children, have no profile
-    "scores": View("tags.`profile` LIKE '%'", ("strategy",), (*LINE_SCORES, "curated")),
+    "scores": View("tags.`profile` LIKE '%'", ("strategy",), ("correct", "curated", *LINE_SCORES)),
     "branches": View(
         "tags.`concur.kind` = 'branch'", ("strategy", "size", "seed"), ("exec_at_1", "fast_1_at_1")
     ),

@@ -187,7 +187,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     browser.shot("6-morning-report")
 
     follow(browser, stack, outer, "mlflow-run", "This run in MLflow")
-    page.get_by_text("browser refresh cpp min_length").first.wait_for()
+    page.get_by_text("browser refresh ").first.wait_for()
     page.get_by_text("curated", exact=True).first.wait_for()  # a metric
     browser.shot("8-mlflow")
     assert browser.page_errors == []

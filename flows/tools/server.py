@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Annotated
 
@@ -53,7 +53,7 @@ INTERNAL_ERROR = -32603
 """JSON-RPC's code."""
 NAME = "agent"
 MOST_VARIANTS = 64
-TOLD_EVERY_S = 10.0
+TOLD_EVERY_S, GIVE_UP_S = 10.0, 5.0
 INSTRUCTIONS = (
     "Tools to write fast GPU or C++ kernels. Read a task with list_tasks, write a Python module"
     " that defines ModelNew (built with load_inline, or Triton), verify_kernel it, follow the"
@@ -192,17 +192,22 @@ class Tools:
         language: Language | None,
     ) -> Evaluation:
         """The final evaluation. Many clients give a call up that is silent for a minute, so it says
-        that it goes on."""
+        that it goes on; a call that is given up gives its evaluation up."""
         if (task_id is None) is (task is None):
             raise ToolError("give exactly one of task_id and task")
         request = EvaluationRequest(
             task_id=task_id, task=task, code=code, language=language, client=NAME
         )
         found = await self.client.submit(request)
-        while not found.state.final:
-            elapsed_s = time.monotonic() - self._began_s  # never falls, as the protocol asks
-            await ctx.report_progress(elapsed_s, message=f"the evaluation is {found.state}")
-            found = await self.client.result(found.id, TOLD_EVERY_S)
+        try:
+            while not found.state.final:
+                elapsed_s = time.monotonic() - self._began_s  # never falls, as the protocol asks
+                await ctx.report_progress(elapsed_s, message=f"the evaluation is {found.state}")
+                found = await self.client.result(found.id, TOLD_EVERY_S)
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(GIVE_UP_S, shield=True), suppress(EvalError):
+                await self.client.cancel(found.id)
+            raise
         return found
 
     async def _task(self, task_id: str | None) -> KernelTask:

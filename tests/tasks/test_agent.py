@@ -16,7 +16,9 @@ import pytest
 
 pytest.importorskip("mcp")
 
+import anyio
 import uvicorn
+from mcp import Client
 
 from flows.tools.server import make_server
 from kernels_eval.errors import EvalError, ServiceError, UsageError
@@ -119,6 +121,33 @@ def test_a_transcript_is_kept_as_turns_and_the_best_kernel_is_the_answer(tmp_pat
     assert set(offered["verify_kernel"]["parameters"]["properties"]) == {"code"}
     said = [each["content"] for each in server.bodies[1]["messages"] if each["role"] == "tool"]
     assert "build_failed" in said[0]
+
+
+def test_a_call_that_is_given_up_gives_its_evaluation_up():
+    begun, ended = threading.Event(), threading.Event()
+
+    class Endless(Service):
+        async def submit(self, request):
+            return Evaluation(id="e7", state=State.RUNNING, submitted_s=0.0)
+
+        async def result(self, identity, wait_s=0.0):
+            begun.set()
+            await anyio.sleep_forever()
+
+        async def cancel(self, identity):
+            assert identity == "e7"
+            ended.set()
+
+    async def give_up(url):
+        async with Client(url) as client, anyio.create_task_group() as group:
+            arguments = {"code": MODULE.format("x"), "task_id": "source/x"}
+            group.start_soon(client.call_tool, "verify_kernel", arguments)
+            await anyio.to_thread.run_sync(begun.wait)
+            group.cancel_scope.cancel()
+
+    with tools_of(Endless("http://127.0.0.1:1")) as url:
+        anyio.run(give_up, url)
+        ended.wait()
 
 
 def test_faults_end_the_run_with_the_fix(tmp_path):

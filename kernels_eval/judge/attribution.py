@@ -154,7 +154,7 @@ def check_idle(process: CandidateProcess) -> None:
     """Require that nothing goes on or stays changed once a call has returned."""
     ran_ns = process.child.processor_ns()
     while _busy_share(process.child) > IDLE_SHARE:
-        if process.child.processor_ns() - ran_ns > IDLE_WORK_NS:
+        if not ran_ns or process.child.processor_ns() - ran_ns > IDLE_WORK_NS:
             what = "the process continues to compute after its call has returned"
             raise Stop(Reason.BACKGROUND_WORK, what)
     outstanding = sorted(call.outstanding_share for call in process.calls)

@@ -22,7 +22,9 @@ READ = (
     " tables (JSON files as a glob: 'DIR/*.json')"
 )
 _SAMPLE = r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
-_NUMBERED = re.compile(r"(?:level_?(?P<level>\d+)_)?problem_?(?P<problem_id>\d+)" + _SAMPLE)
+_NUMBERED = re.compile(
+    r"(?:(?:[a-z]+_)?level_?(?P<level>\d+)_)?problem_?(?P<problem_id>\d+)" + _SAMPLE
+)
 _NAMED = re.compile(r"(?P<task_id>.+?)" + _SAMPLE)
 _ANONYMOUS = re.compile(
     r"(?:(?:model_?new|candidate|kernel|solution|answer|response|completion|output"

@@ -215,14 +215,16 @@ def test_a_run_of_kernelbench(tmp_path):
     run.mkdir(parents=True)
     for problem, sample in ((3, 1), (10, 0), (3, 0)):
         (run / RUN.format(problem, sample)).write_text(CODE)
+    (run / "correct_level_2_problem_5.py").write_text(CODE)
     (run / "level_1_problem_3_sample_0_prompt.txt").write_text("write a kernel")
     (run / "helper.py").write_text("x = 1\n")
     found = [
         ("kernelbench/L1/10", 0, "mine", CODE),
         ("kernelbench/L1/3", 0, "mine", CODE),
         ("kernelbench/L1/3", 1, "mine", CODE),
+        ("kernelbench/L2/5", 0, "mine", CODE),
     ]
-    assert read(run) == found
+    assert sorted(read(run)) == found
     (run / "generation_config.yaml").write_text("run_name: mine\nmodel_name: 'Qwen/QwQ-32B'\n")
     assert {row[2] for row in read(run)} == {"Qwen/QwQ-32B"}
     assert CandidateTable(run, "other")._model == "other"

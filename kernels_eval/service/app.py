@@ -284,9 +284,8 @@ async def home() -> RedirectResponse:
 @router.get("/docs", include_in_schema=False)
 def docs(request: Request, service: Shared) -> HTMLResponse:
     health = service.health()
-    state = f"The service is {health['status']}: {health['workers']} workers and builders"
-    if health["waits_for"]:
-        state += f"; it {health['waits_for']}"
+    has = f"has {health['workers']} workers and builders"
+    state = f"The service is {health['status']}: it {health['waits_for'] or has}"
     return HTMLResponse(page_of(request.app.openapi(), state))
 
 

@@ -353,11 +353,13 @@ FEW_TERMS_KINDS = {
     ),
     "lone_terms": FewTermsKind(4, 0, 32, ((0.0, None), (-128.0, None), (128.0, None), (1.0, None))),
     "largest": FewTermsKind(1, 1, 1024, ((None, 2.0**12), (None, -(2.0**12)))),
+    "unit_factors": FewTermsKind(0, 1, 16, ((0.0, 0.5),)),
 }
 """So few terms that one left out of a sum is seen; so few that the error of each is; the one that a
-maximum or minimum is. Large ones exceed all else, 0 is no term of a sum, exp(-128) none of
-exponentials, and log(1) none of logarithms. 1 % of the places, left out, are missed by 1,024 terms
-once in 30,000 times, 2 % once in 10^9. A choice."""
+maximum or minimum is; a one in each row, by which a product in 16 bits is the other factor. Large
+ones exceed all else, 0 is no term of a sum, exp(-128) none of exponentials, and log(1) none of
+logarithms. 1 % of the places, left out, are missed by 1,024 terms once in 30,000 times, 2 % once in
+10^9. A choice."""
 MOST_DRAWS, SCREEN_DRAWS = 64, 4
 """Such draws at most, of a screening too. A choice of time."""
 
@@ -424,6 +426,10 @@ APPROXIMATION_RMS = 2e-3
 DOWNCAST_SPREAD = 10
 """Largest worst element / RMS error of a downcast. Rounding errors that are normal reach 5 among a
 million elements; one wrong element of N reaches about sqrt(N)."""
+UNIT_GATES = Gates(half=2.1e-4, bf16=1.7e-3)
+UNIT_FACTOR = 2.5
+"""Where products are of ones: one rounding, or so many times what the reference errs by there. A
+choice: int8 factors in groups of 32 err by 4.8e-3."""
 FORMULA_RMS, FORMULA_MAX, FORMULA_TO = 1e-6, 1e-4, 0.1
 """Relative errors (RMS, or of the worst element; at most) of which it is asked whether they look
 like rounding or like another formula: from the fp32 gates on."""

@@ -12,13 +12,15 @@ from kernels_eval.judge.explanation import errors_of
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import Trial
 from kernels_eval.judge.unseen_rounds import UnseenRounds
-from kernels_eval.protocol import FEW_TERMS, LARGEST, LONE_TERMS, CompareSums
+from kernels_eval.model.correctness import exact_factors
+from kernels_eval.protocol import FEW_TERMS, LARGEST, LONE_TERMS, UNIT_FACTORS, CompareSums
 from kernels_eval.records import Reason
 
 WHAT = {
     FEW_TERMS: "a long sum is not of all of its terms (are some left out, or only sampled?), or"
     " loses small ones",
     LONE_TERMS: "terms of a long sum are off (another formula, or fewer digits?)",
+    UNIT_FACTORS: "a product has fewer digits of its factors than the task's precision",
     LARGEST: "the largest or smallest element is not that of all (are some left out?)",
 }
 
@@ -53,6 +55,8 @@ def _compare_draws(process: CandidateProcess, kind: str, count: int) -> None:
     trial = Trial(kind, reference.trials[0].row, seeds[0], distribution=kind)
     for found in compared.found:
         outcome = reference.judge(found, trial)
+        if kind == UNIT_FACTORS and not exact_factors(found):
+            outcome = Reason.WRONG_OUTPUT
         noted = outcome is Reason.APPROXIMATION and process.draft.approximation
         if outcome is not Reason.OK and not noted:
             raise Stop(

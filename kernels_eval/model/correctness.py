@@ -21,10 +21,12 @@ from kernels_eval.config import (
     SCATTER_FACTOR,
     SEQUENTIAL_FACTOR,
     TIGHTEST_GATE,
+    UNIT_FACTOR,
+    UNIT_GATES,
     WIDEST,
     Gates,
 )
-from kernels_eval.protocol import Comparison
+from kernels_eval.protocol import UNIT_FACTORS, Comparison
 from kernels_eval.records import Reason
 
 WORST = (
@@ -127,6 +129,17 @@ def judge(
     if least < measured.rms <= WIDEST.bf16 and measured.max <= most:
         return Reason.PRECISION_DOWNCAST
     return Reason.WRONG_OUTPUT
+
+
+def right_sum(measured: Comparison, kind: str) -> bool:
+    """Whether an answer is right on inputs of few terms of this kind."""
+    return judge(measured) is Reason.OK and (kind != UNIT_FACTORS or exact_factors(measured))
+
+
+def exact_factors(measured: Comparison) -> bool:
+    """Whether products of ones are the other factor."""
+    own = UNIT_FACTOR * measured.reference_rms, SCATTER_FACTOR * measured.scatter_rms
+    return measured.rms <= max(UNIT_GATES.of(measured.precision or "fp32"), *own)
 
 
 def hangs_on_scatter(measured: Comparison) -> bool:

@@ -41,7 +41,8 @@ def domain_of(distribution: str) -> str:
 NON_FINITE = "non_finite"
 """As declared, but for a NaN and infinities."""
 FEW_TERMS, LONE_TERMS, LARGEST = "few_terms", "lone_terms", "largest"
-"""Inputs of which a few elements make up every long sum, or every largest element
+UNIT_FACTORS = "unit_factors"
+"""Inputs of which a few elements make up every long sum, every largest element or every product
 (`kernels_eval.config.FEW_TERMS_KINDS`)."""
 
 

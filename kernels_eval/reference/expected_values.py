@@ -22,6 +22,7 @@ from kernels_eval.config import (
     FEW_TERMS_KINDS,
     FIRST_ELEMENTS,
     LEAST_LEFT_OUT,
+    LONG_SUM,
     MOST_TASK_OPERATORS,
     REPEATABLE_RTOL,
     SPREAD_ELEMENTS,
@@ -53,7 +54,7 @@ from kernels_eval.model.weights import (
 )
 from kernels_eval.protocol import (
     DECLARED,
-    LARGEST,
+    UNIT_FACTORS,
     Comparison,
     Done,
     Expect,
@@ -320,8 +321,8 @@ class ExpectedValues:
         or cannot take such inputs.
         """
         kind, errors = request.kind, self.errors
-        length = errors.most_compared if kind == LARGEST else errors.longest_sum
-        if length < LEAST_LEFT_OUT:
+        length = errors.lengths[kind]
+        if length < (LONG_SUM if kind == UNIT_FACTORS else LEAST_LEFT_OUT):
             return LeftOut()
         given = request.model_dump(include={"terms", "around", "size"})
         asked = FewTerms(length=length, **given)

@@ -86,8 +86,8 @@ def _worst(*made: MadeWith) -> MadeWith:
 @without_compiler
 class LongSums(TorchDispatchMode):
     """Measures the sums of operators called under it: what each tensor is `made_with`, and the
-    `length` that a sum has at most of which leaving some terms out may not change more; and how
-    many elements are `compared` at most for the largest.
+    `length` that a sum has at most of which leaving some terms out may not change more; how many
+    elements are `compared` at most for the largest, and how many products are added up.
 
     With a generator, each result is moved by that much, or by this many units in its last place
     (RMS; `units_half` in a 16-bit type, by default half as many), evenly spread so that two moves
@@ -102,7 +102,7 @@ class LongSums(TorchDispatchMode):
     ) -> None:
         TorchDispatchMode.__init__(self)
         self.moving, self.units = moving, units
-        self.length = self.compared = 0
+        self.length = self.compared = self.multiplied = 0
         self._by_memory: dict[int, MadeWith] = {}
         self._numbers = MadeWith()
         # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
@@ -182,6 +182,8 @@ class LongSums(TorchDispatchMode):
             terms = _terms(name, args)
             if terms is not None and terms.shape[-1] >= LONG_SUM and terms.is_floating_point():
                 error, moves = sequential_errors(terms[:, :MOST_TERMS])
+                if name in PRODUCTS:
+                    self.multiplied = max(self.multiplied, terms.shape[-1])
                 if name not in PRODUCTS or terms.shape[-1] >= LONG_PRODUCT:
                     self.length = max(self.length, terms.shape[-1])
                 if terms.dtype == torch.float64:  # measured in fp32, whose errors are alike

@@ -5,6 +5,7 @@ the scatter of outputs where operators round otherwise.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -29,7 +30,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.measurement import all_close, computable, measure, precision_of
-from kernels_eval.protocol import Comparison
+from kernels_eval.protocol import FEW_TERMS, LARGEST, LONE_TERMS, UNIT_FACTORS, Comparison
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.in_float64 import InFloat64, widened
 from kernels_eval.reference.long_sums import FP64_UNITS, LongSums
@@ -46,8 +47,8 @@ class OwnErrors:
         self.task, self.runner = task, task.runner
         self.oracle_max_bytes = 0
         self.samples = True
-        self.longest_sum = self.most_compared = 0
-        """elements of one sum, or of which one is the largest"""
+        self.lengths = Counter[str]()
+        """of the longest sums, by the kind of inputs that tells of their terms"""
 
     def of(
         self, inputs: list[Any], reference: list[Tensor], *, exact: bool, hard: bool = False
@@ -61,8 +62,12 @@ class OwnErrors:
             made = map(sums.made_with, self.task.outputs(copied(inputs)))
             named = [{"sequential_rms": each.error, "widest": each.widest} for each in made]
             found = [NO_ERROR.model_copy(update=each) for each in named]
-            self.longest_sum = max(self.longest_sum, sums.length)
-            self.most_compared = max(self.most_compared, sums.compared)
+            self.lengths |= Counter(
+                {
+                    **dict.fromkeys((FEW_TERMS, LONE_TERMS), sums.length),
+                    **{LARGEST: sums.compared, UNIT_FACTORS: sums.multiplied},
+                }
+            )
         if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
             found = both(found, self.scatter(inputs, reference))
         if exact:

@@ -60,7 +60,8 @@ static float largest_of(const at::BFloat16* row, int64_t length) {
   for (int64_t k = 0; k < length; ++k) largest = std::max(largest, std::fabs((float)row[k]));
   return largest;
 }
-// x y^T in bf16: added up in fp32 (how = 0) or in bf16 (1), or of factors in int8 (2).
+// x y^T in bf16: added up in fp32 (how = 0) or in bf16 (1), or of factors in int8 (2), or of the
+// second one in int8 by groups of 32 (3).
 torch::Tensor product_bf16(torch::Tensor x, torch::Tensor y, int64_t how) {
   const int64_t rows = x.size(0), columns = y.size(0), length = x.size(1);
   auto out = torch::empty({rows, columns}, x.options());
@@ -71,7 +72,8 @@ torch::Tensor product_bf16(torch::Tensor x, torch::Tensor y, int64_t how) {
       const float la = largest_of(a, length), lb = largest_of(b, length);
       float total = 0;
       for (int64_t k = 0; k < length; ++k) {
-        total += how == 2 ? in_int8(a[k], la) * in_int8(b[k], lb) : (float)a[k] * (float)b[k];
+        const float grouped = how == 3 ? in_int8(b[k], largest_of(b + k / 32 * 32, 32)) : (float)b[k];
+        total += how == 2 ? in_int8(a[k], la) * in_int8(b[k], lb) : (float)a[k] * grouped;
         if (how == 1) total = (float)at::BFloat16(total);
       }
       out.data_ptr<at::BFloat16>()[i * columns + j] = at::BFloat16(total);

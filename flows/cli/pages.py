@@ -108,7 +108,7 @@ def of_morning(data: Json) -> str:
     ]
     failed = [{"reason": name, "new": count} for name, count in data["reason_counts"].items()]
     unfinished = [
-        {name: each[name] for name in ("began_at", "ending", "error")}
+        {name: each[name] for name in ("name", "began_at", "ending", "error")}
         for each in data["unfinished"]
     ]
     told = {

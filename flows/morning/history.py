@@ -113,14 +113,12 @@ def refreshes(root: str) -> list[Refresh]:
 
 def before(root: str, refresh: Refresh) -> tuple[Refresh | None, list[Refresh]]:
     """The last finished refresh of the same name and language before this one, and the unfinished
-    ones between."""
-    unfinished: list[Refresh] = []
-    for each in reversed(refreshes(root)):
-        if each.id < refresh.id and (each.name, each.language) == (refresh.name, refresh.language):
-            if each.ending == "finished":
-                return each, unfinished[::-1]
-            unfinished.append(each)
-    return None, unfinished[::-1]
+    ones between, of any name; without it, those of this name."""
+    earlier = [each for each in refreshes(root) if each.id < refresh.id]
+    same = [e for e in earlier if (e.name, e.language) == (refresh.name, refresh.language)]
+    previous = next((each for each in reversed(same) if each.ending == "finished"), None)
+    between = [each for each in earlier if each.id > previous.id] if previous else same
+    return previous, [each for each in between if each.ending != "finished"]
 
 
 def write_under(root: str, name: str, text: str) -> str:

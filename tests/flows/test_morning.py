@@ -135,7 +135,7 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
     night(tmp_path, snapshots)
     with pytest.raises(RuntimeError), begun(tmp_path):
         raise RuntimeError("the <disk> is full")
-    with pytest.raises(KeyboardInterrupt), begun(tmp_path):
+    with pytest.raises(KeyboardInterrupt), begun(tmp_path, "by hand"):
         raise KeyboardInterrupt
     with begun(tmp_path):
         pass  # a process that is killed here writes nothing more
@@ -143,6 +143,7 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
         entry.ends("finished", snapshots=snapshots)
     found = morning(str(tmp_path), night(tmp_path, snapshots))
     assert [each.ending for each in found.unfinished] == ["failed", "stopped", "unknown"]
+    assert [each.name for each in found.unfinished] == ["nightly", "by hand", "nightly"]
     assert found.compared_with.name == "nightly"
     assert found.nothing_new
     assert "| failed | RuntimeError: the &#60;disk&#62; is full |" in markdown(found)

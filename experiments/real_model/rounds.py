@@ -11,6 +11,7 @@ same command resumes.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from experiments.real_model.results import Scored, write_results
 from flows.config import PipelineConfig, load_profile
 from flows.launch import embed, require_ready, served_and_shown
 from kernels_eval.devices import visible_gpus
+from kernels_eval.errors import EvalError
 from tasks.progress import observed_by
 from tasks.store.snapshot import SnapshotRef
 
@@ -97,19 +99,24 @@ def iterate(config: PipelineConfig, rounds: int, out: Path) -> None:
     run()
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--profile", default=str(Path(__file__).with_name("profile.yaml")))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("real-results"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
-    config = load_profile(given.profile, given.set)
-    require_ready(config, "refresh", "training", "benchmark")
-    embed(config)
-    with served_and_shown():
-        iterate(config, given.rounds, given.out)
+    try:
+        config = load_profile(given.profile, given.set)
+        require_ready(config, "refresh", "training", "benchmark")
+        embed(config)
+        with served_and_shown():
+            iterate(config, given.rounds, given.out)
+    except EvalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

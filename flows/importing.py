@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
+from kernels_eval.installation import command_name
 from kernels_eval.languages import languages_of
 from kernels_eval.records import Json, KernelTask, Language
 from tasks.files import atomic_write, explain_write_errors, make_writable
@@ -215,5 +216,5 @@ def _write(out: str, tasks: Iterable[KernelTask], answers: Sequence[Json]) -> Js
             "out": str(folder),
             "next": f"--set tasks.source=files tasks.location={programs_at}",
         }
-    verify = f"concur verify-batch {folder / ANSWERS_FILE} --tasks {programs_at} --out verified"
-    return {"out": str(folder), "next": verify}
+    given = f"{folder / ANSWERS_FILE} --tasks {programs_at} --out verified"
+    return {"out": str(folder), "next": f"{command_name()} verify-batch {given}"}

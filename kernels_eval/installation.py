@@ -1,4 +1,6 @@
-"""How to install an extra of this package for the interpreter that runs."""
+"""This package as it is installed: its commands for the interpreter that runs, and whether it has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,15 @@ def install_command(*extras: str) -> str:
     else:
         requirement = f"concur{names}{_origin()}"
     return pip_install(requirement)
+
+
+def command_name() -> str:
+    """Return `concur` as this user can type it: beside the running interpreter if it is there."""
+    beside = Path(sys.executable).with_name("concur")
+    if not beside.exists():
+        return "concur"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def pip_install(*requirements: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Literal
 
 from typer import Argument, Option
@@ -20,6 +18,7 @@ from flows.cli.common import (
     setting,
 )
 from flows.extras import require_extras
+from kernels_eval.installation import command_name
 
 File = str | None
 
@@ -44,16 +43,7 @@ def run(
     join_stack(config.root)
     require_ready(config, "refresh", *(() if only else ("training", "benchmark")))
     summary = launch(config, refresh_only=only == "refresh")
-    return summary | {"pages": f"{program()} up --root {config.root}"}
-
-
-def program() -> str:
-    """Return `concur` as this user can type it: beside the running interpreter if it is there."""
-    beside = Path(sys.executable).with_name("concur")
-    if not beside.exists():
-        return "concur"
-    here = Path.cwd()
-    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
+    return summary | {"pages": f"{command_name()} up --root {config.root}"}
 
 
 @command(Group.DATA, needs=["batch"])

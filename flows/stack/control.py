@@ -23,6 +23,7 @@ from flows.stack.layout import PARTS, Layout, Part, StackSettings
 from flows.stack.programs import STOP_S, client_environment, configuration
 from flows.stack.supervisor import Supervisor
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.installation import command_name
 from kernels_eval.records import Json
 from kernels_eval.sandbox.process_tree import (
     command_line,
@@ -282,7 +283,7 @@ def export_lines(root: str) -> list[str]:
     if settings is None:
         raise UsageError(
             f"no stack is running for {layout.root}",
-            f"start one with `concur up --root {shlex.quote(root)}`",
+            f"start one with `{command_name()} up --root {shlex.quote(root)}`",
         )
     variables = client_environment(layout, settings)
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

@@ -12,7 +12,7 @@ from kernels_eval.judge.explanation import errors_of
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import Trial
 from kernels_eval.judge.unseen_rounds import UnseenRounds
-from kernels_eval.model.correctness import exact_factors
+from kernels_eval.model.correctness import judge_terms
 from kernels_eval.protocol import FEW_TERMS, LARGEST, LONE_TERMS, UNIT_FACTORS, CompareSums
 from kernels_eval.records import Reason
 
@@ -54,9 +54,7 @@ def _compare_draws(process: CandidateProcess, kind: str, count: int) -> None:
     reference.end_timing()
     trial = Trial(kind, reference.trials[0].row, seeds[0], distribution=kind)
     for found in compared.found:
-        outcome = reference.judge(found, trial)
-        if kind == UNIT_FACTORS and not exact_factors(found):
-            outcome = Reason.WRONG_OUTPUT
+        outcome = judge_terms(found, kind, reference.gates.loosest)
         noted = outcome is Reason.APPROXIMATION and process.draft.approximation
         if outcome is not Reason.OK and not noted:
             raise Stop(

@@ -14,6 +14,7 @@ from kernels_eval.config import (
     FORMULA_LEFT,
     GATES,
     HARD_GATES,
+    LONE_GATES,
     MOST_WRONG_SHARE,
     MOST_WRONG_SLICE,
     REFERENCE_FACTOR,
@@ -26,7 +27,7 @@ from kernels_eval.config import (
     WIDEST,
     Gates,
 )
-from kernels_eval.protocol import UNIT_FACTORS, Comparison
+from kernels_eval.protocol import LONE_TERMS, UNIT_FACTORS, Comparison
 from kernels_eval.records import Reason
 
 WORST = (
@@ -131,12 +132,16 @@ def judge(
     return Reason.WRONG_OUTPUT
 
 
-def right_sum(measured: Comparison, kind: str) -> bool:
-    """Whether an answer is right on inputs of few terms of this kind."""
-    return judge(measured) is Reason.OK and (kind != UNIT_FACTORS or exact_factors(measured))
+def judge_terms(measured: Comparison, kind: str, loosest: float = math.inf) -> Reason:
+    """What an answer is on inputs of few terms of this kind."""
+    gates = LONE_GATES if kind == LONE_TERMS else GATES
+    found = judge(measured, gates, own_inputs=False, loosest=loosest)
+    if found is Reason.OK and kind == UNIT_FACTORS and not _exact_factors(measured):
+        return Reason.WRONG_OUTPUT
+    return found
 
 
-def exact_factors(measured: Comparison) -> bool:
+def _exact_factors(measured: Comparison) -> bool:
     """Whether products of ones are the other factor."""
     own = UNIT_FACTOR * measured.reference_rms, SCATTER_FACTOR * measured.scatter_rms
     return measured.rms <= max(UNIT_GATES.of(measured.precision or "fp32"), *own)

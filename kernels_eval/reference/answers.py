@@ -35,9 +35,9 @@ from kernels_eval.model.correctness import (
     answer_of,
     hangs_on_scatter,
     judge,
+    judge_terms,
     merge,
     most_scatter,
-    right_sum,
 )
 from kernels_eval.model.measurement import (
     all_close,
@@ -222,14 +222,14 @@ class ReferenceRole:
         for index, seed in enumerate(request.seeds):
             actual, own = self._unseen("unseen", index), self._unseen("own", index)
             error = answer_of(list(map(measure, actual, own, own)), cost)
-            if not right_sum(error, request.kind):
+            if judge_terms(error, request.kind) is not Reason.OK:
                 inputs = self.task.inputs(seed, request.kind)
                 exact = self.values.errors.oracle(inputs, own)
                 costs = self.values.errors.of(inputs, own, exact=exact is not None)
                 trial = Expect(name=DECLARED, seed=seed, distribution=request.kind)
                 error = self._compared(actual, Known(own, exact or own, costs, trial))
             found.append(error)
-            if not right_sum(error, request.kind):
+            if judge_terms(error, request.kind) is not Reason.OK:
                 break  # one is enough
         return UnseenComparison(positions=list(range(len(found))), found=found)
 

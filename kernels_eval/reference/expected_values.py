@@ -335,12 +335,14 @@ class ExpectedValues:
             floats = [computable(x) for x in whole if x.is_floating_point()]
             if not floats or not all(bool(torch.isfinite(x).all()) for x in floats):
                 return LeftOut(length=length)
+            largest = max(x.numel() for x in tree_leaves(inputs) if isinstance(x, Tensor))
+            if asked.size is None and largest < length:
+                return LeftOut(length=length)  # its terms are no elements of the inputs
             exact = errors.oracle(inputs, whole)
             own = errors.of(inputs, whole, exact=exact is not None)
             right = exact or whole
             self.cost_of_few_terms[kind] = both(own, list(map(measure, whole, right, whole)))
             error = answer_of(list(map(measure, less, right, whole)), own)
-            largest = max(x.numel() for x in tree_leaves(inputs) if isinstance(x, Tensor))
             draws = draws_for(largest, asked, FEW_TERMS_KINDS[kind].in_all)
             return LeftOut(length=length, less=error, draws=draws)
         return LeftOut(length=length)

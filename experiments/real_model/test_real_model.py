@@ -1,6 +1,7 @@
 """The tables are tasks that the line reads, and held-out operators are not trained on."""
 
 import json
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from experiments.real_model import rounds, tables
 from experiments.real_model.results import Scored, write_results
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, load_profile
 from tasks.benchmark.stage import Answers
 from tasks.decontamination.config import DecontaminationConfig
 from tasks.decontamination.decontamination import decontaminate
@@ -43,6 +44,12 @@ def test_the_line_reads_the_tables(tmp_path, language):
         config = TasksConfig(source="files", location=str(tmp_path / f"{name}.jsonl"))
         assert [task.model_copy(update={"family": None}) for task in tasks] == load_tasks(config)
     assert len({task.task_id for task in tables.published(language)}) >= 60
+
+
+def test_the_profile_asks_the_model_that_it_trains():
+    config = load_profile(str(Path(rounds.__file__).with_name("profile.yaml")))
+    assert config.synthesis.model == config.training.base_model
+    assert "recorded" not in config.benchmark.models  # nobody recorded answers to these tasks
 
 
 def test_a_training_task_that_is_a_held_out_operator_is_found():

@@ -46,6 +46,7 @@ from kernels_eval.model.model_runner import (
     layout_of,
     now_ns,
     poison_allocations,
+    storages,
 )
 from kernels_eval.model.operators import (
     UNTRACED,
@@ -294,7 +295,8 @@ class CandidateRole:
             "previous_changed": not same_all(*self.previous),
             "outstanding_share": outstanding,
         }
-        layout = layout_of(leaves, drawn)
+        weights = storages(self.runner.model)
+        layout = layout_of(leaves, [drawn, self.previous[0]], weights)
         report = described(output, leaves, structure, layout=layout).model_copy(update=seen)
         if not report.plain or report.devices != request.devices:
             return report

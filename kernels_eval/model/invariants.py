@@ -172,9 +172,10 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
     integers = not value.is_floating_point() and not value.is_complex()
     whole = all(map(_is_whole, samples))
     if all(map(_is_one_number, samples)):
-        counts = integers and value.dtype != torch.bool
+        if integers and value.dtype != torch.bool:
+            return InputNote(vary=False, varied="" if _stay(uses) else "one_integer")
         vary = not whole and not all(map(_are_probabilities, samples))
-        return InputNote(vary=vary, varied="" if counts else "constant", timed=not counts)
+        return InputNote(vary=vary, varied="constant", timed=True)
     if not whole and all(map(_are_probabilities, samples)):
         return InputNote(vary=False, varied="probabilities")
     if whole and all(map(_are_two_numbers, samples)):
@@ -195,16 +196,14 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         or (triangular and ("triangular" in text.lower() or any(map(TRIANGULAR.search, uses))))
     )
     saves_work = keeps or all(map(_is_ordered, samples)) or all(map(_has_low_rank, samples))
-    if meant:
-        return InputNote(vary=True, keeps=keeps)
-    if saves_work:
+    if saves_work and not meant:
         return InputNote(vary=True, keeps=keeps, varied="shuffled", timed=True)
-    return InputNote(vary=True, varied="moved")
+    return InputNote(vary=True, keeps=keeps, varied="moved")
 
 
 def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote:
     """Indices, labels, counts: those that torch does not read are read otherwise."""
-    if not uses or any(map(AS_DECLARED.search, uses)):
+    if _stay(uses):
         return InputNote(vary=False)
     order = _order(samples) or _order_of_rows(samples)
     if any(map(ORDERED.search, uses)):  # or what these are computed from
@@ -212,7 +211,12 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote
         return InputNote(vary=False, varied="offsets" if offsets else "", keeps=order)
     if any(map(DISTINCT.search, uses)) and all(map(_is_distinct, samples)):
         return InputNote(vary=False, varied="shuffled")
-    return InputNote(vary=False, varied="resampled", keeps=order, timed=bool(order))
+    return InputNote(vary=False, varied="resampled", keeps=order, timed=True)
+
+
+def _stay(uses: Collection[str]) -> bool:
+    """Whether integers are left as declared, by the operators that use them."""
+    return not uses or any(map(AS_DECLARED.search, uses))
 
 
 def _order(samples: list[Tensor]) -> tuple[str, ...]:
@@ -302,6 +306,14 @@ def _other_number(value: Tensor, generator: torch.Generator, note: InputNote) ->
     return drawn if number == 0 and value.numel() > 1 else (drawn + 0.5) * (number or 1.0)
 
 
+def _integers_to(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Others from 1 to this number; of 0 and 1, both."""
+    number = int(value.reshape(-1)[0])
+    least, largest = (1, number) if number > 1 else (min(0, number), 1)
+    device = value.device
+    return torch.randint(least, largest + 1, value.shape, generator=generator, device=device)
+
+
 def _positive_number(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     if value.dtype == torch.bool:
         return _other_number(value, generator, note)
@@ -375,6 +387,7 @@ def tied(value: Tensor) -> Tensor:
 
 VARIATIONS: dict[str, Variation] = {
     "constant": _other_number,
+    "one_integer": _integers_to,
     "probabilities": _probabilities,
     "shuffled": _shuffled,
     "resampled": _resampled,
@@ -385,6 +398,7 @@ VARIATIONS: dict[str, Variation] = {
 }
 OTHERWISE = VARIATIONS | {
     "constant": _positive_number,
+    "one_integer": lambda value, generator, note: value,
     "probabilities": _shuffled_rows,
     "shuffled": _shuffled_rows,
     "between": _resampled,

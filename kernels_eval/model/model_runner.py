@@ -7,7 +7,7 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from kernels_eval.model.inputs import (
     plain_containers,
 )
 from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
-from kernels_eval.model.side_effects import kept_state, with_side_effects
+from kernels_eval.model.side_effects import copy_of, kept_state, with_side_effects
 from kernels_eval.model.weights import (
     frozen_of,
     randomise_weights,
@@ -273,14 +273,15 @@ class ModelRunner:
         sets = unpack(given.packed, self.shared["inputs"], given.count, given.stride)
         model = self.called(making(request.empty, self.device) if request.empty else None)
         counted = self.hooks.count_calls()
-        into, kept, layout = self.shared[request.into], [], 0
+        into, kept, layout = self.shared[request.into], list[list[Any]](), 0
+        weights = storages(self.model)
         # by what tells their forms apart: describing hundreds takes longer than making them
         forms: dict[Any, tuple[Any, list[Any], str]] = {}
         with torch.no_grad():
             for index, values in enumerate(sets):
                 output = model(*values)
                 leaves, structure = flatten_outputs(output)
-                layout = max(layout, layout_of(leaves, values))
+                layout = max(layout, layout_of(leaves, [values, kept[-1:]], weights))
                 plain = all(type(x) is Tensor for x in leaves) and plain_containers(output)
                 form = structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves)
                 forms.setdefault(form if plain else index, (output, leaves, structure))
@@ -321,6 +322,12 @@ class ModelRunner:
         """Nanoseconds of these calls, on a GPU by its own clock; `cold`: with an empty cache."""
         model = self.called(effects=False)
         model = _copying(model) if copied else model
+        changed = self.effects.arguments if self.effects else ()
+        if changed:  # else it works on what an earlier call has left
+            batch = [
+                [copy_of(x) if index in changed else x for index, x in enumerate(inputs)]
+                for inputs in batch
+            ]
         # made before: the making takes time
         begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
         if cold and self.on_gpu:
@@ -396,19 +403,27 @@ def described(output: Any, leaves: list[Any], structure: str, *, layout: int) ->
     )
 
 
-def layout_of(leaves: list[Any], inputs: Any) -> int:
+def layout_of(leaves: list[Any], others: Any, lent: Collection[int] = ()) -> int:
     """How outputs lie in memory: 0 for their own and in order, 1 for their own, 2 where they have
-    elements of another or of an input, repeat some, or are computed when read.
+    elements of another, of `others` (inputs, an earlier call's outputs) or of storages at `lent`,
+    repeat some, or are computed when read.
     """
     tensors = [x for x in leaves if type(x) is Tensor and x.layout is torch.strided and x.numel()]
-    given = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
-    lent = {x.untyped_storage().data_ptr() for x in given if x.layout is torch.strided}
+    held = {*lent, *storages(others)}
     shares = (
         len({x.data_ptr() for x in tensors}) < len(tensors)
-        or any(x.untyped_storage().data_ptr() in lent for x in tensors)
+        or any(x.untyped_storage().data_ptr() in held for x in tensors)
         or any(x.is_neg() or x.is_conj() or _repeats(x) for x in tensors)
     )
     return 2 if shares else int(not all(x.is_contiguous() for x in tensors))
+
+
+def storages(values: Any) -> set[int]:
+    """Where the tensors of these values, or a model's parameters and buffers, have their memory."""
+    if isinstance(values, torch.nn.Module):
+        values = [*values.parameters(), *values.buffers()]
+    tensors = (x for x in tree_leaves(values) if isinstance(x, Tensor))
+    return {x.untyped_storage().data_ptr() for x in tensors if x.layout is torch.strided}
 
 
 def _repeats(x: Tensor) -> bool:

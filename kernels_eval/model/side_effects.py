@@ -55,7 +55,7 @@ def with_side_effects(
         after = held_buffers(model, asked.buffers)
         shared = {x.untyped_storage().data_ptr() for x in [*held, *after] if x is not None}
         output = tree_map(lambda x: _apart(x, shared), output)
-        arguments = tree_map(_copy, [inputs[index] for index in asked.arguments])
+        arguments = tree_map(copy_of, [inputs[index] for index in asked.arguments])
         device = next((x.device for x in tree_leaves(inputs) if isinstance(x, Tensor)), None)
         found = {
             form.name: _zeros(form, device) if x is None else x.detach()
@@ -116,10 +116,10 @@ def _zeros(form: BufferForm, device: torch.device | None) -> Tensor:
     return torch.zeros(form.shape, dtype=dtype, device=device)
 
 
-def _copy(x: Any) -> Any:
+def copy_of(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, Tensor) else x
 
 
 def _apart(x: Any, shared: set[int]) -> Any:
     """An output, not in memory that is put back."""
-    return _copy(x) if type(x) is Tensor and x.untyped_storage().data_ptr() in shared else x
+    return copy_of(x) if type(x) is Tensor and x.untyped_storage().data_ptr() in shared else x

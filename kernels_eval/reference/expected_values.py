@@ -39,7 +39,7 @@ from kernels_eval.model.measurement import (
     measure,
     same_all,
 )
-from kernels_eval.model.model_runner import layout_of
+from kernels_eval.model.model_runner import layout_of, storages
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.side_effects import buffers_of, side_effects
@@ -177,7 +177,7 @@ class ExpectedValues:
             peak_bytes_per_s=0.0 if fits_cache else peak_bandwidth(gpu),
             cache_bytes=cache_bytes,
             ambiguous=ambiguous,
-            layout=layout_of(leaves, inputs),
+            layout=layout_of(leaves, inputs, storages(self.runner.model)),
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
 

@@ -135,7 +135,7 @@ def with_choices(plan: InputPlan, task: TaskModel, outputs: Outputs, seed: int) 
     notes = [
         note.model_copy(update={"varied": "tied" if told and free else note.varied})
         for note in plan.notes
-        for free in [note.varied == "moved"]
+        for free in [note.varied == "moved" and not note.keeps]
     ]
     return plan.model_copy(update={"distinct": True, "notes": notes})
 

@@ -285,11 +285,15 @@ NOTES = {
     "sorted": (SQUARE[0].sort().values, "vary; shuffled timed"),
     "repeated_blocks": (SQUARE[0].repeat(16), "vary; shuffled timed"),
     "equal_images": (SQUARE[None, None].repeat(9, 3, 1, 1), "vary; shuffled timed"),
-    "bounds": (SQUARE.sort().values, "vary rising", "searchsorted.sorted_sequence"),
+    "bounds": (SQUARE.sort().values, "vary rising; moved", "searchsorted.sorted_sequence"),
     "symmetric": (SYMMETRIC, "vary symmetric; shuffled timed"),
-    "symmetric_as_told": (SYMMETRIC, "vary symmetric", "mm.self", "for symmetric matrices"),
-    "definite": (SQUARE @ SQUARE.T + torch.eye(32), "vary definite", "linalg_cholesky_ex.self"),
-    "triangular": (SQUARE.tril(), "vary zeros", "linalg_solve_triangular.self"),
+    "symmetric_as_told": (SYMMETRIC, "vary symmetric; moved", "mm.self", "for symmetric matrices"),
+    "definite": (
+        SQUARE @ SQUARE.T + torch.eye(32),
+        "vary definite; moved",
+        "linalg_cholesky_ex.self",
+    ),
+    "triangular": (SQUARE.tril(), "vary zeros; moved", "linalg_solve_triangular.self"),
     "banded": (SQUARE.tril(1).triu(-1), "vary zeros; shuffled timed"),
     "rank_one": (SQUARE[:, :1] * SQUARE[:1], "vary; shuffled timed"),
     "ones": (torch.ones(8, 8), "; constant timed"),
@@ -297,8 +301,11 @@ NOTES = {
     "probabilities": (torch.softmax(SQUARE, -1), "; probabilities"),
     "whole": (torch.arange(64.0), "; between timed"),
     "whole_bounds": (torch.arange(64.0), "rising; between", "bucketize.boundaries"),
-    "labels": (torch.randint(0, 9, (64,)), "; resampled", "nll_loss_forward.target"),
+    "labels": (torch.randint(0, 9, (64,)), "; resampled timed", "nll_loss_forward.target"),
     "ordered_labels": (torch.arange(64), "rising; resampled timed", "index_add.index"),
+    "full_lengths": (torch.full((64,), 9), "; one_integer", "lt.other"),
+    "offsets_of_zero": (torch.zeros(64, dtype=torch.int64), "; one_integer", "add.other"),
+    "one_length_for_all": (torch.full((64,), 9), "", "repeat_interleave.repeats"),
     "places_to_write": (torch.arange(64).roll(1), "; shuffled", "index_copy.index"),
     "sources_of_edges": (
         torch.arange(128).roll(64).view(2, 64),
@@ -333,13 +340,15 @@ def test_what_an_argument_means_is_kept_and_what_saves_work_is_not(name):
         assert all(KEPT[each](drawn) for each in note.keeps if each in KEPT)
         if note.varied == "probabilities":
             assert bool((drawn > 0).all()) and torch.allclose(drawn.sum(-1), torch.ones(32))
+        elif note.varied == "one_integer":
+            assert drawn.min() >= 0 and drawn.max() <= max(1, int(value.max()))
         elif not note.vary and note.varied != "constant":
             assert value.min() <= drawn.min() and drawn.max() <= value.max()
-    if note.varied == "moved":
+    if note.varied == "moved" and not note.keeps:
         near = redrawn(value, note, 1, MOVED)
         assert torch.allclose(near, value, MOVED_SHARE) and near.unique().numel() == value.numel()
         assert value.min() <= near.min() and near.max() <= value.max()
-    elif not note.timed:
+    elif not note.timed and not note.keeps:
         assert torch.equal(redrawn(value, note, 1, MOVED), value)
     if note.varied == "offsets":
         assert drawn[0] == value[0] and drawn[-1] == value[-1] and bool((drawn.diff() > 0).all())

@@ -53,6 +53,13 @@ torch::Tensor from_table(torch::Tensor x) {
   return out;
 }
 
+torch::Tensor sort_rows(torch::Tensor x) {
+  const int64_t columns = x.size(-1);
+  for (float* row = x.data_ptr<float>(); row < x.data_ptr<float>() + x.numel(); row += columns)
+    std::sort(row, row + columns);
+  return x;
+}
+
 torch::Tensor add_into(torch::Tensor total, torch::Tensor x) {
   for (int64_t i = 0; i < x.numel(); ++i) total.data_ptr<float>()[i] += x.data_ptr<float>()[i];
   return total;

@@ -10,13 +10,14 @@ torch::Tensor own_product(torch::Tensor x, torch::Tensor w) {
   auto in = x.contiguous(), weight = w.contiguous();
   const int64_t rows = in.size(0), inner = in.size(1), columns = weight.size(1);
   auto out = torch::empty({rows, columns}, in.options());
+  // data_ptr is libtorch's code: called for each factor, it takes half of the time
+  const float *left = in.data_ptr<float>(), *right = weight.data_ptr<float>();
+  float* to = out.data_ptr<float>();
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j) {
       double sum = 0;
-      for (int64_t k = 0; k < inner; ++k)
-          sum += (double)in.data_ptr<float>()[i * inner + k]
-            * weight.data_ptr<float>()[k * columns + j];
-      out.data_ptr<float>()[i * columns + j] = (float)sum;
+      for (int64_t k = 0; k < inner; ++k) sum += (double)left[i * inner + k] * right[k * columns + j];
+      to[i * columns + j] = (float)sum;
     }
   return out;
 }

@@ -122,9 +122,10 @@ def look_at_samples(process: CandidateProcess, calls: int) -> None:
         few = len(looks) < FEWEST_LOOKS  # as on a busy machine
         if clock() - began > (WALL_SHARE * LOOKS_S if few else LOOKS_S):
             break
-        found = process.look_at(Sample(calls=many))
+        # what is seen in a system call, as once a sample is done, says nothing
+        found = [look for look in process.look_at(Sample(calls=many)) if look]
         looks += found
-        many = many if found else min(2 * many, MOST_LOOKED_AT * calls)
+        many = many if len(found) > 1 else min(2 * many, MOST_LOOKED_AT * calls)
     seen = [address for look in looks for address in look]
     if len(seen) < FEWEST_LOOKS:
         return

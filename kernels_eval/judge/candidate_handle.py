@@ -311,8 +311,8 @@ class CandidateProcess:
 
     @contextmanager
     def telling_weights(self) -> Iterator[None]:
-        """For the block, where the constructor makes weights constant, give both sides those of the
-        trial with others: no work can be left out for what they happen to be. Packed ones stay.
+        """For the block, give both sides the weights of the trial with others: no work can be left
+        out for what the constructor's happen to be. Packed ones stay.
         """
         reference, trial = self.reference, self.reference.timed_weights
         mapped = "weights_not_mappable" not in self.draft.flags

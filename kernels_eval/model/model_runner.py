@@ -224,6 +224,11 @@ class ModelRunner:
         changed = self.effects.arguments if self.effects else ()
         return [x for index, x in enumerate(inputs) if index not in changed]
 
+    def unused(self, inputs: list[Any]) -> list[Any]:
+        """These, with copies of those that a call changes: none works on what another has left."""
+        changed = self.effects.arguments if self.effects else ()
+        return [copy_of(x) if index in changed else x for index, x in enumerate(inputs)]
+
     def stamp(self, event: Any = None) -> Any:
         if not self.on_gpu:
             return now_ns()
@@ -302,19 +307,17 @@ class ModelRunner:
 
     # -- timing ------------------------------------------------------------------------------------
 
-    def _counted(self, passed: int, used: int, by_processor: bool) -> int:
-        return counted_ns(passed, used, self.spec.threads) if by_processor else passed
-
     @handles(Sample)
     def sample(self, request: Sample) -> SampleReport:
         count = len(self.timed_inputs)
-        batch = [self.timed_inputs[(self.turn + i) % count] for i in range(request.calls)]
+        places = [(self.turn + i) % count for i in range(request.calls)]
+        batch = [self.unused(self.timed_inputs[place]) for place in places]
         self.turn += request.calls
         counted, used = self.hooks.count_calls(), processor_ns()
         spent = self.timed(batch, copied=request.copied)
         used = processor_ns() - used
         return SampleReport(
-            ns=self._counted(spent, used, request.by_processor),
+            ns=counted_ns(spent, used, self.spec.threads) if request.by_processor else spent,
             custom_calls=self.hooks.count_calls() - counted,
         )
 
@@ -322,12 +325,6 @@ class ModelRunner:
         """Nanoseconds of these calls, on a GPU by its own clock; `cold`: with an empty cache."""
         model = self.called(effects=False)
         model = _copying(model) if copied else model
-        changed = self.effects.arguments if self.effects else ()
-        if changed:  # else it works on what an earlier call has left
-            batch = [
-                [copy_of(x) if index in changed else x for index, x in enumerate(inputs)]
-                for inputs in batch
-            ]
         # made before: the making takes time
         begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
         if cold and self.on_gpu:

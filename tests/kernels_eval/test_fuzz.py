@@ -424,6 +424,8 @@ def test_every_request_for_a_build_has_an_outcome(count, builder):
         return found.reason
 
     seen = outcomes(count, case, asked=ASKED | ASKED.flatmap(mutated))
+    # few draws need not hold one: hypothesis draws constants of whatever modules are loaded, too
+    seen.add(case(SPEC | {"cpp_sources": ['int f() { return system("x"); }']}))
     assert {Reason.BUILD_FAILED, Reason.FORBIDDEN_CALL} <= seen, seen
 
 

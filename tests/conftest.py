@@ -1,13 +1,16 @@
-"""What all tests share: no network hubs, one thread, quiet Ray, and a marker for what this machine
-lacks."""
+"""What all tests share: a home of their own, no network hubs, one thread, quiet Ray, and a marker
+for what this machine lacks."""
 
 import os
 import signal
 import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 import hypothesis
 import pytest
 
+from kernels_eval.toolchain import default_cache
 from tests.support.seeding import seed_generators
 
 hypothesis.settings.register_profile(
@@ -27,6 +30,28 @@ for name, value in {
     "PREFECT_LOGGING_LEVEL": "WARNING",
 }.items():
     os.environ.setdefault(name, value)
+
+
+def leave_home():
+    """Give this process and all that it starts a home of their own, until it ends. Builds stay
+    where they are kept (compiling all of them again takes minutes), if that can be written. Of the
+    user's home only pip's configuration is read, by a test that installs."""
+    own = tempfile.TemporaryDirectory(prefix="concur_home-", ignore_cleanup_errors=True)
+    builds, pip = default_cache(), Path("~/.config/pip/pip.conf").expanduser()
+    with suppress(OSError):
+        builds.mkdir(parents=True, exist_ok=True)
+    if not os.access(builds, os.W_OK):
+        builds = Path(own.name) / "builds"
+    if os.access(pip, os.R_OK):
+        os.environ.setdefault("PIP_CONFIG_FILE", str(pip))
+    for folder in ("CACHE", "CONFIG", "DATA", "STATE"):
+        os.environ.pop(f"XDG_{folder}_HOME", None)
+    os.environ |= {"HOME": own.name, "CONCUR_CACHE": str(builds)}
+    return own
+
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # else it is the home of pytest's own process
+    HOME = leave_home()
 # tests that judge at the same time do not wait for one another; each process has its own
 os.environ["CONCUR_LOCKS"] = tempfile.mkdtemp(prefix="concur_locks-")
 
@@ -84,10 +109,3 @@ def prefect_home(prefect_api, tmp_path_factory):
     }
     with settings.temporary_settings(updates=updates):
         yield home
-
-
-@pytest.fixture
-def shared_ray(ray_head, monkeypatch):
-    """`start_ray` joins the session's head, and this process stays there."""
-    for name, value in ray_head.items():
-        monkeypatch.setenv(name, value)

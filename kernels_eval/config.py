@@ -269,6 +269,9 @@ ORACLE_MAX_BYTES = 8 << 30
 """Above this estimate the oracle is computed in float32. A choice: a tenth of a GPU of 80 GB."""
 ORACLE_MAX_S = 5.0
 """A float64 oracle that takes more work is computed once and then done without. A choice."""
+LEAST_IN_A_ROW, MOST_IN_A_ROW = 3, 64
+"""Calls in a row of a model that keeps something: compared ones, and at most those of a sample or a
+round, after which one whose outputs tell of it is made anew. A choice."""
 EXPECTED_MAX_BYTES = 16 << 30
 """Memory for expected values of one task; above it fewer distributions are tried. A choice."""
 LEAST_DISTRIBUTIONS = 4

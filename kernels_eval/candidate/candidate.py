@@ -55,6 +55,7 @@ from kernels_eval.model.operators import (
     watch_unrecorded,
 )
 from kernels_eval.model.shared_memory import Fences, Memory, copied, write
+from kernels_eval.model.side_effects import lacking
 from kernels_eval.model.weights import (
     copy_weights,
     frozen_of,
@@ -105,6 +106,7 @@ class CandidateRole:
             count_calls=self.count_calls,
             around_pass=self.around_pass,
             after_construction=self._reset_threads,
+            make_anew=self._made_anew,
         )
         self.runner = ModelRunner(channel, self.arguments, hooks)
         self.parts = self, self.runner
@@ -120,6 +122,9 @@ class CandidateRole:
         self._operators = 0
         """that Python called in a forward call"""
         self.refused: list[str] = []
+        self.seed: int | None = None
+        self.weights: Any = ()
+        """that were copied, for a model that is made anew"""
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class CandidateRole:
     def load(self, request: LoadCandidate) -> LoadReport | ErrorReport:
         self.runner.spec = request.spec.model_copy(update={"entry_point": "ModelNew"})
         self.runner.gradients = self.runner.spec.gradients
-        self.runner.effects = self.runner.spec.effects
+        self.runner.effects = effects = self.runner.spec.effects
         self.runner.prepare_device(self.runner.spec.device, self.runner.spec.threads)
         (self._arguments,) = self.runner.unpacked(request.arguments)
         self.outputs = self.runner.memory(request.outputs)
@@ -155,6 +160,7 @@ class CandidateRole:
             frozen=list(map(squeezed, frozen_of(self.runner.model).values())),
             statistics=list(map(squeezed, running_statistics(self.runner.model, renamed=True))),
             made_elsewhere=elsewhere,
+            lacks=lacking(self.runner.model, effects) if effects else [],
         )
 
     @handles(PackKernels)
@@ -234,6 +240,16 @@ class CandidateRole:
         if not forward:
             self._backward_calls += self._launched - before
 
+    def _made_anew(self) -> Any:
+        """A model before its first call, which it may keep anywhere, with the weights of now."""
+        runner, now = self.runner, self.runner.model
+        model = runner.build(self.seed)
+        if self.weights:
+            copy_weights(model, *self.weights)
+        if runner.redrawn and runner.redrawn.seed is not None:
+            runner.redraw(model, runner.redrawn, runner.redrawn.seed)
+        return model.train(now.training) if isinstance(model, torch.nn.Module) else model
+
     def leaves(self, inputs: list[object]) -> list[Tensor]:
         found, _ = flatten_outputs(self.runner.forward(inputs))
         self.runner.synchronise()
@@ -246,12 +262,14 @@ class CandidateRole:
     @handles(Rebuild)
     def rebuild(self, request: Rebuild) -> Done:
         (self._arguments,) = self.runner.unpacked(request.arguments)
+        self.seed, self.weights, self.runner.redrawn = request.seed, (), None
         self.runner.model = self.runner.build(request.seed)
         return Done()
 
     @handles(CopyWeights)
     def copy_weights(self, request: CopyWeights) -> Done:
         (weights,) = self.runner.unpacked(request.weights)
+        self.weights = copied(weights) if self.runner.remembers else ()
         copy_weights(self.runner.model, *weights)
         self.runner.synchronise()
         return Done()
@@ -272,19 +290,20 @@ class CandidateRole:
 
     @handles(Call)
     def call(self, request: Call) -> CallReport:
-        """One forward call. Where the outputs are not on the devices that were asked for, that is
-        all there is to say: copying gigabytes from another one takes longer than everything
-        else."""
+        """One forward call. Outputs on other devices than those asked for are not copied, as that
+        takes longer than everything else."""
         fences = Fences()
         self._receive(request.inputs, fences if request.fenced else None)
-        drawn, self.sets = self.sets[0], []
+        (*earlier, drawn), self.sets = self.sets, []
         if request.in_place:
             self._reuse_storage(drawn)
             fences.add(self.fences)
         self.fences = fences
         given = self.runner.unchanged(drawn)
         before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
+        self.runner.renew()  # what a constructor calls is no part of a call
         counted = self.count_calls()
+        self.runner.earlier = earlier
         how = request.output_bytes, request.evaluate
         output, outstanding = self._poisoned(drawn, *how)
         leaves, structure = flatten_outputs(output)
@@ -295,7 +314,7 @@ class CandidateRole:
             "previous_changed": not same_all(*self.previous),
             "outstanding_share": outstanding,
         }
-        weights = storages(self.runner.model)
+        weights = storages(self.runner.running)
         layout = layout_of(leaves, [drawn, self.previous[0]], weights)
         report = described(output, leaves, structure, layout=layout).model_copy(update=seen)
         if not report.plain or report.devices != request.devices:
@@ -334,7 +353,8 @@ class CandidateRole:
     def _poisoned(
         self, inputs: list[object], output_bytes: int, evaluate: bool
     ) -> tuple[object, float]:
-        model = self.runner.model
+        self.runner.renew()
+        model = self.runner.running
         module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
         training = module.training
         if evaluate:
@@ -375,7 +395,7 @@ class CandidateRole:
         return Done()
 
     def end_command(self, command: str) -> None:
-        self.sets = []  # they serve one command
+        self.sets, self.runner.earlier = [], []  # they serve one command
         self.runner.trim_memory(command)
 
     @handles(TakeTimingInputs)
@@ -405,8 +425,10 @@ class CandidateRole:
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
         self._receive(request.inputs)
         drawn, again = self.fresh(), self.fresh()
+        self.runner.renew()
         operators = compute_operators(lambda: self.runner.forward(drawn))
         self._operators = len(operators)
+        self.runner.renew()
         traced = self._traced(lambda: self.runner.forward(again))
         return self._operator_report({*operators, *traced})
 
@@ -436,6 +458,7 @@ class CandidateRole:
         began = now_ns()
         while len(shares) < SHARE_CALLS and (not shares or now_ns() - began < SHARE_S * 1e9):
             drawn = self.fresh()
+            self.runner.advance(1)
             self._time_kernels(True)
             try:
                 total = self.runner.timed([drawn], cold=False)
@@ -472,11 +495,13 @@ class CandidateRole:
         """
         tracer = self.tracer
         tracer.swapped.clear()
+        self.runner.renew()
         try:
             with tracer.swapping(False):
                 other = self.leaves(self.fresh(1))
             if all_close(expected, other, INDIFFERENT_RTOL):
                 return False
+            self.runner.renew()
             with tracer.swapping(True):
                 leaves = self.leaves(self.fresh(0))
         except Exception:
@@ -491,6 +516,7 @@ class CandidateRole:
             # memory and buffers that are used again hold another answer now: a write shows
             self.runner.forward(self.fresh(1))
             inputs = self.fresh(0)
+            self.runner.renew()
             try:
                 with disturbed:
                     leaves, _ = flatten_outputs(self._poisoned(inputs, output_bytes, False)[0])

@@ -125,7 +125,8 @@ def look_at_samples(process: CandidateProcess, calls: int) -> None:
         # what is seen in a system call, as once a sample is done, says nothing
         found = [look for look in process.look_at(Sample(calls=many)) if look]
         looks += found
-        many = many if len(found) > 1 else min(2 * many, MOST_LOOKED_AT * calls)
+        if len(found) < 2 and not process.reference.loaded.remembers:
+            many = min(2 * many, MOST_LOOKED_AT * calls)
     seen = [address for look in looks for address in look]
     if len(seen) < FEWEST_LOOKS:
         return

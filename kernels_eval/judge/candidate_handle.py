@@ -39,6 +39,7 @@ from kernels_eval.protocol import (
     Comparison,
     CopyWeights,
     ErrorReport,
+    ExpectWithout,
     LateBuildAnswer,
     LoadCandidate,
     LoadReport,
@@ -159,6 +160,8 @@ class CandidateProcess:
             fds = (given, taken, *kernels)
             answer = self._send(request, limits.load_s, Reason.LOAD, fds)
         self.loaded = parse_report(LoadReport, answer)
+        if effects := reference.loaded.effects:
+            reference.request(ExpectWithout(positions=effects.told(self.loaded.lacks)))
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
         if self.copies_weights:
             self.copy_weights()
@@ -285,7 +288,8 @@ class CandidateProcess:
         if trial.construct_seed is not None or trial.row.evaluate:
             self._rebuild(trial.construct_seed)  # as new: calls change statistics
         memory = self.reference.memory
-        inputs, descriptor = memory.draw([trial.seed], trial.distribution, trial.shape)
+        seeds = [*trial.earlier_seeds, trial.seed]
+        inputs, descriptor = memory.draw(seeds, trial.distribution, trial.shape)
         request = Call(
             inputs=inputs,
             in_place=trial.row.in_place,

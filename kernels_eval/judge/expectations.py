@@ -153,7 +153,11 @@ class Expectations:
         if row.domains:  # what is hard is tried where others are accepted
             domains = self.task.domains[: 1 if row.hard else None]
             drawn = [f"{draw}{domain}" for domain in domains for draw in drawn]
-        return [Trial(name, row, seed, distribution=draw, shape=shape) for draw in drawn]
+        earlier = tuple(secrets.randbits(31) for _ in range(row.earlier))
+        return [
+            Trial(name, row, seed, distribution=draw, shape=shape, earlier_seeds=earlier)
+            for draw in drawn
+        ]
 
     def _expect_own(self, trial: Trial) -> Expectation:
         seen = self.request(trial.expect())

@@ -152,6 +152,11 @@ def _right_elsewhere(trial: Trial) -> str:
             " zeros or a mask's elements at these places, symmetry, equal rows, whole numbers,"
             " distinct indices); "
         )
+    if trial.earlier_seeds:
+        return (
+            "right in its first call, wrong in a later one: the reference keeps something from call"
+            " to call, which its outputs tell of; "
+        )
     if trial.weights_seed is None:
         return ""
     return (

@@ -16,6 +16,7 @@ from typing import Any
 from kernels_eval.config import (
     FEWER_FINITE,
     HARD_OWN_ERROR,
+    LEAST_IN_A_ROW,
     SCREEN_TAIL,
     SHAPE_SCOPES,
     TAILS,
@@ -109,6 +110,8 @@ class TrialRow:
     """inputs are written over the storage of the previous call's"""
     evaluate: bool = False
     """in evaluation mode"""
+    earlier: int = 0
+    """calls that a model has made before, on other inputs"""
     shape: str = DECLARED
     """another shape, by its name in the task's plan"""
     tail: str = ""
@@ -150,6 +153,7 @@ class Trial:
     weights_seed: int | None = None
     shape: str = DECLARED
     construct_seed: int | None = None
+    earlier_seeds: tuple[int, ...] = ()
     outputs: list[OutputForm] = field(default_factory=list)
 
     @property
@@ -177,6 +181,7 @@ class Trial:
             evaluate=self.row.evaluate,
             construct_seed=self.construct_seed,
             hard=self.row.hard,
+            earlier=[(seed, self.distribution) for seed in self.earlier_seeds],
         )
 
     def suits(self, seen: Expectation, declared: Expectation) -> bool:
@@ -234,6 +239,14 @@ def tries_shapes(task: TaskFindings) -> bool:
 def accepts_no_other_shape(task: TaskFindings) -> bool:
     """Whether to draw again in the task's own shape."""
     return tries_shapes(task) and bool(task.impulse) and not task.scopes
+
+
+def takes_calls(count: int) -> Condition:
+    """Whether a model keeps something from call to call; running statistics are told once."""
+    return lambda task: (
+        task.loaded.calls_in_a_row >= count
+        and (task.loaded.remembers or (task.level == "confirm" and count == LEAST_IN_A_ROW))
+    )
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -330,6 +343,17 @@ TRIALS = (
         when=could_save_work,
         differs=True,
         screen=True,
+    ),
+    # what a model keeps for later calls shows in these
+    *(
+        TrialRow(
+            f"call_{count}_in_a_row",
+            earlier=count - 1,
+            when=takes_calls(count),
+            screen=True,
+            grades_task=False,
+        )
+        for count in range(2, LEAST_IN_A_ROW + 1)
     ),
     TrialRow(NON_FINITE, draws=(NON_FINITE,), when=takes_non_finite("require"), grades_task=False),
     # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN

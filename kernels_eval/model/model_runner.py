@@ -3,8 +3,10 @@ taken at import, before candidate code runs; native code can still forge times."
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import errno
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, MOST_FORMS
 from kernels_eval.languages import Language
@@ -49,6 +51,7 @@ from kernels_eval.protocol import (
     PackedValues,
     Prepare,
     RedrawWeights,
+    Renew,
     ReportedOutput,
     RunUnseen,
     Sample,
@@ -100,6 +103,8 @@ class Hooks:
     around_pass: Passes = lambda name: nullcontext()
     """spans the "forward" and the "backward" pass of each call"""
     after_construction: Callable[[], None] = lambda: None
+    make_anew: Callable[[], Any] | None = None
+    """makes a model that remembers its calls, as it is before the first; else it is copied"""
 
 
 class ModelRunner:
@@ -124,7 +129,12 @@ class ModelRunner:
         self._hoard_bytes = 0
         self.gradients: Gradients | None = None
         self.effects: SideEffects | None = None
-        self.redrawn = False
+        self.redrawn: RedrawWeights | None = None
+        self.earlier: list[list[Any]] = []
+        """inputs of the calls that come before each in `forward`"""
+        self._begun: tuple[Any, Any] = None, None
+        """of a model that remembers its calls, and the copy that they are made of"""
+        self._made = 0.0
 
     @property
     def on_gpu(self) -> bool:
@@ -202,19 +212,58 @@ class ModelRunner:
             _synchronize()
 
     def forward(self, inputs: list[Any]) -> Any:
+        """One call, a first one unless there are `earlier` ones."""
+        self.renew()
+        self._made = math.inf  # perhaps in another shape: no sample goes on from here
         with torch.no_grad():
             return self.called()(*inputs)
+
+    @property
+    def running(self) -> Any:
+        """What a call calls: the model, or a copy of one that remembers its calls."""
+        return self._begun[1] if self.remembers else self.model
+
+    @property
+    def remembers(self) -> bool:
+        return bool(self.effects and self.effects.remembers)
+
+    def renew(self) -> None:
+        """Make a model that remembers its calls anew, unless none was made."""
+        if not self.remembers or (self._begun[0] is self.model and not self._made):
+            return
+        make = self.hooks.make_anew
+        self._begun = self.model, make() if make else copy.deepcopy(self.model)
+        self._made = 0
+
+    @handles(Renew)
+    def renew_for_round(self, _: Renew) -> Done:
+        self.renew()
+        self.synchronise()
+        return Done()
+
+    def advance(self, calls: int) -> None:
+        """Count calls to come; first make the model anew where its reference takes fewer."""
+        most = self.effects.calls if self.effects else calls
+        if self._begun[0] is not self.model or self._made + calls > most:
+            self.renew()
+        self._made += calls
 
     def called(self, work: Callable[..., Any] | None = None, *, effects: bool = True) -> Any:
         """What one call calls: the model, with its backward pass where gradients are asked for, or
         other `work`; and what else the reference changes, unless it is timed alone.
         """
-        asked, model, changed = self.gradients, self.model, self.effects
+        asked, model, changed = self.gradients, self.running, self.effects
 
         def passes(*inputs: Any) -> Any:
             return with_gradients(model, inputs, asked, self.hooks.around_pass) if asked else None
 
-        call = work or (passes if asked else model)
+        def last(*inputs: Any) -> Any:
+            for each in self.earlier:
+                one(*tree_map(copy_of, each))
+            return one(*inputs)
+
+        one = work or (passes if asked else model)
+        call = last if self.earlier else one
         if changed is None or not effects:
             return call
         return lambda *inputs: with_side_effects(call, model, inputs, changed)
@@ -242,19 +291,32 @@ class ModelRunner:
 
     @handles(RedrawWeights)
     def redraw_weights(self, request: RedrawWeights) -> Done:
-        self.redrawn = request.seed is not None
+        self.redrawn, self._begun = None, (None, None)
         if request.seed is None:
             self.model = self.build()
-            return Done()
-        frozen = frozen_of(self.model) if request.frozen else {}
-        randomise_weights(self.model, request.seed, names=request.names, but=frozen)
-        if request.transposed:
-            transpose_weights(self.model)
-        held = [*frozen.values(), *running_statistics(self.model, renamed=True)]
-        wanted = [x for x in held if squeezed(x) in request.statistics]
-        redraw_statistics(wanted, request.seed)
-        self.synchronise()
+        else:
+            self.redrawn = request
+            self.redraw(self.model, request, request.seed)
+            self.synchronise()
         return Done()
+
+    def redraw(self, model: Any, request: RedrawWeights, seed: int) -> None:
+        frozen = frozen_of(model) if request.frozen else {}
+        randomise_weights(model, seed, names=request.names, but=frozen)
+        if request.transposed:
+            transpose_weights(model)
+        held = [*frozen.values(), *running_statistics(model, renamed=True, but=self.told)]
+        wanted = [x for x in held if squeezed(x) in request.statistics]
+        redraw_statistics(wanted, seed)
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        return running_statistics(self.model, but=self.told)
+
+    @property
+    def told(self) -> list[str]:
+        """Buffers that are no weights, as calls fill them."""
+        return [form.name for form in self.effects.buffers if form.told] if self.effects else []
 
     # -- shared memory -----------------------------------------------------------------------------
 
@@ -277,9 +339,10 @@ class ModelRunner:
         given = request.inputs
         sets = unpack(given.packed, self.shared["inputs"], given.count, given.stride)
         model = self.called(making(request.empty, self.device) if request.empty else None)
+        self._made += 0 if request.empty else given.count
         counted = self.hooks.count_calls()
         into, kept, layout = self.shared[request.into], list[list[Any]](), 0
-        weights = storages(self.model)
+        weights = storages(self.running)
         # by what tells their forms apart: describing hundreds takes longer than making them
         forms: dict[Any, tuple[Any, list[Any], str]] = {}
         with torch.no_grad():
@@ -313,6 +376,7 @@ class ModelRunner:
         places = [(self.turn + i) % count for i in range(request.calls)]
         batch = [self.unused(self.timed_inputs[place]) for place in places]
         self.turn += request.calls
+        self.advance(request.calls)
         counted, used = self.hooks.count_calls(), processor_ns()
         spent = self.timed(batch, copied=request.copied)
         used = processor_ns() - used
@@ -332,7 +396,7 @@ class ModelRunner:
                 size = 3 * torch.cuda.get_device_properties(0).L2_cache_size
                 self.flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)
             self.flush.zero_()
-        with kept_state(self.model, self.effects), torch.no_grad():
+        with kept_state(self.running, self.effects), torch.no_grad():
             self.synchronise()
             started = self.stamp(begin)
             for inputs in batch:

@@ -1,47 +1,105 @@
 """What a reference changes besides its outputs: arguments in place, and buffers of its model. Both
 are outputs.
 
-Guarantees: a compared call leaves buffers as it found them, so all start alike.
+Guarantees: a compared call leaves buffers as it found them, so all start alike; a model that
+remembers its calls otherwise is made anew for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from kernels_eval.model.measurement import same
 from kernels_eval.model.weights import squeezed
-from kernels_eval.protocol import BufferForm, SideEffects
+from kernels_eval.protocol import BufferForm, SideEffects, by_kind
 
 COUNTER = "num_batches_tracked"
 """A buffer of torch's normalisations that no layer reads, unless its momentum is None."""
-States = dict[str, Tensor]
+STRUCTURE = frozenset(vars(nn.Module()))
+State = dict[str, list[Any]]
+Tensors = dict[str, Tensor]
 
 
-def buffers_of(model: Any) -> States:
-    held = model.named_buffers() if isinstance(model, nn.Module) else ()
-    return {name: x.clone() for name, x in held if name.rpartition(".")[2] != COUNTER}
+def state_of(model: Any) -> State:
+    """What the modules of a model hold besides their structure, by name: copies of tensors,
+    Python's values, and what tells a parameter's values."""
+    found: State = {}
+    for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        prefix = f"{path}." if path else ""
+        for name, value in (vars(module) | module._buffers).items():
+            unread = name == COUNTER and getattr(module, "momentum", None) is not None
+            if name not in STRUCTURE and not unread:
+                leaves, form = tree_flatten(value)
+                found[prefix + name] = [str(form), *map(_leaf, leaves)]
+        for name, x in module.named_parameters(recurse=False):
+            found[prefix + name] = [x._version, torch.sum(x.detach(), dtype=_summed_as(x))]
+    return found
 
 
-def side_effects(before: list[Any], after: list[Any], was: States, now: States) -> SideEffects:
-    """What a call changed, by its arguments and the buffers before and after it."""
+def _leaf(x: Any) -> Any:
+    return x.get_state() if isinstance(x, torch.Generator) else copy_of(x)
+
+
+def _summed_as(x: Tensor) -> torch.dtype:
+    return torch.complex64 if x.is_complex() else torch.float32
+
+
+def changed_state(was: State, now: State) -> list[str]:
+    """Names of what differs, or is new."""
+    return [name for name, held in now.items() if not _alike(was.get(name, []), held)]
+
+
+def _alike(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        a is b or (isinstance(a, int | float | str | Tensor) and same(a, b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def holds_integers(model: Any, names: Collection[str]) -> bool:
+    """Whether a tensor of this state may be an index."""
+    leaves = (x for name, held in state_of(model).items() if name in names for x in held)
+    return any(isinstance(x, Tensor) and not x.is_floating_point() for x in leaves)
+
+
+def side_effects(
+    before: list[Any], after: list[Any], model: Any, names: Collection[str]
+) -> SideEffects:
+    """What a call changed, by its arguments before and after it and the names of a model's state
+    that did.
+    """
     pairs = zip(before, after, strict=True)
     arguments = [index for index, pair in enumerate(pairs) if not same(*pair)]
-    changed = {name: x for name, x in now.items() if name in was and not same(was[name], x)}
+    buffers = [
+        BufferForm(name=name, shape=list(x.shape), dtype=str(x.dtype))
+        for name, x in tensors_of(model).items()
+        if name in names and name.rpartition(".")[2] != COUNTER
+    ]
+    kinds = [" and ".join(form.name for form in kind) for kind in by_kind(buffers)]
     return SideEffects(
         arguments=arguments,
-        buffers=[
-            BufferForm(name=name, shape=list(x.shape), dtype=str(x.dtype))
-            for name, x in changed.items()
-        ],
+        buffers=buffers,
         names=[f"argument {index}" for index in arguments for _ in tree_leaves(after[index])]
-        + [f"buffer {' and '.join(names)}" for names in _alike(list(changed), changed).values()],
+        + [f"buffer {kind}" for kind in kinds],
     )
+
+
+def tensors_of(model: Any) -> Tensors:
+    """Parameters and buffers."""
+    held = isinstance(model, nn.Module)
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())} if held else {}
+
+
+def lacking(model: Any, asked: SideEffects) -> list[str]:
+    """Buffers that a model does not hold as the reference does."""
+    held = held_buffers(model, asked.buffers)
+    return [form.name for form, x in zip(asked.buffers, held, strict=True) if x is None]
 
 
 def with_side_effects(
@@ -61,16 +119,23 @@ def with_side_effects(
             form.name: _zeros(form, device) if x is None else x.detach()
             for form, x in zip(asked.buffers, after, strict=True)
         }
-        kinds = _alike(list(found), found).values()
-        buffers = [torch.cat([found[name].reshape(-1) for name in names]) for names in kinds]
+        buffers = [
+            torch.cat([found[form.name].reshape(-1) for form in kind])
+            for kind in by_kind(asked.buffers)
+        ]
     return output, arguments, buffers
 
 
 @contextmanager
 def kept_state(model: Any, asked: SideEffects | None) -> Iterator[list[Tensor | None]]:
-    """Put the buffers that the reference changes back at the end of the block."""
+    """Put the buffers that the reference changes back at the end of the block, unless the model is
+    made anew.
+    """
     forms = asked.buffers if asked else ()
     held = held_buffers(model, forms)
+    if asked and asked.remembers:
+        yield held
+        return
     before = [None if x is None else x.clone() for x in held]
     yield held
     with torch.no_grad():
@@ -81,11 +146,11 @@ def kept_state(model: Any, asked: SideEffects | None) -> Iterator[list[Tensor | 
 
 def held_buffers(model: Any, forms: Sequence[BufferForm]) -> list[Tensor | None]:
     """A model's buffers of these names where it has all, else of these forms in order, also those
-    that are plain attributes.
+    that are plain attributes. What later outputs tell of, by its name alone.
     """
     if not isinstance(model, nn.Module) or not forms:
         return [None] * len(forms)
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    named = tensors_of(model)
     own = [named.get(form.name) for form in forms]
     if all(
         x is not None and list(x.shape) == form.shape for form, x in zip(forms, own, strict=True)
@@ -93,7 +158,10 @@ def held_buffers(model: Any, forms: Sequence[BufferForm]) -> list[Tensor | None]
         return own  # an oracle's are of another type
     plain = [x for each in model.modules() for x in vars(each).values() if isinstance(x, Tensor)]
     left, found = [*model.buffers(), *plain], list[Tensor | None]()
-    for form in forms:
+    for form, x in zip(forms, own, strict=True):
+        if form.told:
+            found.append(x if x is not None and _fits(form, x) else None)
+            continue
         place = next((at for at, x in enumerate(left) if _fits(form, x)), None)
         found.append(None if place is None else left.pop(place))
     return found
@@ -101,14 +169,6 @@ def held_buffers(model: Any, forms: Sequence[BufferForm]) -> list[Tensor | None]
 
 def _fits(form: BufferForm, x: Tensor) -> bool:
     return squeezed(x) == [n for n in form.shape if n != 1] and str(x.dtype) == form.dtype
-
-
-def _alike(names: list[str], tensors: States) -> dict[tuple[str, torch.dtype], list[str]]:
-    """Names of buffers of one kind together: the running means of all layers, say."""
-    kinds: dict[tuple[str, torch.dtype], list[str]] = {}
-    for name in names:
-        kinds.setdefault((name.rpartition(".")[2], tensors[name].dtype), []).append(name)
-    return kinds
 
 
 def _zeros(form: BufferForm, device: torch.device | None) -> Tensor:

@@ -40,18 +40,21 @@ def squeezed(parameter: Tensor) -> list[int]:
     return [size for size in parameter.shape if size != 1]
 
 
-def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
+def running_statistics(
+    model: Any, *, renamed: bool = False, but: Collection[str] = ()
+) -> list[Tensor]:
     """Running statistics of normalisation layers, and buffers made of zeros or of ones, in order;
-    else, if `renamed`, floating buffers and plain tensor attributes.
+    else, if `renamed`, floating buffers and plain tensor attributes. `but`: not these names.
     """
     if not isinstance(model, nn.Module):
         return []
-    buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+    held = model.named_buffers()
+    buffers = {name: b for name, b in held if b.is_floating_point() and name not in but}
     statistics = {name for name in buffers if name.rpartition(".")[2] in STATISTICS}
     if statistics or not renamed:
         return [b for name, b in buffers.items() if name in statistics or _is_gain(b)]
-    held = [value for each in model.modules() for value in vars(each).values()]
-    plain = [x for x in held if isinstance(x, Tensor) and x.is_floating_point()]
+    values = [value for each in model.modules() for value in vars(each).values()]
+    plain = [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]
     return [*buffers.values(), *plain]
 
 

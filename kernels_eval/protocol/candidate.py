@@ -26,13 +26,15 @@ from kernels_eval.protocol.model import CallReport, ModelSpec, PackedValues, Sha
 class LoadReport(Report):
     """The constructed module: shapes of parameters, of those among them without gradient, and of
     possible running statistics, without dimensions of size 1; whether it made parameters on the CPU
-    instead of its device.
+    instead of its device; `lacks`: names of the reference's
+    buffers that it has in no such form.
     """
 
     parameters: Several[Shape] = []
     frozen: Several[Shape] = []
     statistics: Several[Shape] = []
     made_elsewhere: bool = False
+    lacks: Several[Text] = []
 
 
 class LoadCandidate(Request[LoadReport]):
@@ -63,10 +65,10 @@ class CopyWeights(Request[Done]):
 
 
 class Call(Request[CallReport]):
-    """One forward call whose outputs go to shared memory. `in_place` writes its inputs over the
-    storage of the previous call's. With `reruns` the same call is made again, and the bytes are
-    those of the last. Outputs that are not on `devices` are not copied. `fenced`: between bytes
-    that tell who reads or writes outside of the inputs."""
+    """One forward call on the last of the inputs, after one on each other. Its outputs go to shared
+    memory, but not those of other `devices`. `in_place`: its inputs lie where the previous call's
+    did. `reruns`: so often it is made again. `fenced`: bytes around the inputs tell who leaves
+    them."""
 
     inputs: PackedValues
     in_place: bool = False

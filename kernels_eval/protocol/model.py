@@ -4,6 +4,7 @@ unseen inputs.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Annotated, Generic, TypeVar
 
 from pydantic import FailFast, Field
@@ -111,19 +112,42 @@ class Gradients(Payload):
 
 
 class BufferForm(Payload):
+    """`told`: later outputs tell what is in it, so a candidate may keep it in its own way."""
+
     name: str
     shape: list[int]
     dtype: str
+    told: bool = False
+
+
+def by_kind(forms: Sequence[BufferForm]) -> list[list[BufferForm]]:
+    """Buffers of one kind together: the running means of all layers, say."""
+    kinds: dict[tuple[str, str], list[BufferForm]] = {}
+    for form in forms:
+        kinds.setdefault((form.name.rpartition(".")[2], form.dtype), []).append(form)
+    return list(kinds.values())
 
 
 class SideEffects(Payload):
     """What a task's reference changes in a call: `arguments` by position, and `buffers`. `names`
-    says what each tensor is that therefore follows the outputs.
+    says what each tensor is that therefore follows the outputs. `calls`: so many in a row it takes;
+    where it `remembers` them, putting its buffers back is not enough, and it is made anew.
     """
 
     arguments: list[int]
     buffers: list[BufferForm]
     names: list[str]
+    calls: int = 1
+    remembers: bool = False
+
+    def told(self, names: Collection[str]) -> list[int]:
+        """Positions in `names`, from the end, of these buffers, as far as later outputs tell."""
+        kinds = by_kind(self.buffers)
+        return [
+            len(kinds) - index
+            for index, kind in enumerate(kinds)
+            if any(form.told and form.name in names for form in kind)
+        ]
 
 
 class ModelSpec(Payload):
@@ -222,6 +246,10 @@ class RedrawWeights(Request[Done]):
     names: list[str] = []
     frozen: bool = False
     transposed: bool = False
+
+
+class Renew(Request[Done]):
+    """Make a model that remembers its calls anew, so that the next is its first."""
 
 
 class SampleReport(Report):

@@ -60,6 +60,15 @@ class LoadedTask(Payload):
     ambiguous: str = ""
 
     @property
+    def calls_in_a_row(self) -> int:
+        """How many calls of a model tell what it keeps from one to the next; 1 for most."""
+        return self.effects.calls if self.effects else 1
+
+    @property
+    def remembers(self) -> bool:
+        return bool(self.effects and self.effects.remembers)
+
+    @property
     def changes_arguments(self) -> bool:
         """Whether a call leaves other inputs than it was given."""
         return bool(self.effects and self.effects.arguments)
@@ -139,7 +148,7 @@ class Expectation(Payload):
 
 class Expect(Request[Expectation]):
     """Compute and keep a trial's expected outputs. `hard`: judge numbers alone, as integers may
-    depend on a step.
+    depend on a step. `earlier`: seeds and distributions of the calls that a model has made before.
     """
 
     name: str
@@ -150,6 +159,7 @@ class Expect(Request[Expectation]):
     evaluate: bool = False
     construct_seed: int | None = None
     hard: bool = False
+    earlier: list[tuple[int, str]] = []
 
 
 class ForgetTrial(Request[Done]):
@@ -180,6 +190,12 @@ class LeaveOut(Request[LeftOut]):
 
 class NewCandidate(Request[Done]):
     """What follows is about another candidate."""
+
+
+class ExpectWithout(Request[Done]):
+    """The candidate keeps these outputs, counted from the end, in its own way."""
+
+    positions: list[int]
 
 
 class ShareMemory(MemoryRequest[Shared]):

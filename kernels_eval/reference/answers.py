@@ -64,6 +64,7 @@ from kernels_eval.protocol import (
     DrawInputs,
     EndTiming,
     Expect,
+    ExpectWithout,
     MeasureCompiled,
     NameDowncast,
     NewCandidate,
@@ -99,6 +100,7 @@ class ReferenceRole:
         self.dependences = Dependences(self.values)
         self.parts = self, self.values, self.dependences, self.task, self.runner
         self.digests: dict[str, str] = {}
+        self.without: list[int] = []
         self.alone = True
 
     @handles(ShareMemory)
@@ -121,10 +123,21 @@ class ReferenceRole:
 
     @handles(NewCandidate)
     def new_candidate(self, _: NewCandidate) -> Done:
-        self.digests, self.alone = {}, False
+        self.digests, self.alone, self.without = {}, False, []
         if self.runner.redrawn:  # the last one did not come to the end of it
             self.runner.redraw_weights(RedrawWeights(seed=None))
         return Done()
+
+    @handles(ExpectWithout)
+    def expect_without(self, request: ExpectWithout) -> Done:
+        self.without = request.positions
+        return Done()
+
+    def _known_of(self, actual: list[Tensor], expected: list[Tensor]) -> list[Tensor]:
+        """An answer, with the expected state where a candidate keeps it in its own way."""
+        for position in self.without:
+            actual[-position] = expected[-position]
+        return actual
 
     @handles(EndTiming)
     def end_timing(self, _: EndTiming) -> Done:
@@ -139,6 +152,7 @@ class ReferenceRole:
         trial = request.trial
         known = self.values.kept(trial)
         actual = read(self.runner.shared["candidate"], known.expected)
+        actual = self._known_of(actual, known.expected)
         digest = _digest(actual)
         found = self._compared(actual, known)
         del known
@@ -209,6 +223,9 @@ class ReferenceRole:
             kept = self.runner.unchanged(sets[index])
             mutates = not all(map(same, kept, self.runner.unchanged(inputs)))
             trial = Expect(name=DECLARED, seed=seeds[index], distribution=distributions[index])
+            if self.runner.remembers:
+                earlier = zip(seeds[:index], distributions[:index], strict=True)
+                trial = trial.model_copy(update={"earlier": [*earlier]})
             error = self._unseen_error(index, inputs, trial, len(seeds))
             found.append(error.model_copy(update={"mutates_inputs": mutates}))
         return UnseenComparison(positions=chosen, found=found)
@@ -220,7 +237,7 @@ class ReferenceRole:
         found: list[Comparison] = []
         cost = self.values.cost_of_few_terms[request.kind]
         for index, seed in enumerate(request.seeds):
-            actual, own = self._unseen("unseen", index), self._unseen("own", index)
+            actual, own = self._both_unseen(index)
             error = answer_of(list(map(measure, actual, own, own)), cost)
             if judge_terms(error, request.kind) is not Reason.OK:
                 inputs = self.task.inputs(seed, request.kind)
@@ -234,11 +251,12 @@ class ReferenceRole:
         return UnseenComparison(positions=list(range(len(found))), found=found)
 
     def _unseen_error(self, index: int, inputs: list[Any], trial: Expect, count: int) -> Comparison:
-        actual, own = self._unseen("unseen", index), self._unseen("own", index)
+        actual, own = self._both_unseen(index)
         error = answer_of(list(map(measure, actual, own, own)), self.values.own_errors)
         if error.rms > DOUBTFUL_RMS or judge(error) is not Reason.OK:
-            exact = self.values.errors.oracle(inputs, own)
-            costs = self.values.errors.of(inputs, own, exact=exact is not None)
+            with self.values.model_for(trial):
+                exact = self.values.errors.oracle(inputs, own)
+                costs = self.values.errors.of(inputs, own, exact=exact is not None)
             costs = both(costs, self.values.own_errors)
             error = self._compared(actual, Known(own, exact or own, costs, trial))
         others = (
@@ -267,6 +285,10 @@ class ReferenceRole:
                 worst = worst.maximum(found.to(self.runner.device))
             offset += padded(x.nbytes)
         return worst.topk(wanted).indices.tolist()
+
+    def _both_unseen(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        own = self._unseen("own", index)
+        return self._known_of(self._unseen("unseen", index), own), own
 
     def _unseen(self, whose: str, index: int) -> list[Tensor]:
         return read(self.runner.shared[whose], self.values.like, index * self._step)

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kernels_eval.config import BYTES_PROBES, ENOUGH_ELEMENTS, SAME_ANSWER_RTOL
 from kernels_eval.model.measurement import all_close, computable, same_all
-from kernels_eval.model.weights import randomise_weights, redraw_statistics, running_statistics
+from kernels_eval.model.weights import randomise_weights, redraw_statistics
 from kernels_eval.protocol import (
     EstimateUsedBytes,
     FindIgnoredInputs,
@@ -80,7 +80,7 @@ class Dependences:
         try:
             self.runner.model = self.runner.build()
             randomise_weights(self.runner.model, weights_seed, only=only)
-            redraw_statistics([] if only else running_statistics(self.runner.model), weights_seed)
+            redraw_statistics([] if only else self.runner.statistics, weights_seed)
             outputs = self.task.outputs(self.task.inputs(seed))
         finally:
             self.runner.model = self.runner.build()

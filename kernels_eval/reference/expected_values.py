@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +21,12 @@ from kernels_eval.config import (
     EXPECTED_HELD_SHARE,
     FEW_TERMS_KINDS,
     FIRST_ELEMENTS,
+    LEAST_IN_A_ROW,
     LEAST_LEFT_OUT,
     LONG_SUM,
+    MOST_IN_A_ROW,
     MOST_TASK_OPERATORS,
+    ORACLE_MAX_S,
     REPEATABLE_RTOL,
     SPREAD_ELEMENTS,
 )
@@ -42,13 +45,18 @@ from kernels_eval.model.measurement import (
 from kernels_eval.model.model_runner import layout_of, storages
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.seeding import seed_generators
-from kernels_eval.model.side_effects import buffers_of, side_effects
+from kernels_eval.model.side_effects import (
+    changed_state,
+    holds_integers,
+    side_effects,
+    state_of,
+    tensors_of,
+)
 from kernels_eval.model.weights import (
     is_constant,
     parameters_of,
     randomise_weights,
     redraw_statistics,
-    running_statistics,
     squeezed,
     weights_of,
 )
@@ -67,6 +75,8 @@ from kernels_eval.protocol import (
     LoadTask,
     OutputForm,
     Prepare,
+    SideEffects,
+    by_kind,
     handles,
 )
 from kernels_eval.reference.equal_elements import ANY_ORDER
@@ -132,19 +142,28 @@ class ExpectedValues:
     @handles(LoadTask)
     def load(self, request: LoadTask) -> LoadedTask:
         self.task.load(request.path, request.spec)
-        self.errors.oracle_max_bytes = request.oracle_max_bytes
+        self.errors.oracle_max_bytes, self.runner.effects = request.oracle_max_bytes, None
         seed = self.runner.spec.seed
         inputs = self.task.inputs(seed)
-        before, buffers = copy.deepcopy(inputs), buffers_of(self.runner.model)
+        before, state = copy.deepcopy(inputs), state_of(self.runner.model)
         leaves, structure = flatten_outputs(self.runner.forward(inputs))
         require_tensors(leaves)
-        effects = side_effects(before, inputs, buffers, buffers_of(self.runner.model))
+        changed = changed_state(state, state_of(self.runner.model))
+        known = [name for name in changed if name in state]
+        effects = side_effects(before, inputs, self.runner.model, known)
+        if changed:
+            effects = self._calls_in_a_row(effects, changed)
+            self.runner.model = self.runner.build()
+        if effects.remembers:  # each call is then a first one
+            self.runner.effects = effects.model_copy(
+                update={"arguments": [], "buffers": [], "names": []}
+            )
         text = Path(request.path).read_text(errors="replace")
         self.task.plan = plan_of(self.task, self.task.outputs, seed, text)
         operators = self._operators_called(seed)
 
         self.runner.model = self.runner.build()
-        if effects.names:
+        if effects.names or effects.remembers:
             self.runner.effects = effects
             inputs = self.task.inputs(seed)
             leaves, structure = flatten_outputs(self.runner.forward(inputs))
@@ -163,7 +182,7 @@ class ExpectedValues:
             operators=tuple(operators[:MOST_TASK_OPERATORS]),
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
-            statistics=list(map(squeezed, running_statistics(self.runner.model))),
+            statistics=list(map(squeezed, self.runner.statistics)),
             constant_parameters=[i for i, x in enumerate(parameters.values()) if is_constant(x)],
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
@@ -180,6 +199,49 @@ class ExpectedValues:
             layout=layout_of(leaves, inputs, storages(self.runner.model)),
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
+
+    def _calls_in_a_row(self, effects: SideEffects, changed: list[str]) -> SideEffects:
+        """How many calls in a row a model takes that has `changed` in its first, whether later
+        outputs tell of that, and whether calls are alike once its buffers are put back.
+        """
+        runner, task, seed = self.runner, self.task, self.runner.spec.seed
+
+        def answer(model: Any, seed: int = seed + 1) -> list[Tensor]:
+            runner.model = model
+            return copied(task.outputs(task.inputs(seed)))
+
+        def differ(one: list[Tensor], other: list[Tensor]) -> bool:
+            return not all_close(one, other, REPEATABLE_RTOL)
+
+        used, started, told, calls = runner.model, task.work_stamp(), list[str](), 1
+        alone = answer(runner.build())
+        try:
+            later = answer(used)
+        except REFUSALS:
+            tells, told = True, [x.name for x in effects.buffers]
+        else:
+            calls, tells = 2, differ(alone, later)
+            # on a GPU a position past the end ends the process
+            few = not tells or (runner.on_gpu and holds_integers(used, changed))
+            most = LEAST_IN_A_ROW if few else MOST_IN_A_ROW
+            with suppress(*REFUSALS):
+                while calls < most and task.work_s(started) < ORACLE_MAX_S:
+                    answer(used)
+                    calls += 1
+            for kind in by_kind(effects.buffers) if tells else ():
+                names = [form.name for form in kind]
+                answer(used := runner.build(), seed)
+                _copy_into(used, runner.build(), names)
+                with suppress(*REFUSALS):
+                    told += names if differ(later, answer(used)) else ()
+        hidden = not tells and not {x.name for x in effects.buffers}.issuperset(changed)
+        if hidden:
+            runner.effects, new = effects, runner.build()
+            one, _, other = (answer(new, each) for each in (seed, seed + 1, seed))
+            runner.effects, hidden = None, differ(one, other)
+        buffers = [x.model_copy(update={"told": x.name in told}) for x in effects.buffers]
+        update = {"buffers": buffers, "calls": calls, "remembers": tells or hidden}
+        return effects.model_copy(update=update)
 
     def _operators_called(self, seed: int) -> list[str]:
         inputs = self.task.inputs(seed)
@@ -266,17 +328,20 @@ class ExpectedValues:
     @contextmanager
     def model_for(self, trial: Expect) -> Iterator[None]:
         seeds = trial.weights_seed, trial.construct_seed
+        before = self.runner.earlier
+        self.runner.earlier = [self.task.inputs(*each, trial.shape) for each in trial.earlier]
         special = trial.evaluate or seeds != (None, None)
         try:
             if special:
                 self.runner.model = self.runner.build(trial.construct_seed)
             if trial.weights_seed is not None:
                 randomise_weights(self.runner.model, trial.weights_seed)
-                redraw_statistics(running_statistics(self.runner.model), trial.weights_seed)
+                redraw_statistics(self.runner.statistics, trial.weights_seed)
             if trial.evaluate and isinstance(self.runner.model, torch.nn.Module):
                 self.runner.model.eval()
             yield
         finally:
+            self.runner.earlier = before
             if special:
                 self.runner.model = self.runner.build()
 
@@ -355,6 +420,14 @@ class ExpectedValues:
     @property
     def like(self) -> list[Tensor]:
         return self.known[DECLARED].expected
+
+
+def _copy_into(model: Any, other: Any, names: list[str]) -> None:
+    """Give a model these of another's buffers."""
+    now, theirs = tensors_of(model), tensors_of(other)
+    with torch.no_grad():
+        for name in names:
+            now[name].copy_(theirs[name])
 
 
 def _form(x: Tensor) -> OutputForm:

@@ -153,8 +153,9 @@ class OwnErrors:
     def _widened_outputs(
         self, inputs: list[Any], reference: list[Tensor], mode: InFloat64
     ) -> list[Tensor] | None:
-        model = self.runner.model
+        model, earlier = self.runner.model, self.runner.earlier
         try:
+            self.runner.earlier = tree_map_only(Tensor, widened, earlier)
             if isinstance(model, torch.nn.Module):
                 self.runner.model = copy.deepcopy(model)._apply(widened)
             with mode:
@@ -165,7 +166,7 @@ class OwnErrors:
         except REFUSALS:
             return None
         finally:
-            self.runner.model = model
+            self.runner.model, self.runner.earlier = model, earlier
             self.runner.synchronise()
 
     def moved_outputs(

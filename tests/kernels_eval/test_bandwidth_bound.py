@@ -32,7 +32,7 @@ def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
     made.config, made.sets, made.needs_copy = TimingConfig(), 4, False
     made.process = SimpleNamespace(may_overwrite=False)
-    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, layout=0)
+    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, layout=0, remembers=False)
     memory = SimpleNamespace()
     made.reference = Reference(loaded=loaded, memory=memory, task_bytes=INPUT + OUTPUT, used=used)
     return made
@@ -72,6 +72,9 @@ def test_what_fits_into_the_cache_is_not_bounded_by_memory():
 
 class Rounds(SimpleNamespace):
     """What both processes are asked in a round, each with the time that it takes."""
+
+    def renew(self):
+        assert not self.child.stands_still
 
     def take(self, ms, child):
         def asked(*_, **__):

@@ -63,10 +63,25 @@ class Reference:
 
 
 def expected(
-    reference, *, varies=True, shapes=EVERY_SHAPE, unsuitable=(), level="confirm", **config
+    reference,
+    *,
+    varies=True,
+    shapes=EVERY_SHAPE,
+    unsuitable=(),
+    level="confirm",
+    calls=1,
+    remembers=False,
+    **config,
 ):
     plan = InputPlan(notes=[InputNote(vary=varies)], shapes=shapes)
-    loaded = SimpleNamespace(plan=plan, parameters=[[4]], statistics=[], operators=())
+    loaded = SimpleNamespace(
+        plan=plan,
+        parameters=[[4]],
+        statistics=[],
+        operators=(),
+        calls_in_a_row=calls,
+        remembers=remembers,
+    )
     task = TaskFindings(loaded, CorrectnessConfig(**config), level)
     child = SimpleNamespace(dead=None)
     found = Expectations(reference, child, TaskGates(), task, {*unsuitable})
@@ -78,6 +93,12 @@ def expected(
 
 def without(*names):
     return [name for name in ALL if name not in names]
+
+
+def in_a_row(*counts):
+    """After all else that is expected of a task's own shape."""
+    place = ALL.index("non_finite")
+    return [*ALL[:place], *(f"call_{count}_in_a_row" for count in counts), *ALL[place:]]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +115,10 @@ def without(*names):
         ({}, {"level": "screen"}, [*SCREENED, "each_1"]),
         ({}, {"level": "screen", "shapes": {}}, SCREENED),
         ({}, {"unsuitable": ["mixed"]}, without("mixed")),
+        ({}, {"calls": 3}, in_a_row(3)),
+        ({}, {"calls": 2, "remembers": True}, in_a_row(2)),
+        ({}, {"calls": 64, "remembers": True}, in_a_row(2, 3)),
+        ({}, {"level": "screen", "calls": 3}, [*SCREENED, "each_1"]),
         # three distributions and its own trials are all that there is memory for
         (
             {"output_bytes": EXPECTED_MAX_BYTES},

@@ -29,7 +29,7 @@ from kernels_eval.exchange.trace_set import TraceSet, is_trace_set, record_of
 from kernels_eval.exchange.traces import evaluation_of
 from kernels_eval.protocol import DescribeInterface, Interface
 from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, Row, Verdict
-from kernels_eval.verify_file import read_pair
+from kernels_eval.verify_file import FIX, read_pair
 from kernels_eval.versions import PROTOCOL_VERSION
 from kernels_eval.written import json_of
 from tasks.curation.source import Source
@@ -245,7 +245,7 @@ def _speedup(each: Judged) -> float:
 def _package_of_file(source: str, target: Path, options: Row) -> Json:
     task, candidate = read_pair(options["task"], source, options["language"])
     if candidate.code is None:
-        raise UsageError(f"{source} does not define ModelNew", "give a file with ModelNew")
+        raise UsageError(f"{source} does not define ModelNew", FIX)
     with Measurer() as measurer:
         try:
             forms = _interface(measurer, task)

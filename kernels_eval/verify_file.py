@@ -32,6 +32,8 @@ STAGES = {
     "attribution_s": "find which kernels do the work",
     "timing_s": "time reference and candidate",
 }
+FIX = "write class ModelNew(nn.Module) with the arguments and outputs of the task's Model"
+"""What to do about a file without code."""
 Say = Callable[[str], None]
 
 NATIVE = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h")
@@ -185,5 +187,6 @@ def _no_code(task: KernelTask, candidate: Candidate, path: str) -> Verdict:
     from kernels_eval.judge.messages import no_code_verdict
 
     empty = candidate.parse_reason is Reason.NO_CODE_BLOCK
-    detail = f"{path} is empty" if empty else f"{path} does not define ModelNew"
+    cause = "is empty" if empty else "does not define ModelNew"
+    detail = f"{path} {cause} ({FIX})"
     return no_code_verdict(task, candidate).model_copy(update={"detail": detail})

@@ -178,7 +178,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     browser.shot("4-completed")
     page.get_by_text("Artifacts", exact=True).first.click()
     page.get_by_text("morning-report", exact=True).wait_for()
-    for kept in ("progress", "snapshots", "training-set"):
+    for kept in ("progress", "refresh", "training-set"):
         page.get_by_text(kept, exact=True).first.wait_for()  # its type may have its name
     browser.shot("5-artifacts")
     page.get_by_text("morning-report", exact=True).click()

@@ -271,6 +271,7 @@ def test_a_file_without_a_model_is_a_verdict_and_nothing_runs(
     assert verify(task, candidate) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(f"no_code ({reason}): ") and said in printed.out
+    assert "(write class ModelNew(nn.Module) with the arguments" in printed.out
     assert printed.err == ""
 
 

@@ -19,6 +19,7 @@ from flows.forms import (
     TrainingSetForm,
     configuration,
 )
+from flows.naming import run_name
 from kernels_eval.errors import UsageError
 
 
@@ -66,6 +67,20 @@ def test_every_field_reaches_its_key(tmp_path):
         assert " ".join(str(attrgetter(key)(found)) for key in keys) == values
     with pytest.raises(ValidationError, match="is not one of"):
         CandidatesForm(source="kernelbok")
+
+
+@pytest.mark.parametrize(
+    "run, overrides, expected",
+    [
+        ({"profile": "local"}, [], "refresh local"),
+        ({"profile": "local", "name": "mine"}, ["curation.size=8"], "refresh mine"),
+        ({"profile": "local", "name": "mine"}, ["name=theirs"], "refresh theirs"),
+    ],
+)
+def test_a_flow_run_has_the_name_that_its_form_gives(run, overrides, expected, monkeypatch):
+    given = {"run": RunForm(**run), "advanced": AdvancedForm(overrides=overrides)}
+    monkeypatch.setattr("prefect.runtime.flow_run.parameters", given, raising=False)
+    assert run_name("refresh")() == expected
 
 
 def test_own_profiles_are_chosen_like_those_that_ship(tmp_path, monkeypatch):

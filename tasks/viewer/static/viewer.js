@@ -99,7 +99,7 @@ async function showList(query) {
       select.parentElement.hidden = !values.length;
     }
     table = await drawn("table", about.rows, [
-      { formatter: "rowSelection", headerSort: false, width: 36, responsive: 0, hozAlign: "center" },
+      { formatter: "rowSelection", headerSort: false, width: 36, minWidth: 36, responsive: 0, hozAlign: "center" },
       wide("Candidate", "id", anchor(short), 3, { minWidth: 100, maxWidth: 120 }),
       wide("Task", "task", anchor(broken), 0, { widthGrow: 2, minWidth: 110 }),
       wide("Model", "model", (cell) => broken(cell.getValue()), 3),

@@ -4,8 +4,8 @@
 
 scores the base model on the held-out tasks; then each round samples answers to the training tasks
 (from the base model, later from the last adapter), verifies and curates them, trains a new adapter
-of the base model, and scores it. The results are written after the base and after every round; the
-same command resumes.
+of the base model, and scores it. With `--taught FILE` the first round's answers are those of a
+table. The results are written after the base and after every round; the same command resumes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,13 @@ def asked_from(config: PipelineConfig, trained: SnapshotRef | None) -> PipelineC
     return config.model_copy(update={"synthesis": synthesis})
 
 
-def iterate(config: PipelineConfig, rounds: int, out: Path) -> None:
+def taught_by(config: PipelineConfig, table: str) -> PipelineConfig:
+    """The line, with training answers of a table."""
+    told = {"sampler": "recorded", "responses": table, "tokenizer": config.training.base_model}
+    return config.model_copy(update={"synthesis": config.synthesis.model_copy(update=told)})
+
+
+def iterate(config: PipelineConfig, rounds: int, out: Path, taught: str | None = None) -> None:
     """Raises UsageError where a round's answers hold nothing to train on; results so far are
     written."""
     from prefect import flow
@@ -86,7 +92,8 @@ def iterate(config: PipelineConfig, rounds: int, out: Path) -> None:
             for number in range(rounds + 1):
                 samples = None
                 if number:
-                    line = asked_from(config, trained)
+                    first = number == 1 and taught
+                    line = taught_by(config, first) if first else asked_from(config, trained)
                     samples = refresh(line)
                     trained = train_adapter(line, samples.tasks, samples.curated)
                 made = scored_by(config, f"round {number}" if number else "base", trained)
@@ -103,6 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--profile", default=str(Path(__file__).with_name("profile.yaml")))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--taught", metavar="FILE")
     parser.add_argument("--out", type=Path, default=Path("real-results"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
@@ -111,7 +119,7 @@ def main() -> int:
         require_ready(config, "refresh", "training", "benchmark")
         embed(config)
         with served_and_shown():
-            iterate(config, given.rounds, given.out)
+            iterate(config, given.rounds, given.out, given.taught)
     except EvalError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -2,9 +2,9 @@
 
     python -m experiments.real_model.tables --language cpp --out real-tasks
 
-writes `heldout.jsonl` (level 1: operators.toml; level 2: generated programs of the held-out side)
-and `train.jsonl` (modules.toml, and generated programs of the training side). Nothing is
-decontaminated here: a run does that.
+writes `heldout.jsonl` (level 1: operators.toml; level 2: generated programs of the held-out side),
+`train.jsonl` (modules.toml, and generated programs of the training side) and `taught.jsonl`, what
+the proof's scripted teacher answers to the latter. Nothing is decontaminated here: a run does that.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from typing import Any, get_args
 
 from experiments.proof import generated
 from experiments.proof.generated import Sizes
-from kernels_eval.records import KernelTask
+from experiments.proof.modules import module_of
+from experiments.proof.options import Style
+from experiments.proof.program import parse
+from kernels_eval.records import Json, KernelTask, Language
 from kernels_eval.tables import table_beside
 from tasks.sources.files import OPTIONAL_COLUMNS
+from tasks.synthesis.prompts import block
 
 SIZES: dict[str, dict[str, int]] = table_beside(__file__, "sizes.toml")
 HELD_OUT, TRAINED = 100, 300
 """Generated programs of either side."""
 MOST_OPERATORS = 3
 """Of a generated program for training: a small model solves hardly any longer one."""
+STYLES: tuple[Style, ...] = ("naive", "fused")
+"""Of the teacher's kernels; a program has an answer in each."""
 COLUMNS = {"code", *OPTIONAL_COLUMNS}
 PROGRAM = """\
 import torch
@@ -61,6 +67,17 @@ def train(language: Sizes) -> list[KernelTask]:
     drawn = generated.load(1, 3 * TRAINED, "train", language)
     short = [task for task in drawn if (task.level or 0) <= MOST_OPERATORS]
     return [*modules(language), *short[:TRAINED]]
+
+
+def taught(language: Sizes) -> list[Json]:
+    """Answers meant to be right to the generated programs for training, without any thoughts."""
+    made = []
+    for task in train(language):
+        if program := parse(task.code):
+            modules = [module_of(program, Language(language), style, None) for style in STYLES]
+            told = {"language": language, "generator": "scripted", "finish_reason": "stop"}
+            made += [{"task_id": task.task_id, "response": block(text), **told} for text in modules]
+    return made
 
 
 def published(language: Sizes) -> list[KernelTask]:
@@ -122,8 +139,13 @@ def indented(lines: Iterable[str]) -> str:
 def write(language: Sizes, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, tasks in (("heldout", heldout(language)), ("train", train(language))):
-        lines = [json.dumps(task.model_dump(mode="json", include=COLUMNS)) for task in tasks]
-        (out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_lines(out / name, (task.model_dump(mode="json", include=COLUMNS) for task in tasks))
+    write_lines(out / "taught", taught(language))
+
+
+def write_lines(place: Path, rows: Iterable[Json]) -> None:
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    place.with_suffix(".jsonl").write_text(text, encoding="utf-8")
 
 
 def main() -> None:

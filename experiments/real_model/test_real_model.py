@@ -13,9 +13,11 @@ from flows.config import PipelineConfig, load_profile
 from tasks.benchmark.stage import Answers
 from tasks.decontamination.config import DecontaminationConfig
 from tasks.decontamination.decontamination import decontaminate
+from tasks.sources import stage as sources
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks
 from tasks.store import Snapshot
+from tasks.synthesis import stage as synthesis
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.workload.stage import annotate
 
@@ -44,6 +46,20 @@ def test_the_line_reads_the_tables(tmp_path, language):
         config = TasksConfig(source="files", location=str(tmp_path / f"{name}.jsonl"))
         assert [task.model_copy(update={"family": None}) for task in tasks] == load_tasks(config)
     assert len({task.task_id for task in tables.published(language)}) >= 60
+
+
+def test_the_teachers_answers_are_those_of_the_first_round(tmp_path):
+    tables.write("cpp", tmp_path)
+    profile = str(Path(rounds.__file__).with_name("profile.yaml"))
+    config = load_profile(profile, ["training.base_model=small"])
+    line = rounds.taught_by(config, str(tmp_path / "taught.jsonl"))
+    source = TasksConfig(source="files", location=str(tmp_path / "train.jsonl"), limit=60)
+    tasks = sources.run(source, str(tmp_path))
+    rows = synthesis.run(tasks, line.synthesis, line.language).open().read()
+    programs = {task.task_id for task in load_tasks(source) if task.source != "module"}
+    assert set(rows["task_id"]) == programs and rows.height == len(tables.STYLES) * len(programs)
+    assert rows["code"].null_count() == 0 and set(rows["reasoning_tokens"]) == {0}
+    assert rounds.asked_from(config, None).synthesis.sampler == "transformers"
 
 
 def test_the_profile_asks_the_model_that_it_trains():

@@ -80,8 +80,9 @@ def _require_one_version(rows: pl.DataFrame) -> None:
         raise UsageError(f"the verdicts have schema version {newest}, {known}", "update concur")
 
 
-def require_lengths(correct: pl.DataFrame) -> None:
-    """Raise UsageError where a correct sample has no reasoning_tokens, or all have no reasoning."""
+def require_lengths(correct: pl.DataFrame, *, none: bool = False) -> None:
+    """Raise UsageError where a correct sample has no reasoning_tokens, or all have no reasoning and
+    that is not asked for (`none`)."""
     tokens = pl.col("reasoning_tokens").cast(pl.Float64)
     unknown = correct.filter(~tokens.is_finite().fill_null(False))
     if unknown.height:
@@ -91,11 +92,12 @@ def require_lengths(correct: pl.DataFrame) -> None:
             "give that generator's tokenizer with --set synthesis.tokenizer=HUB_ID_OR_DIRECTORY and"
             " run again: no answer is asked for twice",
         )
-    if correct.height and not (correct["reasoning_tokens"] > 0).any():
+    if correct.height and not none and not (correct["reasoning_tokens"] > 0).any():
         raise UsageError(
             f"none of the {correct.height} correct samples of {_generators(correct)} has any"
             " reasoning to train on",
-            "use a model that reasons, and a server that returns the text before </think>",
+            "use a model that reasons, and a server that returns the text before </think>; or take"
+            " answers without it with --set curation.without_reasoning=true",
         )
 
 

@@ -85,6 +85,8 @@ class CurationConfig(Record):
     cut_off_answers: bool = False
     """also use answers that the token limit cut off. Training adds no end token to them, because
     their model wrote none"""
+    without_reasoning: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    """also use answers without reasoning, as models write that do not think"""
     exclude_flags: tuple[Flag, ...] = ()
     """samples whose reasoning raises one of these flags are not in the pool, for every strategy"""
 

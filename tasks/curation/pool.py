@@ -45,8 +45,8 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     may_be_taken = pl.col("_why_not").is_null()
     rows = pl.concat([rows.filter(may_be_taken), rows.filter(~may_be_taken)])
     rows = rows.filter(pl.col("candidate_id").is_first_distinct())
-    require_lengths(rows.filter(may_be_taken))
-    silent = _refused(pl.col("reasoning_tokens") <= 0, WhyNot.NO_REASONING)
+    require_lengths(rows.filter(may_be_taken), none=config.without_reasoning)
+    silent = _refused(_is_silent(config), WhyNot.NO_REASONING)
     return rows.with_columns(_why_not=pl.coalesce("_why_not", silent))
 
 
@@ -123,6 +123,10 @@ def _is_later_turn(config: CurationConfig) -> pl.Expr:
 
 def _is_cut_off(config: CurationConfig) -> pl.Expr:
     return pl.lit(False) if config.cut_off_answers else pl.col("_ended").is_in(CUT_OFF)
+
+
+def _is_silent(config: CurationConfig) -> pl.Expr:
+    return pl.lit(False) if config.without_reasoning else pl.col("reasoning_tokens") <= 0
 
 
 def _is_fig_leaf(config: CurationConfig) -> pl.Expr:

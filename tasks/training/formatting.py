@@ -57,10 +57,10 @@ def examples_of(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Example]
     """One example per row of `tasks.tables.CURATED` with its `prompt`, the user's turn, in order.
 
     The prompt is the chat up to the generation prompt; the completion the reasoning between the
-    template's own marks of a thought (`<think>` where it has none), the answer and, unless cut off
-    (`finish_reason` "length"), the tokenizer's end token. Raises UsageError for a tokenizer without
-    chat template or end token, and a template that keeps the model from thinking or marks thoughts
-    in an unknown form.
+    template's own marks of a thought (`<think>` where it has none, and nothing around no
+    reasoning), the answer and, unless cut off (`finish_reason` "length"), the tokenizer's end
+    token. Raises UsageError for a tokenizer without chat template or end token, and a template that
+    keeps the model from thinking or marks thoughts in an unknown form.
     """
     form = _thoughts_of(tokenizer)
     examples = [_as_text(row, tokenizer, form) for row in rows]
@@ -74,7 +74,8 @@ def examples_of(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Example]
     return made
 
 
-def _thoughts_of(tokenizer: PreTrainedTokenizerBase) -> Form:
+def _thoughts_of(tokenizer: PreTrainedTokenizerBase) -> Form | None:
+    """The form of the template's thoughts; None where it has none."""
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         raise UsageError(
@@ -102,17 +103,21 @@ def _thoughts_of(tokenizer: PreTrainedTokenizerBase) -> Form:
             "the base model's chat template marks thoughts in a form that is not known",
             "add its marks to tasks/thoughts.toml, or train a model that writes <think>",
         )
-    return form or PLAIN
+    return form
 
 
-def _as_text(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, form: Form) -> Example:
+def _as_text(
+    row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, form: Form | None
+) -> Example:
     prompt = chat_text(tokenizer, row["prompt"])
     reasoning, answer = (row["reasoning"] or "").strip(), (row["answer"] or "").strip()
     # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the model
     # itself writes the tag
-    opening = "" if opened_by(prompt) else form.opening
+    marks = form or PLAIN
+    opening = "" if opened_by(prompt) else marks.opening
+    thought = f"{opening}{reasoning}{marks.closing}" if form or reasoning else ""
     end = "" if row.get("finish_reason") == "length" else tokenizer.eos_token
-    completion = f"{opening}{reasoning}{form.closing}{answer}{end}"
+    completion = f"{thought}{answer}{end}"
     return Example(row["candidate_id"], reasoning, answer, prompt, completion)
 
 
@@ -131,10 +136,10 @@ def select_examples(
     holds a mark of thoughts or a special token. Raises UsageError where nothing is left."""
     kept, dropped = [], []
     form = _thoughts_of(tokenizer)
-    marks = [mark.strip() for each in (PLAIN, form) for mark in (each.opening, each.closing)]
+    marks = [mark.strip() for each in (PLAIN, form or PLAIN) for mark in each[:2]]
     control = {*marks, *tokenizer.all_special_tokens}
     for example in examples:
-        if reason := _reason_to_drop(example, control, max_length):
+        if reason := _reason_to_drop(example, control, max_length, thinks=form is not None):
             dropped.append(
                 Dropped(candidate_id=example.candidate_id, reason=reason, tokens=example.tokens)
             )
@@ -151,9 +156,9 @@ def select_examples(
 
 
 def _reason_to_drop(
-    example: Example, control: Collection[str], max_length: int
+    example: Example, control: Collection[str], max_length: int, *, thinks: bool
 ) -> DropReason | None:
-    if not example.reasoning:
+    if thinks and not example.reasoning:
         return "empty_reasoning"
     if not example.answer:
         return "empty_answer"

@@ -49,6 +49,14 @@ def test_missing_lengths_name_the_generator_and_the_fix(rows, said):
         listed(*samples(rows))
 
 
+def test_answers_without_reasoning_are_taken_where_that_is_asked_for():
+    rows = samples("a-0 0 2.0; b-0 0 1.0; c-0 9 1.0; d-0 0 1.0 status=incorrect")
+    assert listed(*rows, strategy="random", max_per_task=None) == "c-0 drawn"
+    taken = listed(*rows, strategy="random", max_per_task=None, without_reasoning=True)
+    assert sorted(taken.split("; ")) == ["a-0 drawn", "b-0 drawn", "c-0 drawn"]
+    assert "without_reasoning" not in CurationConfig().model_dump()  # older sets keep their names
+
+
 def test_rows_come_through_unchanged():
     rows = frame(sample("a", 0, 10, 2.0))
     assert curate(rows, CurationConfig()).drop("criterion").equals(rows)

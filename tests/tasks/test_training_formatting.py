@@ -47,6 +47,11 @@ GPT_OSS, MAGISTRAL = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
     for mark in ("<|channel|>analysis<|message|>", "[THINK]")
 )
+# As Qwen2.5's: no thoughts at all
+PLAIN = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
 TEMPLATES = pytest.mark.parametrize("template", [QWQ, QWEN3], ids=["qwq", "qwen3"])
 
 
@@ -106,13 +111,19 @@ class Parrot:
 
 
 @pytest.mark.parametrize(
-    "template",
-    [QWQ, QWEN3, GPT_OSS, MAGISTRAL],
-    ids=["qwq", "qwen3", "gpt-oss", "magistral"],
+    "template, reasoning, answer",
+    [
+        *((template, REASONING, ANSWER) for template in (QWQ, QWEN3, GPT_OSS, MAGISTRAL)),
+        (PLAIN, "", ANSWER.partition("\n\n")[2]),
+    ],
+    ids=["qwq", "qwen3", "gpt-oss", "magistral", "plain"],
 )
-def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base, template):
+def test_what_is_trained_on_comes_back_through_sampling_and_parsing(
+    base, template, reasoning, answer
+):
     tokenizer = tokenizer_with(base, template)
-    example = example_of(tokenizer)
+    example = example_of(tokenizer, reasoning, answer)
+    assert select_examples([example], tokenizer, 4096)[0]
     labels = carried(example)
     prompt = list(example.input_ids[: -len(labels)])
     # beyond the end token there is something more to say: who does not stop at it says it
@@ -135,7 +146,7 @@ def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base, templa
         "it ends with the end token, itself trained on"
     )
     parsed = parse_response(response.text, finish_reason=response.finish_reason)
-    assert (parsed.reasoning, parsed.answer, parsed.code) == (REASONING, ANSWER, CODE)
+    assert (parsed.reasoning, parsed.answer, parsed.code) == (reasoning, answer, CODE)
 
 
 @TEMPLATES

@@ -47,6 +47,7 @@ from kernels_eval.protocol import (
     PackKernels,
     Rebuild,
     RedrawWeights,
+    Renew,
     Request,
 )
 from kernels_eval.records import Candidate, Reason, stable_hash
@@ -328,6 +329,12 @@ class CandidateProcess:
         yield
         reference.request(RedrawWeights(seed=None))
         self._rebuild()
+
+    def renew(self) -> None:
+        """Have both sides begin anew a model that remembers: their next calls are alike."""
+        if self.reference.loaded.remembers:
+            self.reference.request(Renew())
+            self.request(Renew())
 
     def _rebuild(self, seed: int | None = None) -> None:
         arguments, descriptor = self.reference.arguments(seed)

@@ -148,6 +148,7 @@ class PairedClock:
                 self.config,
                 bound=self._bound if confirms else None,
                 watch=self._watch if confirms else lambda calls: None,
+                begin=self.process.renew,
                 throttled=throttled if self.on_gpu else lambda: None,
                 most_calls=most_calls(self.reference, self.sets),
             )
@@ -256,7 +257,7 @@ class PairedClock:
         names = [reference.timed_distribution] * calls
         if calls > 1 and self.varied:
             names[secrets.randbelow(calls)] = secrets.choice(self.varied)
-        self.rounds.renew()
+        self.process.renew()
         family, forms = child.family(), self.rounds.forms(copies=not self.needs_copy)
         with child.stopped(family):
             self.rounds.draw(seeds, names, keeps=thorough)

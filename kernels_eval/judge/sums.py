@@ -46,7 +46,7 @@ def _compare_draws(process: CandidateProcess, kind: str, count: int) -> None:
     reference = process.reference
     seeds = [secrets.randbits(31) for _ in range(count)]
     rounds = UnseenRounds(process, count)
-    rounds.renew()
+    process.renew()
     with process.child.stopped():
         rounds.draw(seeds, [kind] * count)
         rounds.expect()

@@ -68,6 +68,7 @@ def measure(
     *,
     bound: Bound | None,
     watch: Callable[[int], object] = lambda calls: None,
+    begin: Callable[[], object] = lambda: None,
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS_PER_SAMPLE,
 ) -> Timing:
@@ -79,8 +80,8 @@ def measure(
 
     The bound, if any, counts where the candidate reports less than CLOCK_BOUND_SHARE of it. Raises
     ImplausibleTime for less than ACCUSED_SHARE of the least bound in several rounds. `watch`: make
-    such a sample that does not count, at a random place among the others. `throttled()`: whether
-    clocks are lowered now.
+    such a sample that does not count, at a random place among the others. `begin`: samples of
+    both sides follow that are to be alike. `throttled()`: whether clocks are lowered now.
     """
     a, b = _Series(reference), _Series(candidate)
     calls = _calls_per_sample((a, b), config, most_calls)
@@ -88,12 +89,14 @@ def measure(
     started = time.monotonic()
     elapsed_s = 0.0
     watched = 2 * (1 + secrets.randbelow(PRECISE_PAIRS // 2))
+    begin()
     while not _enough(a, b, elapsed_s, config):
         for each in (a, b, b, a):
             each.add_sample(calls)
         elapsed_s = time.monotonic() - started
         if len(b.reported) == watched:
             watch(calls)
+            begin()
     if len(b.reported) < watched:
         watch(calls)
     slowed.append(throttled())

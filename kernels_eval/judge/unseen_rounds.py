@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kernels_eval.config import KEPT_BYTES
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import parse_report
-from kernels_eval.protocol import MapMemory, OutputForm, Renew, RunUnseen, UnseenReport
+from kernels_eval.protocol import MapMemory, OutputForm, RunUnseen, UnseenReport
 from kernels_eval.sandbox.channel import Message
 
 
@@ -25,12 +25,6 @@ class UnseenRounds:
         for name in ("inputs", "unseen"):
             place, descriptor = memory.shared(name)
             process.request_unread(MapMemory(name=name, memory=place), (descriptor,))
-
-    def renew(self) -> None:
-        """Have both begin anew a model that remembers: all calls of a round are in a row."""
-        if self.reference.loaded.remembers:
-            self.reference.request(Renew())
-            self.process.request(Renew())
 
     def draw(self, seeds: list[int], distributions: list[str], *, keeps: bool = True) -> None:
         """Draw inputs of these seeds. The candidate is to be stopped until it is asked. `keeps`:

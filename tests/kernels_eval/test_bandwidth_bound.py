@@ -73,9 +73,6 @@ def test_what_fits_into_the_cache_is_not_bounded_by_memory():
 class Rounds(SimpleNamespace):
     """What both processes are asked in a round, each with the time that it takes."""
 
-    def renew(self):
-        assert not self.child.stands_still
-
     def take(self, ms, child):
         def asked(*_, **__):
             assert self.child.stands_still is (child == "reference")
@@ -137,7 +134,7 @@ def test_a_round_without_work_and_one_of_the_candidate(
     )
     made.rounds, made.varied, made.idle_samples = rounds, [], 0
     made.by_processor, made.process.child = by_processor, children["candidate"]
-    made.process.config = SimpleNamespace(threads=threads)
+    made.process.config, made.process.renew = SimpleNamespace(threads=threads), lambda: None
     made.reference.child = children["reference"]
     made.reference.request = lambda _: SimpleNamespace(positions=[], found=[])
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)

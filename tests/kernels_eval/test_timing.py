@@ -52,6 +52,21 @@ def test_a_known_ratio_is_found_and_covered(ratio):
     assert found.pairs >= QUICK.min_pairs
 
 
+def test_both_sides_begin_anew_together():
+    """One is warmed for longer, and alone makes the sample that says what runs."""
+    turns = []
+
+    def side(name):
+        return lambda calls: turns.append(name) or busy(20_000 * calls)
+
+    config = QUICK.model_copy(update={"max_s": 0.05})
+    watch, begin = (lambda calls: turns.append("watch")), (lambda: turns.append(" "))
+    measure(side("a"), side("b"), config, bound=None, watch=watch, begin=begin)
+    warm, *measured = "".join(turns).split()
+    assert warm.count("a") != warm.count("b") and "abba" not in warm
+    assert all(each.removesuffix("watch").replace("abba", "") == "" for each in measured)
+
+
 def test_short_calls_are_batched():
     found = timed(honest(2_000), honest(1_000))
     assert found.calls_per_sample >= QUICK.sample_us * 1e3 / 2_000

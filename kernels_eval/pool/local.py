@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -170,10 +171,14 @@ def serve(descriptor: int) -> None:
     calls: SimpleQueue[Any] = SimpleQueue()
 
     def read() -> None:
-        with suppress(EOFError, OSError):
+        try:
             while True:
                 calls.put(pipe.recv())
-        os._exit(1)  # the pool has ended; compilers and sandboxes are the reaper's
+        except (EOFError, OSError):
+            pass  # the pool has ended; compilers and sandboxes are the reaper's
+        except BaseException:  # such as an import that fails: the pool repeats the last line
+            traceback.print_exc()
+        os._exit(1)
 
     threading.Thread(target=read, daemon=True).start()
     kind, given = calls.get()

@@ -11,7 +11,7 @@ import pytest
 
 from kernels_eval.errors import BusyError, GpuLostError, SandboxError
 from kernels_eval.pool.held import held, holders
-from kernels_eval.pool.local import Machine
+from kernels_eval.pool.local import LostError, Machine
 from kernels_eval.pool.pool import Pool
 from kernels_eval.records import Language
 from kernels_eval.sandbox.deaths import DEATHS
@@ -84,6 +84,21 @@ def test_real_candidates_are_judged_without_ray():
         workers = [slot.actor.process.pid for slot in pool._slots]
     assert not any(map(psutil.pid_exists, workers))
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_a_worker_that_cannot_read_what_it_is_given_is_lost(request):
+    machine = Machine(gpus=0)
+    worker = machine.start(Quick, [Unreadable()])
+    request.addfinalizer(worker.kill)
+    pending = machine.started(worker)
+    until(lambda: pending.done, "the end of the worker", 60)
+    with pytest.raises(LostError, match="status 1: ValueError: invalid literal for int"):
+        machine.get(pending)
 
 
 @pytest.mark.parametrize("fate", ["", f"dies {DEATHS - 1}", f"fails {DEATHS - 1}"])

@@ -231,6 +231,12 @@ MOST_SHUFFLED = 1 << 24
 NOTE_DRAWS, NOTE_BYTES = 3, 1 << 20
 """How many draws of a task's inputs tell what all of them have, and bytes of inputs from which on
 one must do. Choices of time."""
+EDGES, HALVES, EDGE_SPACING = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0), (0.5, 1.5, 2.5), 8
+"""Numbers at which an answer may jump, of either sign: ends of activations, and halves, which round
+to even; and of how many elements of `edges` one is such. Choices."""
+MOST_CONSTANTS, LEAST_SCALE, LARGEST_CONSTANT = 16, 2.0**-6, 32.0
+"""How many numbers of a task's source are such, the least ones, from which on halves are multiplied
+and divided by them, and up to which: larger ones are sizes. Choices."""
 NEARLY, JUMP = 2.0**-18, 1e-2
 """How far whole numbers are moved, as a share of their size, and how much an answer then changes at
 least that jumps. Choices."""
@@ -357,12 +363,24 @@ FEW_TERMS_KINDS = {
     "lone_terms": FewTermsKind(4, 0, 32, ((0.0, None), (-128.0, None), (128.0, None), (1.0, None))),
     "largest": FewTermsKind(1, 1, 1024, ((None, 2.0**12), (None, -(2.0**12)))),
     "unit_factors": FewTermsKind(0, 1, 16, ((0.0, 0.5),)),
+    "decisive": FewTermsKind(
+        *(1, 1, 64),
+        (
+            *(
+                (around, sign * 2.0**12)
+                for around in (None, 0.0, -128.0, 128.0)
+                for sign in (1, -1)
+            ),
+            *((1.0, 0.0), (None, 2.0**130)),
+        ),
+    ),
 }
 """So few terms that one left out of a sum is seen; so few that the error of each is; the one that a
-maximum or minimum is; a one in each row, by which a product in 16 bits is the other factor. Large
-ones exceed all else, 0 is no term of a sum, exp(-128) none of exponentials, and log(1) none of
-logarithms. 1 % of the places, left out, are missed by 1,024 terms once in 30,000 times, 2 % once in
-10^9. A choice."""
+maximum or minimum is; a one in each row, by which a product in 16 bits is the other factor; the one
+by which `any` or `all` answers otherwise (2^130 is infinite in fp32). Large ones exceed all else, 0
+is no term of a sum, exp(-128) none of exponentials, and log(1) none of logarithms. 1 % of the
+places, left out, are missed by 1,024 terms once in 30,000 times, 2 % once in 10^9; half of them by
+64 once in 10^19. A choice."""
 MOST_DRAWS, SCREEN_DRAWS = 64, 4
 """Such draws at most, of a screening too. A choice of time."""
 

@@ -112,7 +112,7 @@ def _refuse_answer(
     trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess
 ) -> None:
     row = trial.row
-    if row.tolerated(_wrong(outcome, process)):
+    if row.tolerated(_wrong(outcome, process, uncleared=found.uncleared)):
         process.draft.flags.append(row.flag)
     elif row.reason is None:
         # a changed default dtype, say, explains more than the wrong output it leads to
@@ -123,12 +123,13 @@ def _refuse_answer(
         raise _specialised(trial, outcome, f"wrong on {trial.name} inputs of shape {shape}")
 
 
-def _wrong(reason: Reason, process: CandidateProcess) -> WrongAnswer:
+def _wrong(reason: Reason, process: CandidateProcess, *, uncleared: bool = False) -> WrongAnswer:
     return WrongAnswer(
         reason,
         config=process.config.correctness,
         sums_products=process.reference.sums_products,
         dead=bool(process.child.dead),
+        uncleared=uncleared,
     )
 
 

@@ -9,7 +9,7 @@ from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import VARIED, Trial
 from kernels_eval.model.correctness import MANTISSA
-from kernels_eval.protocol import DECLARED, LATER, Comparison, NameDowncast
+from kernels_eval.protocol import DECLARED, LATER, NON_FINITE, Comparison, NameDowncast
 from kernels_eval.records import Reason
 
 NUMBERS = (Reason.WRONG_OUTPUT, Reason.PRECISION_DOWNCAST)
@@ -63,7 +63,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
             " in which it does; write arguments that it changes in place); "
         )
     elif outcome is Reason.NON_FINITE:
-        outcome, why = _of_non_finite(trial, process)
+        outcome, why = _of_non_finite(trial, found, process)
     elif outcome is Reason.PRECISION_DOWNCAST:
         outcome, why = _unexplained_downcast(found)
     elif wrong and found.systematic and found.rms < FORMULA_NAMED:
@@ -73,7 +73,11 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     return Stop(outcome, why + errors_of(trial, found))
 
 
-def _of_non_finite(trial: Trial, process: CandidateProcess) -> tuple[Reason, str]:
+def _of_non_finite(
+    trial: Trial, found: Comparison, process: CandidateProcess
+) -> tuple[Reason, str]:
+    if trial.distribution == NON_FINITE and found.uncleared:
+        return Reason.NON_FINITE, "NaN that the reference replaces remains; "
     if _right_without_fences(trial, process):
         why = "reads before or after the memory of its inputs, where it now finds NaN; "
         return Reason.MEMORY_ERROR, why
@@ -150,7 +154,7 @@ def _right_elsewhere(trial: Trial) -> str:
         return (
             "right only for arguments with what the declared ones happen to have (all one number,"
             " zeros or a mask's elements at these places, symmetry, equal rows, whole numbers,"
-            " distinct indices); "
+            " distinct or no negative indices, no label to ignore, no length of 0); "
         )
     if trial.earlier_seeds:
         return (

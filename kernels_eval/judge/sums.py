@@ -13,7 +13,14 @@ from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import Trial
 from kernels_eval.judge.unseen_rounds import UnseenRounds
 from kernels_eval.model.correctness import judge_terms
-from kernels_eval.protocol import FEW_TERMS, LARGEST, LONE_TERMS, UNIT_FACTORS, CompareSums
+from kernels_eval.protocol import (
+    DECISIVE,
+    FEW_TERMS,
+    LARGEST,
+    LONE_TERMS,
+    UNIT_FACTORS,
+    CompareSums,
+)
 from kernels_eval.records import Reason
 
 WHAT = {
@@ -21,6 +28,7 @@ WHAT = {
     " loses small ones",
     LONE_TERMS: "terms of a long sum are off (another formula, or fewer digits?)",
     UNIT_FACTORS: "a product has fewer digits of its factors than the task's precision",
+    DECISIVE: "one element that decides is not seen (are some left out?)",
     LARGEST: "the largest or smallest element is not that of all (are some left out?)",
 }
 

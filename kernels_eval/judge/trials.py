@@ -90,6 +90,8 @@ class WrongAnswer:
     """an operator of the task adds up products"""
     dead: bool
     """the candidate's process has ended"""
+    uncleared: bool = False
+    """an output has NaN where the reference's has none at all"""
 
 
 Condition = Callable[[TaskFindings], bool]
@@ -297,7 +299,8 @@ def other_shape(
 TRIALS = (
     TrialRow(DECLARED, required=True, screen=True),
     distribution("normal", screen=True),
-    distribution("mixed"),
+    # with numbers at which an answer may jump, and zero slices, where these suit the task
+    distribution("mixed", ("edges", "mixed")),
     # as declared but for a few elements: an answer that is kept for what looks alike shows
     distribution("impulse", same_seed=True),
     distribution("large", LARGE, hard=True, screen=True),
@@ -339,7 +342,7 @@ TRIALS = (
     # without what declared arguments have and what would save work
     TrialRow(
         VARIED,
-        draws=(VARIED, f"{VARIED}_otherwise"),
+        draws=(f"{VARIED}_edges", VARIED, f"{VARIED}_otherwise"),
         when=could_save_work,
         differs=True,
         screen=True,
@@ -356,14 +359,15 @@ TRIALS = (
         for count in range(2, LEAST_IN_A_ROW + 1)
     ),
     TrialRow(NON_FINITE, draws=(NON_FINITE,), when=takes_non_finite("require"), grades_task=False),
-    # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN
+    # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN; what the task drops
+    # is required
     TrialRow(
         NON_FINITE,
         draws=(NON_FINITE,),
         when=takes_non_finite("flag"),
         grades_task=False,
         stage=Stage.LAST,
-        tolerated=lambda wrong: True,
+        tolerated=lambda wrong: not wrong.uncleared,
         flag="non_finite_inputs_differ",
     ),
     other_shape("batch_1", shape="batch_1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
@@ -11,7 +12,11 @@ from torch import Tensor
 
 from kernels_eval.config import (
     DISTINCT_STEP,
+    EDGE_SPACING,
+    EDGES,
+    HALVES,
     IMPULSE_RANGE,
+    LEAST_SCALE,
     MOST_DISTINCT,
     OFFSET_MEAN,
     SINGLES,
@@ -23,37 +28,85 @@ BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers
 """What the blocks of `mixed` are drawn from."""
 
 
-def drawn_from(value: Tensor, generator: torch.Generator, distribution: str) -> Tensor:
+def drawn_from(
+    value: Tensor,
+    generator: torch.Generator,
+    distribution: str,
+    constants: Sequence[float] = (),
+) -> Tensor:
     """A tensor of the shape of `value`, in float32, from a distribution, in the domain that its
-    name ends with (`DOMAINS`).
+    name ends with (`DOMAINS`). `constants`: numbers at which the task's answer may jump.
     """
     domain = domain_of(distribution)
     name = distribution.removesuffix(domain)
-    drawn = _mixed(value, generator) if name == "mixed" else _drawn(value, generator, name)
+    mixed = name in ("mixed", "edges")
+    drawn = _mixed(value, generator) if mixed else _drawn(value, generator, name)
+    least, largest = _limits(value, domain)
     if domain == POSITIVE:
-        return drawn.abs() + 0.01
-    if domain == UNIT:
-        least, largest = drawn.new_tensor([-1.0, 1.0])
-        signed = bool((value < 0).any())
-        return (
-            _folded(drawn, least, largest) if signed else _folded(drawn.abs(), 0 * least, largest)
-        )
-    if domain == WITHIN:
-        return _folded(drawn, *value[torch.isfinite(value)].float().aminmax())
+        drawn = drawn.abs() + 0.01
+    elif domain:
+        drawn = _folded(drawn if least < 0 else drawn.abs(), least, largest)
+    if name == "edges":
+        _set_edges(drawn, generator, least, largest, constants)
     return drawn
 
 
-def _folded(drawn: Tensor, least: Tensor, largest: Tensor) -> Tensor:
+def _limits(value: Tensor, domain: str) -> tuple[float, float]:
+    """What all numbers of a domain lie between."""
+    if domain == UNIT:
+        return (-1.0 if bool((value < 0).any()) else 0.0), 1.0
+    if domain == WITHIN:
+        least, largest = value[torch.isfinite(value)].float().aminmax()
+        return float(least), float(largest)
+    return (0.0 if domain == POSITIVE else -math.inf), math.inf
+
+
+def _folded(drawn: Tensor, least: float, largest: float) -> Tensor:
     """Values outside of this range, inside: the farther, the nearer to its ends."""
     middle, half = (least + largest) / 2, (largest - least) / 2
     inside = middle + half * drawn / (1 + drawn.abs())
     return torch.where((drawn > least) & (drawn < largest), drawn, inside)
 
 
+def _set_edges(
+    drawn: Tensor,
+    generator: torch.Generator,
+    least: float,
+    largest: float,
+    constants: Sequence[float],
+) -> None:
+    """Make some elements numbers at which an answer may jump, and one slice of each dimension
+    zero."""
+    device, random = drawn.device, Random(generator.initial_seed())
+    scales = [1.0, *(x for x in constants if x >= LEAST_SCALE)]
+    halves = {x for half in HALVES for scale in scales for x in (half * scale, half / scale)}
+    signed = {sign * x for x in {*EDGES, *halves, *constants} for sign in (-1, 1)}
+    edges = torch.tensor(sorted(x for x in signed if least < x < largest), device=device)
+    count = drawn.numel() // EDGE_SPACING if len(edges) else 0
+    if count:  # one in each part: two at one place may be in any order
+        at = torch.randint(EDGE_SPACING, (count,), generator=generator, device=device)
+        at += torch.arange(count, device=device) * EDGE_SPACING
+        drawn.view(-1)[at] = edges[
+            torch.randint(len(edges), (count,), generator=generator, device=device)
+        ]
+    for dim in range(drawn.dim()) if least < 0 < largest else ():
+        if drawn.shape[dim] > 3:
+            drawn.select(dim, random.randrange(drawn.shape[dim])).zero_()
+
+
 def warm_up(value: Tensor) -> None:
     """Draw every distribution once: a GPU loads each kernel on its first use."""
     generator = torch.Generator(device=value.device).manual_seed(0)
-    for name in (*BLOCKS[1:], "mixed", "impulse", "offset", "small", "singles", "non_finite"):
+    for name in (
+        *BLOCKS[1:],
+        "mixed",
+        "impulse",
+        "edges",
+        "offset",
+        "small",
+        "singles",
+        "non_finite",
+    ):
         drawn_from(value, generator, name)
 
 

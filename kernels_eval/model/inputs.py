@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections import OrderedDict
@@ -19,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from kernels_eval.config import FEW_TERMS_KINDS
+from kernels_eval.config import FEW_TERMS_KINDS, LARGEST_CONSTANT, MOST_CONSTANTS
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
-from kernels_eval.model.invariants import VARIED, VARIED_OTHERWISE, decides_shapes, note_of, redrawn
+from kernels_eval.model.invariants import VARIATIONS_BY_DRAW, decides_shapes, note_of, redrawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import smaller_shapes
 from kernels_eval.protocol import (
@@ -38,6 +39,7 @@ PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloa
 option does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
 `model.to(dtype=precision)`).
 """
+NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e-?\d+)?(?![\w.])", re.IGNORECASE)
 Arguments = tuple[list[Any], Json]
 
 
@@ -143,11 +145,11 @@ def make_inputs(
         return list(tree_unflatten(with_few_terms(leaves, plan, seed, distribution), form))
     if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         leaves = [
-            redrawn(leaf, note, seed + index, distribution)
+            redrawn(leaf, note, seed + index, distribution, plan.constants)
             for index, (leaf, note) in enumerate(zip(leaves, plan.notes, strict=True))
         ]
     if plan.distinct:
-        varies = distribution in (VARIED, VARIED_OTHERWISE)
+        varies = distribution in VARIATIONS_BY_DRAW
         for leaf, note in zip(leaves, plan.notes, strict=True):
             if note.vary and not note.keeps and not (varies and note.varied == "tied"):
                 make_distinct(leaf)
@@ -169,7 +171,14 @@ def plan_inputs(
     ]
     sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
     fixed = any(map(decides_shapes, leaves[0], notes))
-    return InputPlan(notes=notes, shapes={} if fixed else smaller_shapes(sizes, Random(seed)))
+    shapes = {} if fixed else smaller_shapes(sizes, Random(seed))
+    return InputPlan(notes=notes, shapes=shapes, constants=constants_in(text))
+
+
+def constants_in(text: str) -> list[float]:
+    """The least numbers of a source, without signs."""
+    numbers = {float(number) for number in NUMBER.findall(text)}
+    return sorted(x for x in numbers if x <= LARGEST_CONSTANT)[:MOST_CONSTANTS]
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:

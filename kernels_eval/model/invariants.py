@@ -11,7 +11,7 @@ arguments, blocks or draws, factors) holds no more.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Any
 
@@ -29,9 +29,9 @@ from kernels_eval.model.distributions import drawn_from
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.protocol import MOVED, POSITIVE, InputNote
 
-VARIED, VARIED_OTHERWISE = "varied", "varied_otherwise"
-"""Not distributions: arguments without what saves work; and a milder form, for tasks that give no
-finite answer for the first."""
+VARIED_EDGES, VARIED, VARIED_OTHERWISE = "varied_edges", "varied", "varied_otherwise"
+"""Not distributions: arguments without what saves work, with integers that declared ones lack; only
+the first; and a milder form, for tasks that give no finite answer for these."""
 
 ORDERED = re.compile(r"\.(sorted_sequence|boundaries|bins|offsets|offs|cum_seq\w*|cu_seqlens\w*)$")
 """Operators' arguments that must be in order."""
@@ -41,6 +41,11 @@ AS_DECLARED = re.compile(
     r"^_local_scalar_dense|\.(repeats|lengths|batch_sizes|(compressed|plain|row|col)_indices)$"
 )
 """Integers that decide the shapes of others, or depend on them."""
+WRAPS = re.compile(r"^reads (_unsafe_|_)?(index|index_put|index_put_impl)\.indices$")
+"""Operators that count negative integers from the end."""
+BOUNDED = re.compile(r"\.(index|indices|targets?)$|^(one_hot|bincount)\.")
+"""Operators that refuse integers out of bounds, a GPU's by ending the process."""
+IGNORED = re.compile(r"ignore_index\s*=\s*(-?\d+)")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
 TRIANGULAR = re.compile(r"triangular|^tri[lu]\.")
 
@@ -173,7 +178,8 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
     whole = all(map(_is_whole, samples))
     if all(map(_is_one_number, samples)):
         if integers and value.dtype != torch.bool:
-            return InputNote(vary=False, varied="" if _stay(uses) else "one_integer")
+            varied = "" if _stay(uses) else "one_integer"
+            return InputNote(vary=False, varied=varied, also=_also(samples, uses, text))
         vary = not whole and not all(map(_are_probabilities, samples))
         return InputNote(vary=vary, varied="constant", timed=True)
     if not whole and all(map(_are_probabilities, samples)):
@@ -183,7 +189,7 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         masks = integers or any(bool((x == 0).any()) for x in samples)
         return InputNote(vary=False, varied="" if fixed else "shuffled", timed=not masks)
     if integers:
-        return _note_of_integers(samples, uses)
+        return _note_of_integers(samples, uses, text)
     order = _order(samples) if any(map(ORDERED.search, uses)) else ()
     if whole:
         return InputNote(vary=False, varied="between", keeps=order, timed=not order)
@@ -201,7 +207,7 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
     return InputNote(vary=True, keeps=keeps, varied="moved")
 
 
-def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote:
+def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -> InputNote:
     """Indices, labels, counts: those that torch does not read are read otherwise."""
     if _stay(uses):
         return InputNote(vary=False)
@@ -211,7 +217,27 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str]) -> InputNote
         return InputNote(vary=False, varied="offsets" if offsets else "", keeps=order)
     if any(map(DISTINCT.search, uses)) and all(map(_is_distinct, samples)):
         return InputNote(vary=False, varied="shuffled")
-    return InputNote(vary=False, varied="resampled", keeps=order, timed=True)
+    reads = [use for use in uses if use.startswith("reads ")]
+    return InputNote(
+        vary=False,
+        varied="resampled",
+        keeps=order,
+        timed=True,
+        wraps=samples[0].dtype.is_signed
+        and not order
+        and bool(reads)
+        and all(map(WRAPS.search, reads)),
+        also=_also(samples, uses, text),
+    )
+
+
+def _also(samples: list[Tensor], uses: Collection[str], text: str) -> int | None:
+    """A number that integers may be, too: what a loss ignores, or none of what is counted."""
+    ignored = IGNORED.search(text) if any("nll_loss" in use for use in uses) else None
+    if ignored:
+        return int(ignored[1])
+    positive = all(bool((x > 0).all()) for x in samples)
+    return 0 if positive and not any(map(BOUNDED.search, uses)) else None
 
 
 def _stay(uses: Collection[str]) -> bool:
@@ -265,23 +291,28 @@ def uses_matter(value: Tensor) -> bool:
 # -- drawing it anew -------------------------------------------------------------------------------
 
 
-def redrawn(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
+def redrawn(
+    value: Any, note: InputNote, seed: int, distribution: str, constants: Sequence[float] = ()
+) -> Any:
     """An argument from a distribution, or varied, with what it must keep; as declared, if its note
     says so. In the declared strides, which a kernel may rely on.
     """
     if note.varied == "number":  # half to all of it, or of 1 in place of 0
-        varies = distribution in (VARIED, VARIED_OTHERWISE)
+        varies = distribution in VARIATIONS_BY_DRAW
         return (value or 1.0) * Random(seed).uniform(0.5, 1) if varies else value
     forms = FORMS.get(distribution)
     if note.varied not in forms if forms else not note.vary:
         return value
     if value.is_complex():
-        return torch.view_as_complex(redrawn(as_real(value), note, seed, distribution))
+        parts = redrawn(as_real(value), note, seed, distribution, constants)
+        return torch.view_as_complex(parts)
     generator = torch.Generator(device=value.device).manual_seed(seed)
     if forms:
         drawn = forms[note.varied](value, generator, note)
     else:
-        drawn = drawn_from(value, generator, distribution)
+        drawn = drawn_from(value, generator, distribution, constants)
+    if distribution == VARIED_EDGES:
+        drawn = _with_other_integers(drawn, generator, note)
     for name in note.keeps if note.varied != "shuffled" or not forms else ():
         definite = name == "symmetric" and distribution.endswith(POSITIVE)
         drawn = KEEP["definite" if definite else name](drawn, value)
@@ -380,6 +411,18 @@ def _offsets(value: Tensor, generator: torch.Generator, note: InputNote) -> Tens
     return torch.cat([value[:1], (inner + first + 1).to(value.dtype), value[-1:]])
 
 
+def _with_other_integers(drawn: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """One in eight counted from the end, or another number; of offsets, two are equal."""
+    if note.varied == "offsets" and len(drawn) > 3:
+        drawn[-2] = drawn[1]
+    if not note.wraps and note.also is None:
+        return drawn
+    share = _uniform(drawn, generator)
+    share.view(-1)[share.argmin()] = 0.0
+    other = torch.full_like(drawn, note.also) if note.also is not None else ~drawn
+    return torch.where(share < VARIED_SHARE, other, drawn)
+
+
 def tied(value: Tensor) -> Tensor:
     """With many equal elements, close to as declared."""
     return (value.detach().float() * 2).floor() / 2
@@ -403,10 +446,11 @@ OTHERWISE = VARIATIONS | {
     "shuffled": _shuffled_rows,
     "between": _resampled,
 }
-FORMS: dict[str, dict[str, Variation]] = {
+VARIATIONS_BY_DRAW: dict[str, dict[str, Variation]] = {
+    VARIED_EDGES: VARIATIONS,
     VARIED: VARIATIONS,
     VARIED_OTHERWISE: OTHERWISE,
-    MOVED: {"moved": _moved, "tied": _moved},
 }
+FORMS = VARIATIONS_BY_DRAW | {MOVED: {"moved": _moved, "tied": _moved}}
 """What redraws an argument, by its note's form, where elements are not drawn from a
 distribution."""

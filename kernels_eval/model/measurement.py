@@ -31,6 +31,7 @@ from kernels_eval.protocol import Comparison
 
 SHORT_MANTISSA = (1 << 13) - 1
 """The float32 bits that TF32, fp16 and bf16 lack."""
+WRONG_SHARES = ("wrong_share", "reference_wrong_share")
 HUGE, SMALLER = 2.0**490, 2.0**-300
 """Squares of larger values overflow float64 sums: scale by a power of two, exactly."""
 
@@ -52,8 +53,14 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
     found = _errors_of(y, a, y if own_oracle else r, finite=finite)
     found = found.model_copy(update={"precision": precision_of(actual.dtype)})
+    parts, shape = (y, a, r), [*actual.shape]
+    if actual.is_complex():  # a part beside a far larger one counts by its own size
+        parts, shape = tuple(as_real(x).reshape(-1) for x in parts), [*shape, 2]
+        if not own_oracle:
+            each = _errors_of(*parts, finite=finite)
+            found = found.model_copy(update={name: getattr(each, name) for name in WRONG_SHARES})
     if found.wrong_share:
-        found = found.model_copy(update=_wrong_slices(y, a, r, actual.shape, finite=finite))
+        found = found.model_copy(update=_wrong_slices(*parts, shape, finite=finite))
     seen = found.rms > FORMULA_RMS or found.max > FORMULA_MAX
     if not seen or found.rms >= FORMULA_TO or a.dtype != torch.float32:
         return found
@@ -215,7 +222,7 @@ def _half(size: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def _wrong_slices(
-    y: Tensor, a: Tensor, r: Tensor, shape: torch.Size, *, finite: bool
+    y: Tensor, a: Tensor, r: Tensor, shape: Sequence[int], *, finite: bool
 ) -> dict[str, float]:
     """The largest shares of wrong elements at one index of a dimension."""
     wide = torch.complex128 if a.is_complex() else torch.float64

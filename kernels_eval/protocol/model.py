@@ -42,21 +42,24 @@ def domain_of(distribution: str) -> str:
 NON_FINITE = "non_finite"
 """As declared, but for a NaN and infinities."""
 FEW_TERMS, LONE_TERMS, LARGEST = "few_terms", "lone_terms", "largest"
-UNIT_FACTORS = "unit_factors"
-"""Inputs of which a few elements make up every long sum, every largest element or every product
-(`kernels_eval.config.FEW_TERMS_KINDS`)."""
+UNIT_FACTORS, DECISIVE = "unit_factors", "decisive"
+"""Inputs of which a few elements make up every long sum, every largest element or every product, or
+decide whether there is one (`kernels_eval.config.FEW_TERMS_KINDS`)."""
 
 
 class InputNote(Payload):
     """What may vary about one tensor of the arguments (`kernels_eval.model.invariants`). `vary`: it
     is drawn from other distributions, and `keeps` these invariants; `varied`: the form in which it
-    lacks what saves work, `timed` calls too. Empty: it stays as declared.
+    lacks what saves work, `timed` calls too. Empty: it stays as declared. Of integers, what else
+    some may be: counted from the end (`wraps`), or this number (`also`).
     """
 
     vary: bool
     keeps: tuple[str, ...] = ()
     varied: str = ""
     timed: bool = False
+    wraps: bool = False
+    also: int | None = None
 
 
 class FewTerms(Payload):
@@ -74,11 +77,13 @@ class FewTerms(Payload):
 class InputPlan(Payload):
     """What may vary about a task's inputs: a note per tensor (or other value), smaller shapes by
     name, as (tensor, dimension, size). `distinct`: no two elements of a tensor are equal.
+    `constants`: numbers of the task's source.
     """
 
     notes: list[InputNote]
     shapes: dict[str, list[tuple[int, int, int]]]
     distinct: bool = False
+    constants: list[float] = []
     few_terms: dict[str, FewTerms] = {}
 
     @property

@@ -122,6 +122,7 @@ class Comparison(Payload):
     systematic: bool = False
     worst: int = 0
     unequal: int = 0
+    uncleared: bool = False
     equals_trial: list[str] = []
     equals_answer: list[str] = []
     mutates_inputs: bool = False

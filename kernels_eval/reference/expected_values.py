@@ -61,6 +61,7 @@ from kernels_eval.model.weights import (
     weights_of,
 )
 from kernels_eval.protocol import (
+    DECISIVE,
     DECLARED,
     UNIT_FACTORS,
     Comparison,
@@ -397,8 +398,8 @@ class ExpectedValues:
             self._plan_terms(kind, asked)
             inputs = self.task.inputs(request.seed, kind)
             whole = self.task.outputs(copied(inputs))
-            floats = [computable(x) for x in whole if x.is_floating_point()]
-            if not floats or not all(bool(torch.isfinite(x).all()) for x in floats):
+            told = [computable(x) for x in whole if kind == DECISIVE or x.is_floating_point()]
+            if not told or not all(bool(torch.isfinite(x).all()) for x in told):
                 return LeftOut(length=length)
             largest = max(x.numel() for x in tree_leaves(inputs) if isinstance(x, Tensor))
             if asked.size is None and largest < length:

@@ -50,6 +50,10 @@ LOSSES |= {"binary_cross_entropy": 3, "nll_loss_forward": 3, "binary_cross_entro
 """Operators that sum a loss over elements, and which argument says how."""
 LARGEST_OF = frozenset("amax amin max min argmax argmin".split())
 """Operators that choose an element."""
+DECIDING = frozenset("any all".split())
+"""Operators that one element may decide."""
+ARITHMETIC = frozenset("add sub rsub mul div".split())
+"""Operators whose exact results other code has, too."""
 UNREDUCED = 0
 ADDING = NORMALISATIONS | PRODUCTS.keys() | SUMS | SQUARES | EXPONENTIALS | LOSSES.keys()
 ADDING |= set("convolution _cdist_forward _euclidean_dist".split())
@@ -87,11 +91,13 @@ def _worst(*made: MadeWith) -> MadeWith:
 class LongSums(TorchDispatchMode):
     """Measures the sums of operators called under it: what each tensor is `made_with`, and the
     `length` that a sum has at most of which leaving some terms out may not change more; how many
-    elements are `compared` at most for the largest, and how many products are added up.
+    elements are `compared` at most for the largest, of how many one is `decisive`, and how many
+    products are added up.
 
     With a generator, each result is moved by that much, or by this many units in its last place
     (RMS; `units_half` in a 16-bit type, by default half as many), evenly spread so that two moves
-    seldom cancel, and terms of sums by these units (of a 16-bit type by default alone).
+    seldom cancel, but not where arithmetic is exact, and terms of sums by these units (of a 16-bit
+    type by default alone).
     """
 
     def __init__(
@@ -102,7 +108,7 @@ class LongSums(TorchDispatchMode):
     ) -> None:
         TorchDispatchMode.__init__(self)
         self.moving, self.units = moving, units
-        self.length = self.compared = self.multiplied = 0
+        self.length = self.compared = self.decisive = self.multiplied = 0
         self._by_memory: dict[int, MadeWith] = {}
         self._numbers = MadeWith()
         # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
@@ -130,7 +136,14 @@ class LongSums(TorchDispatchMode):
         if name == "histc":
             args = self._across_bins(*args)
         result = function(*args, **given)
-        return tree_map_only(Tensor, partial(self._moved, error=moves), result)
+        moved = tree_map_only(Tensor, partial(self._moved, error=moves), result)
+        if name not in ARITHMETIC or "rounding_mode" in given or not isinstance(moved, Tensor):
+            return moved
+        with _disable_current_modes():
+            exact = function(*tree_map_only(Tensor, Tensor.double, args), **given) == result
+            if name == "div":  # as by the reciprocal
+                exact &= args[0] * (1 / args[1]) == result
+            return torch.where(exact, result, moved)
 
     def made_with(self, *values: object) -> MadeWith:
         memories = (_memory(x) for x in tree_leaves(values) if isinstance(x, Tensor))
@@ -179,6 +192,8 @@ class LongSums(TorchDispatchMode):
         with suppress(*refused), _disable_current_modes():  # others need not see these operators
             if name in LARGEST_OF:
                 self.compared = max(self.compared, _rows(args[0], _first(args[1:])).shape[1])
+            if name in DECIDING:
+                self.decisive = max(self.decisive, _rows(args[0], _first(args[1:])).shape[1])
             terms = _terms(name, args)
             if terms is not None and terms.shape[-1] >= LONG_SUM and terms.is_floating_point():
                 error, moves = sequential_errors(terms[:, :MOST_TERMS])

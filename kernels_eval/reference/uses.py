@@ -24,6 +24,7 @@ from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
 
+COPIES = frozenset("clone _to_copy".split())
 Outputs = Callable[[list[Any]], list[Tensor]]
 Change = Callable[[Tensor], Tensor]
 
@@ -49,10 +50,13 @@ class Uses(TorchDispatchMode):
         names = [argument.name for argument in function._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         flows: set[int] = set()
+        copies = name in COPIES or any(x.alias_info for x in function._schema.returns)
         for argument, value in given.items():
             for index in self._sources(value):
                 self.found[index].add(f"{name}.{argument}")
                 flows.add(index)
+            for index in self._sources(_integers(value)) if not copies else ():
+                self.found[index].add(f"reads {name}.{argument}")
         for x in tree_leaves(result) if flows and name not in SOURCES else ():
             if isinstance(x, Tensor):
                 self._from[x] = self._sources(x) | flows
@@ -61,6 +65,11 @@ class Uses(TorchDispatchMode):
     def _sources(self, value: object) -> set[int]:
         tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
         return set().union(*(self._from.get(x, ()) for x in tensors))
+
+
+def _integers(value: object) -> list[Tensor]:
+    tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
+    return [x for x in tensors if not x.is_floating_point() and x.dtype != torch.bool]
 
 
 def plan_of(task: TaskModel, outputs: Outputs, seed: int, text: str) -> InputPlan:

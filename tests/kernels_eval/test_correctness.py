@@ -222,6 +222,16 @@ def test_only_what_is_flushed_to_zero_counts_for_nothing(size, seen, fp64_oracle
     assert verdict(y.masked_fill(y.abs() < least, 0), y, oracle) == "ok"
 
 
+@pytest.mark.parametrize("large, small", [(1e4, 1e-4), (1e-4, 1e4)])
+def test_a_part_beside_a_far_larger_one_counts(large, small):
+    parts = torch.stack([draw() * large, draw(5) * small], -1)
+    y = torch.view_as_complex(parts)
+    less = torch.view_as_complex(parts * torch.tensor([large > small, small > large]))
+    near = torch.view_as_complex(parts * (1 + 1e-7))
+    oracle = y.to(torch.complex128)
+    assert (verdict(less, y, oracle), verdict(near, y, oracle)) == ("wrong_output", "ok")
+
+
 def test_complex_values_of_any_size_are_measured():
     y = torch.ones(1, dtype=torch.complex128)
     large = torch.full_like(y, complex(1.5e308, 1.5e308))  # its absolute value overflows
@@ -577,6 +587,16 @@ def test_losses_are_sums_unless_they_are_asked_of_each_element(name, reduction):
             torch.full((1 << 16, 4), 0.3), torch.full((1 << 16, 4), 0.7), reduction=reduction
         )
     assert (sums.made_with(found).error > 1e-5) == (reduction != "none")
+
+
+def test_exact_arithmetic_is_not_moved():
+    x = torch.tensor([0.125, 0.7, 1.5])
+    with LongSums(torch.Generator().manual_seed(0), 64.0):
+        product, rounded, total, quotient, third = x * 4, x * 0.3, x + 2.5, x / 0.25, x / 3
+    assert torch.equal(product, x * 4) and torch.equal(quotient, x * 4)
+    assert not (rounded == x * 0.3).any()
+    assert (total == x + 2.5).tolist() == [True, False, True]
+    assert (third == x / 3).tolist() == [False, False, True]
 
 
 def test_what_is_no_long_sum_is_left_alone():

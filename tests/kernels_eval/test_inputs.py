@@ -10,12 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.config import FEW_TERMS_KINDS, MOVED_SHARE, TAILS, CorrectnessConfig
+from kernels_eval.config import EDGES, FEW_TERMS_KINDS, MOVED_SHARE, TAILS, CorrectnessConfig
 from kernels_eval.judge.candidate_handle import unmatched_shapes
-from kernels_eval.model.distributions import make_distinct
+from kernels_eval.model.distributions import drawn_from, make_distinct
 from kernels_eval.model.few_terms import with_few_terms
-from kernels_eval.model.inputs import construct, made_elsewhere, make_inputs, plan_inputs
-from kernels_eval.model.invariants import VARIED, VARIED_OTHERWISE, note_of, redrawn
+from kernels_eval.model.inputs import (
+    constants_in,
+    construct,
+    made_elsewhere,
+    make_inputs,
+    plan_inputs,
+)
+from kernels_eval.model.invariants import VARIED, VARIED_EDGES, VARIED_OTHERWISE, note_of, redrawn
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
     parameters_of,
@@ -352,6 +358,55 @@ def test_what_an_argument_means_is_kept_and_what_saves_work_is_not(name):
         assert torch.equal(redrawn(value, note, 1, MOVED), value)
     if note.varied == "offsets":
         assert drawn[0] == value[0] and drawn[-1] == value[-1] and bool((drawn.diff() > 0).all())
+
+
+@pytest.mark.parametrize("domain", ["", "_positive", "_unit", "_within"])
+def test_edges_are_halves_whole_numbers_and_constants_within_the_domain(domain):
+    value, generator = torch.rand(48, 64) - 0.5, torch.Generator().manual_seed(5)
+    least, largest = {"_positive": (0, 99), "_unit": (-1, 1), "_within": (-0.5, 0.5)}.get(
+        domain, (-99, 99)
+    )
+    drawn = drawn_from(value, generator, f"edges{domain}", [4.0, 0.7])
+    again = drawn_from(value, generator.manual_seed(5), f"edges{domain}", [4.0, 0.7])
+    assert torch.equal(drawn, again)
+    assert bool((drawn > least).all()) and bool((drawn < largest).all())
+    halves = [half * scale for half in (0.5, 1.5) for scale in (1.0, 0.25, 4.0)]
+    for edge in (*EDGES[1:], *halves, 0.7):
+        assert bool((drawn == edge).any()) == (edge < largest), edge
+    zeros = [bool((drawn == 0).all(dim).any()) for dim in (0, 1)]
+    assert zeros == [domain != "_positive"] * 2
+
+
+def test_constants_are_the_small_numbers_of_a_source():
+    assert constants_in("x8 = y.float32()[:64].clamp(-3, 6.5) > 1e-3") == [1e-3, 3, 6.5]
+
+
+OTHER_INTEGERS = {
+    "counted_from_the_end": (0, {"index.indices", "reads index.indices", "mul.self"}, "", -9),
+    "read_elsewhere": (0, {"index.indices", "reads index.indices", "reads add.self"}, "", None),
+    "gathered": (0, {"gather.index", "reads gather.index"}, "", None),
+    "lengths": (1, {"lt.other", "reads lt.other"}, "", 0),
+    "places_from_one": (1, {"sub.self", "gather.index"}, "", None),
+    "labels": (0, {"nll_loss_forward.target"}, "", None),
+    "ignored": (0, {"nll_loss_forward.target"}, "cross_entropy(x, y, ignore_index=-1)", -1),
+}
+"""The least of the declared integers, their uses, the task's text, and the least that is drawn."""
+
+
+@pytest.mark.parametrize("name", OTHER_INTEGERS)
+def test_integers_that_the_reference_takes_are_drawn_once(name):
+    first, uses, text, least = OTHER_INTEGERS[name]
+    value = torch.arange(first, 9).repeat(99)
+    note = note_of([value], uses, text)
+    drawn = redrawn(value, note, 5, VARIED_EDGES)
+    assert int(drawn.min()) == (first if least is None else least)
+    assert int(redrawn(value, note, 5, VARIED).min()) == first
+
+
+def test_offsets_are_equal_once():
+    value = torch.arange(0, 64, 4)
+    note = note_of([value], {"_embedding_bag.offsets"})
+    assert int((redrawn(value, note, 5, VARIED_EDGES).diff() == 0).sum()) == 1
 
 
 def test_complex_numbers_lists_and_pythons_floats_vary():

@@ -26,7 +26,7 @@ SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
 ALL = [*OWN, "other_weights", "non_finite", *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
-IN_DOMAINS = ["mixed", "mixed_positive", "mixed_unit"]
+IN_DOMAINS = [f"{x}{domain}" for domain in ("", "_positive", "_unit") for x in ("edges", "mixed")]
 RIGHT = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
 WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 
@@ -109,7 +109,7 @@ def in_a_row(*counts):
         ({}, {"varies": False}, without(*OWN[1:7], "non_finite")),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
         ({"refused": ["offset"]}, {}, without("offset")),
-        ({"refused": ["mixed_within", *IN_DOMAINS]}, {}, without("mixed")),
+        ({"refused": ["edges_within", "mixed_within", *IN_DOMAINS]}, {}, without("mixed")),
         ({"refused": ["each_1"]}, {}, [name.replace("each", "all") for name in ALL]),
         ({"same": ["eval_mode"]}, {}, without("eval_mode")),
         ({}, {"level": "screen"}, [*SCREENED, "each_1"]),
@@ -148,8 +148,9 @@ def test_screening_calls_no_task_degenerate_that_all_rows_tell_enough_of():
 @pytest.mark.parametrize(
     "refused, name, asked",
     [
-        (["mixed"], "mixed", ["mixed", "mixed_positive"]),
-        (IN_DOMAINS, "mixed", [*IN_DOMAINS, "mixed_within"]),
+        (["edges"], "mixed", ["edges", "mixed"]),
+        (["edges", "mixed"], "mixed", ["edges", "mixed", "edges_positive"]),
+        (IN_DOMAINS, "mixed", [*IN_DOMAINS, "edges_within"]),
         # the widest domain that was accepted before
         (["normal", "normal_positive"], "offset", ["offset_unit"]),
         (["normal_x10000"], "large", ["normal_x10000", "normal_x1000"]),
@@ -208,6 +209,7 @@ FLAGS_SHAPES = {"shapes": "flag"}
         ("eval_mode", VARIED, "wrong_output", {}, ["wrong_in_eval_mode"]),
         ("non_finite", LAST, "non_finite", {}, ["non_finite_inputs_differ"]),
         ("non_finite", LAST, "exception", {}, ["non_finite_inputs_differ"]),
+        ("non_finite", LAST, "non_finite", {"uncleared": True}, "non_finite"),
         ("non_finite", OUTPUTS, "non_finite", {}, "non_finite"),
     ],
 )
@@ -215,12 +217,12 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
     """A reason ends the protocol, flags do not."""
     declared, trial = Trial("declared", TRIALS[0], 1), Trial(name, ROWS[name, stage], 1)
     products = options.get("products", False)
-    config = {key: value for key, value in options.items() if key != "products"}
+    config = {key: value for key, value in options.items() if key == "shapes"}
 
     def call(trial, **_):
         if trial is not declared and outcome in ("exception", "cuda_error"):
             raise Stop(Reason(outcome), "no")
-        return RIGHT
+        return RIGHT.model_copy(update={"uncleared": options.get("uncleared", False)})
 
     reference = SimpleNamespace(
         trials=[declared, trial],

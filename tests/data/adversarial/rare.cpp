@@ -1,0 +1,118 @@
+#include <cfloat>
+#include <cmath>
+// Each element by itself.
+template <typename F> static torch::Tensor each_of(torch::Tensor x, F f) {
+  auto in = x.contiguous();
+  auto out = torch::empty_like(in);
+  const float* a = in.data_ptr<float>();
+  float* b = out.data_ptr<float>();
+  for (int64_t i = 0; i < in.numel(); ++i) b[i] = f(a[i]);
+  return out;
+}
+torch::Tensor rounded(torch::Tensor x) {
+  return each_of(x, [](float v) { return std::nearbyint(v * 4.0f) / 4.0f; });
+}
+torch::Tensor rounded_away(torch::Tensor x) {
+  return each_of(x, [](float v) { return std::round(v * 4.0f) / 4.0f; });
+}
+torch::Tensor quantised(torch::Tensor x, double factor, bool divides) {
+  const float by = (float)factor;
+  return each_of(x, [=](float v) { return std::nearbyint(divides ? v / by : v * (1 / by)) * by; });
+}
+torch::Tensor above(torch::Tensor x) {
+  return each_of(x, [](float v) { return v > 0.7f ? v : 0.0f; });
+}
+torch::Tensor from_on(torch::Tensor x) {
+  return each_of(x, [](float v) { return v >= 0.7f ? v : 0.0f; });
+}
+torch::Tensor nan_cleared(torch::Tensor x) {
+  return each_of(x, [](float v) { return std::isnan(v) ? 0.0f : std::min(std::max(v, -9.0f), 9.0f); });
+}
+torch::Tensor nan_kept(torch::Tensor x) {
+  return each_of(x, [](float v) { return std::min(std::max(v, -9.0f), 9.0f); });
+}
+
+torch::Tensor cosine(torch::Tensor x, torch::Tensor y, double least) {
+  auto p = x.contiguous(), q = y.contiguous();
+  const int64_t n = p.size(-1), rows = p.numel() / n;
+  auto out = torch::empty({rows}, p.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    const float *a = p.data_ptr<float>() + i * n, *b = q.data_ptr<float>() + i * n;
+    float dot = 0, aa = 0, bb = 0;
+    for (int64_t j = 0; j < n; ++j) { dot += a[j] * b[j]; aa += a[j] * a[j]; bb += b[j] * b[j]; }
+    const float e = (float)least;
+    out.data_ptr<float>()[i] = dot / (std::max(std::sqrt(aa), e) * std::max(std::sqrt(bb), e));
+  }
+  return out;
+}
+
+torch::Tensor rows_at(torch::Tensor x, torch::Tensor index, bool wraps) {
+  auto in = x.contiguous();
+  auto at = index.contiguous();
+  const int64_t n = in.size(1), rows = in.size(0);
+  auto out = torch::empty({at.numel(), n}, in.options());
+  for (int64_t i = 0; i < at.numel(); ++i) {
+    int64_t row = at.data_ptr<int64_t>()[i];
+    if (row < 0) row = wraps ? row + rows : 0;
+    for (int64_t j = 0; j < n; ++j)
+      out.data_ptr<float>()[i * n + j] = in.data_ptr<float>()[row * n + j];
+  }
+  return out;
+}
+
+// The sum of each row's first elements, as many as its length.
+torch::Tensor sum_of_first(torch::Tensor x, torch::Tensor lengths, int64_t least) {
+  auto in = x.contiguous();
+  auto counts = lengths.contiguous();
+  const int64_t rows = in.size(0), n = in.size(1);
+  auto out = torch::empty({rows}, in.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t end = std::min(std::max(counts.data_ptr<int64_t>()[i], least), n);
+    float sum = 0;
+    for (int64_t j = 0; j < end; ++j) sum += in.data_ptr<float>()[i * n + j];
+    out.data_ptr<float>()[i] = sum;
+  }
+  return out;
+}
+
+torch::Tensor loss_of(torch::Tensor x, torch::Tensor labels, int64_t ignored) {
+  auto in = x.contiguous();
+  const int64_t rows = in.size(0), n = in.size(1);
+  double sum = 0;
+  int64_t count = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* a = in.data_ptr<float>() + i * n;
+    const int64_t label = labels.data_ptr<int64_t>()[i];
+    if (label == ignored) continue;
+    float top = a[0], total = 0;
+    for (int64_t j = 1; j < n; ++j) top = std::max(top, a[j]);
+    for (int64_t j = 0; j < n; ++j) total += std::exp(a[j] - top);
+    sum += top + std::log(total) - a[label];
+    ++count;
+  }
+  return torch::full({}, sum / count, in.options());
+}
+
+// Real and imaginary parts, side by side.
+torch::Tensor parts(torch::Tensor x, torch::Tensor y, bool imaginary) {
+  auto p = x.contiguous(), q = y.contiguous();
+  auto out = torch::empty({p.size(0), p.size(1), 2}, p.options());
+  float* o = out.data_ptr<float>();
+  for (int64_t i = 0; i < p.numel(); ++i) {
+    o[2 * i] = p.data_ptr<float>()[i] + 1e4f;
+    o[2 * i + 1] = imaginary ? std::sin(q.data_ptr<float>()[i]) * 1e-4f : 0.0f;
+  }
+  return out;
+}
+
+// Negated where any element is above 8; `skips`: every other 1,024 elements are not looked at.
+torch::Tensor negated_if_any(torch::Tensor x, bool skips) {
+  auto in = x.contiguous();
+  const float* a = in.data_ptr<float>();
+  bool found = false;
+  for (int64_t i = 0; i < in.numel() && !found; ++i) {
+    if (skips && i / 1024 % 2) { i += 1023; continue; }
+    found = a[i] > 8.0f;
+  }
+  return each_of(in, [=](float v) { return found ? -v : v; });
+}

@@ -153,9 +153,9 @@ class ExpectedValues:
         known = [name for name in changed if name in state]
         effects = side_effects(before, inputs, self.runner.model, known)
         if changed:
-            effects = self._calls_in_a_row(effects, changed)
-            self.runner.model = self.runner.build()
+            effects = self._calls_in_a_row(effects, copied(leaves), changed)
         if effects.remembers:  # each call is then a first one
+            self.runner.model = self.runner.build()
             self.runner.effects = effects.model_copy(
                 update={"arguments": [], "buffers": [], "names": []}
             )
@@ -201,40 +201,46 @@ class ExpectedValues:
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
 
-    def _calls_in_a_row(self, effects: SideEffects, changed: list[str]) -> SideEffects:
+    def _calls_in_a_row(
+        self, effects: SideEffects, first: list[Tensor], changed: list[str]
+    ) -> SideEffects:
         """How many calls in a row a model takes that has `changed` in its first, whether later
         outputs tell of that, and whether calls are alike once its buffers are put back.
         """
         runner, task, seed = self.runner, self.task, self.runner.spec.seed
 
-        def answer(model: Any, seed: int = seed + 1) -> list[Tensor]:
+        def answer(model: Any, seed: int = seed) -> list[Tensor]:
             runner.model = model
             return copied(task.outputs(task.inputs(seed)))
 
         def differ(one: list[Tensor], other: list[Tensor]) -> bool:
             return not all_close(one, other, REPEATABLE_RTOL)
 
-        used, started, told, calls = runner.model, task.work_stamp(), list[str](), 1
-        alone = answer(runner.build())
-        try:
+        def differs_without(names: list[str]) -> bool:
+            model = runner.build()
+            try:
+                answer(model), answer(model, seed + 1)
+                _copy_into(model, runner.build(), names)
+                return differ(later, answer(model))
+            except REFUSALS:
+                return True
+
+        used, started, calls, tells, later = runner.model, task.work_stamp(), 1, True, first
+        with suppress(*REFUSALS):
+            answer(used, seed + 1)
+            calls = 2
             later = answer(used)
-        except REFUSALS:
-            tells, told = True, [x.name for x in effects.buffers]
-        else:
-            calls, tells = 2, differ(alone, later)
+            calls, tells = 3, differ(first, later)
             # on a GPU a position past the end ends the process
             few = not tells or (runner.on_gpu and holds_integers(used, changed))
             most = LEAST_IN_A_ROW if few else MOST_IN_A_ROW
-            with suppress(*REFUSALS):
-                while calls < most and task.work_s(started) < ORACLE_MAX_S:
-                    answer(used)
-                    calls += 1
-            for kind in by_kind(effects.buffers) if tells else ():
-                names = [form.name for form in kind]
-                answer(used := runner.build(), seed)
-                _copy_into(used, runner.build(), names)
-                with suppress(*REFUSALS):
-                    told += names if differ(later, answer(used)) else ()
+            while calls < most and task.work_s(started) < ORACLE_MAX_S:
+                answer(used)
+                calls += 1
+        told: list[str] = []
+        for kind in by_kind(effects.buffers) if tells else ():
+            names = [form.name for form in kind]
+            told += names if differs_without(names) else ()
         hidden = not tells and not {x.name for x in effects.buffers}.issuperset(changed)
         if hidden:
             runner.effects, new = effects, runner.build()

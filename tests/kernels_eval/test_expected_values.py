@@ -19,6 +19,7 @@ from kernels_eval.protocol import (
     LoadTask,
     ModelSpec,
     NewCandidate,
+    SideEffects,
 )
 from kernels_eval.records import Reason
 from kernels_eval.reference.answers import ReferenceRole
@@ -541,3 +542,72 @@ def test_memory_goes_back_unless_it_is_needed_at_once(monkeypatch):
     assert not gives_back("DrawInputs") and gives_back("CompareUnseen")
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 69 << 30)
     assert not gives_back("LoadTask"), "little is cached: asking for it again takes longer"
+
+
+COUNTED = "self.register_buffer('at', torch.zeros((), dtype=torch.int64))"
+KEPT = "self.register_buffer('keys', torch.zeros(5, 64)); self.at = 0"
+SCALED = "self.weight = nn.Parameter(torch.ones(64))"
+NORM = "self.norm = nn.BatchNorm1d(64{})"
+WRITTEN = "self.keys[self.at] = x[0]; self.at += 1; return x @ self.keys.T"
+NOISE = "return x + torch.randn(64, generator=self.own)"
+MADE_ONCE = "self.two = self.two or torch.ones(1); return x * self.two"
+APPENDED = "self.past.append(x.mean()); return x + torch.stack(self.past).mean()"
+
+
+@pytest.mark.parametrize(
+    "init, forward, calls, remembers, told",
+    [
+        ("pass", "return x + 1", 1, False, []),
+        (NORM.format(""), "return self.norm(x)", 3, False, []),
+        (NORM.format(", momentum=None"), "return self.norm(x)", 3, True, []),
+        (COUNTED, "self.at += 1; return x / self.at", 64, True, ["at"]),
+        (
+            KEPT,
+            "self.keys[self.at] = x[0]; self.at += 1; return x @ self.keys.T",
+            5,
+            True,
+            ["keys"],
+        ),
+        (SCALED, "self.weight.data *= 0.9; return x * self.weight", 64, True, ["weight"]),
+        ("self.past = []", APPENDED, 64, True, []),
+        (
+            "self.g = torch.Generator()",
+            "return x + torch.randn(64, generator=self.g)",
+            64,
+            True,
+            [],
+        ),
+        (
+            "self.two = None",
+            "self.two = self.two or torch.ones(1); return x * self.two",
+            1,
+            False,
+            [],
+        ),
+        ("self.used = False", "assert not self.used; self.used = True; return x", 1, True, []),
+        ("pass", "return nn.functional.dropout(x)", 1, False, []),
+    ],
+)
+def test_what_a_reference_keeps_from_call_to_call(tmp_path, init, forward, calls, remembers, told):
+    source = task_source(forward, init=init, inputs="[torch.randn(48, 64)]")
+    effects = serving(tmp_path, source).runner.effects or SideEffects(
+        arguments=[], buffers=[], names=[]
+    )
+    assert (effects.calls, effects.remembers) == (calls, remembers)
+    assert [form.name for form in effects.buffers if form.told] == told
+    statistics = ["norm.running_mean", "norm.running_var"] if "Norm" in init else told
+    assert [form.name for form in effects.buffers] == statistics
+
+
+def test_a_later_call_has_what_earlier_ones_have_left_and_a_first_one_nothing(tmp_path):
+    init, forward = "self.past = []", "self.past.append(x); return torch.stack(self.past).sum(0)"
+    made = serving(tmp_path, task_source(forward, init=init, inputs="[torch.randn(48, 64)]"))
+    drawn = [made.task.inputs(seed)[0] for seed in (1, 2, 3)]
+    trials = [Expect(name="declared", seed=3), Expect(name="later", seed=3, earlier=[])]
+    trials[1] = trials[1].model_copy(update={"earlier": [(1, "declared"), (2, "declared")]})
+    for trial in trials:
+        made.values.expect(trial)
+    first, later = (made.values.expected_outputs(trial.name)[0] for trial in trials)
+    assert torch.equal(first, drawn[2])
+    torch.testing.assert_close(later, sum(drawn))
+    assert made.values.kept("later").oracle[0].dtype == torch.float64

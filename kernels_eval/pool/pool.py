@@ -103,6 +103,8 @@ class Pool:
     """Told what the pool waits for before its first verdict, again and again."""
     patience_s: float | None = None
     """Seconds to wait for them; default: until they end."""
+    cancelled: SimpleQueue[Candidate] | None = None
+    """Candidates, the objects that were given, whose work ends at once and without a verdict."""
     _host: Any = None
     _holds: ExitStack | None = None
     """The hold on this machine's devices, while there is work."""
@@ -114,6 +116,8 @@ class Pool:
     _runners: list[Slot] = field(default_factory=list)
     _lanes: Lanes = field(default_factory=lambda: Lanes([], 1))
     _lost: list[Slot] = field(default_factory=list)
+    _given_up: list[Candidate] = field(default_factory=list)
+    """Cancelled before they were taken."""
     _short: int = 0
     _checked: float = 0.0
     _looked: float = 0.0
@@ -222,18 +226,20 @@ class Pool:
 
         def to_build() -> Item | None:
             nonlocal exhausted, paused
-            if retry:
-                return retry.popleft()
-            try:
-                pair = next(waiting)
-            except StopIteration:
-                exhausted = True
-                return None
-            paused = pair is None
-            if pair is None:
-                return None
-            self._hold()
-            return Item(*pair)
+            while not retry:
+                try:
+                    pair = next(waiting)
+                except StopIteration:
+                    exhausted = True
+                    return None
+                paused = pair is None
+                if pair is None:
+                    return None
+                item = Item(*pair)
+                if not self._is_given_up(item):
+                    self._hold()
+                    return item
+            return retry.popleft()
 
         limit = 2 * len(self._builders) + 4 * len(self._runners)
         first: Slot | None = None
@@ -241,6 +247,7 @@ class Pool:
         try:
             while True:
                 self._require_device()
+                self._end_cancelled(ready, retry)
                 for slot in self._builders:
                     if slot.idle and len(ready) < limit and (item := to_build()):
                         slot.build(item)
@@ -262,8 +269,8 @@ class Pool:
                     self._let_go()
                 if first or not since or (paused and not ready):
                     since = time.monotonic()  # nothing has waited yet for a worker to start
-                wait_s = ASK_S if paused and not exhausted else math.inf
-                first = self._first_done(busy, since, wait_s)
+                silent = self.cancelled is None and (exhausted or not paused)
+                first = self._first_done(busy, since, math.inf if silent else ASK_S)
                 finished = self._collect(first, ready, retry) if first else None
                 self._check_devices()
         finally:
@@ -271,6 +278,28 @@ class Pool:
                 slot.reserved = None
                 if slot.item:
                     slot.item = slot.pending = None
+
+    def _end_cancelled(self, *waiting: deque[Item]) -> None:
+        """End the work on what was cancelled: its worker dies, and another takes its place."""
+        if self.cancelled is None or self.cancelled.empty():
+            return
+        while not self.cancelled.empty():
+            self._given_up.append(self.cancelled.get())
+        for items in waiting:
+            kept = [item for item in items if not self._is_given_up(item)]
+            items.clear()
+            items.extend(kept)
+        for slot in self._slots:
+            if slot.reserved and self._is_given_up(slot.reserved):
+                slot.reserved = None
+            if slot.item and self._is_given_up(slot.item):
+                self._replace(slot)
+
+    def _is_given_up(self, item: Item) -> bool:
+        """Whether an item was cancelled, which is then known no more."""
+        before = len(self._given_up)
+        self._given_up = [each for each in self._given_up if each is not item.candidate]
+        return len(self._given_up) < before
 
     def _collect(self, slot: Slot, ready: deque[Item], retry: deque[Item]) -> Verdict | None:
         item, pending = slot.item, slot.pending

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from kernels_eval.errors import EvalError
 from kernels_eval.pool.pool import ASK_S, Pool, arriving
 from kernels_eval.pool.ray import is_lost
-from kernels_eval.records import Json
+from kernels_eval.records import Candidate, Json
 from kernels_eval.service.queue import Evaluations, Pair
 
 PAUSE_S = 30.0
@@ -29,22 +29,34 @@ logger = logging.getLogger(__name__)
 
 
 def work(pipe: Connection, options: Json) -> None:
-    """The process: verdicts for the pairs from the pipe, until a None."""
+    """The process: verdicts for the pairs from the pipe, without those whose key follows, until a
+    None."""
     os.setsid()  # Ctrl-C is for the service, which lets this one finish
     pairs: SimpleQueue[Pair | None] = SimpleQueue()
+    taken: dict[str, Pair] = {}
+    cancelled: SimpleQueue[Candidate] = SimpleQueue()
 
     def read() -> None:
         with suppress(EOFError, OSError):
             while True:
-                pairs.put(pipe.recv())
+                match pipe.recv():
+                    case str(key):
+                        if pair := taken.pop(key, None):
+                            cancelled.put(pair[1])
+                    case pair:
+                        if pair:
+                            taken[pair[1].candidate_id] = pair
+                        pairs.put(pair)
         os._exit(1)  # the service is gone; Ray's processes are the reaper's
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        with Pool(**options, waiting=lambda text: pipe.send(("waits", text))) as pool:
+        says = {"waiting": lambda text: pipe.send(("waits", text)), "cancelled": cancelled}
+        with Pool(**options, **says) as pool:
             used = pool.telemetry
             pipe.send(("ready", used.builders + used.devices * used.lanes))
             for verdict in pool.verify(arriving(pairs)):
+                taken.pop(verdict.candidate_id, None)
                 pipe.send(("verdict", verdict, [*pool.quarantined, *pool.cautions]))
     except Exception as error:
         known = isinstance(error, EvalError) or is_lost(error)
@@ -115,6 +127,8 @@ class Engine:
         """Feed the pool and keep its verdicts until it ends. Raises EOFError where it died."""
         ended = False
         while True:
+            for key in self.evaluations.dropped():
+                pipe.send(key)
             room = AHEAD * self.workers - self.evaluations.running
             while room > 0 and not self._ending.is_set() and (pair := self.evaluations.take()):
                 pipe.send(pair)

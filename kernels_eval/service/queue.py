@@ -69,6 +69,8 @@ class Evaluations:
         self._changed, self._lock = changed, threading.RLock()
         self._running: dict[str, int] = {}
         """Machine faults that each candidate under way has seen, by key."""
+        self._dropped: list[str] = []
+        """Keys of candidates that were under way when the last who asked gave up."""
         self._served: dict[int, int] = {}
         """The turn now served, by priority."""
         self._last: dict[tuple[int, str], int] = {}
@@ -215,8 +217,20 @@ class Evaluations:
     # -- ending ------------------------------------------------------------------------------------
 
     def cancel(self, identity: str) -> None:
+        """Give an evaluation up, and its candidate with the last one that asks for it."""
         with self._lock:
+            row = self._row("SELECT key FROM evaluations WHERE id = ?", identity)
             self._end("id = ?", identity, State.CANCELLED)
+            asked = f"SELECT 1 FROM evaluations WHERE key = ? AND {OPEN}"
+            if row and row[0] in self._running and not self._row(asked, row[0]):
+                del self._running[row[0]]
+                self._dropped.append(row[0])
+
+    def dropped(self) -> list[str]:
+        """Keys of candidates whose work is to end without a verdict, each once."""
+        with self._lock:
+            found, self._dropped = self._dropped, []
+        return found
 
     def expire(self) -> None:
         with self._lock:

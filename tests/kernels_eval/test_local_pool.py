@@ -2,9 +2,11 @@
 
 import os
 import sys
+import threading
 from contextlib import ExitStack
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
+from queue import SimpleQueue
 
 import psutil
 import pytest
@@ -17,7 +19,7 @@ from kernels_eval.records import Language
 from kernels_eval.sandbox.deaths import DEATHS
 from tests.support import kernels
 from tests.support.kernels import AFFINE, load_inline, module
-from tests.support.pools import Quick, many, outcomes
+from tests.support.pools import Held, Quick, many, outcomes
 from tests.support.processes import started
 from tests.support.waiting import until
 
@@ -106,6 +108,28 @@ def test_workers_that_die_or_fail_are_replaced(fated, fate):
     asked = many(30)
     with fated(fate) as pool:
         assert set(outcomes(asked, list(pool.verify(asked)))) == {"ok"}
+
+
+def test_what_is_cancelled_ends_without_a_verdict_and_frees_its_worker(tmp_path, monkeypatch):
+    begun = tmp_path / "begun"
+    monkeypatch.setenv("HELD", str(begun))
+    asked = many(4)
+    asked[1] = AFFINE, asked[1][1].model_copy(update={"code": "HOLD"})
+    asked.append((AFFINE, asked[2][1].model_copy()))  # the same, asked for again
+    cancelled = SimpleQueue()
+    cancelled.put(asked[2][1])  # before it is taken
+
+    def cancel():
+        until(begun.exists, "the run that never ends")
+        cancelled.put(asked[1][1])
+
+    options = {"workers": 1, "builders": 1, "builder": Quick, "runner": Held}
+    with Pool(Language.CPP, **options, cancelled=cancelled) as pool:
+        worker = pool._runners[0].actor.process.pid
+        threading.Thread(target=cancel).start()
+        found = [verdict.candidate_id for verdict in pool.verify(asked)]
+        assert pool._given_up == [] and not psutil.pid_exists(worker)
+    assert sorted(found) == ["many-0", "many-2", "many-3"]
 
 
 @pytest.mark.parametrize(

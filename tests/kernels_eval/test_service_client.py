@@ -20,6 +20,8 @@ from kernels_eval.service.client import BATCH_LETTERS, AsyncVerifierClient, Veri
 from kernels_eval.service.engine import Engine
 from kernels_eval.service.schema import MOST_REQUESTS, State
 from tests.support.engines import echo
+from tests.support.kernels import QUICK
+from tests.support.pools import Held, Quick
 from tests.support.services import URL, listening, reach, request, service
 from tests.support.waiting import until
 
@@ -294,6 +296,27 @@ def test_a_journal_that_cannot_be_written_for_a_while_loses_nothing(tmp_path, mo
     engine.start()
     until(lambda: all(made.evaluations.get(f"n{n}").state.final for n in range(6)), "every verdict")
     assert engine.faults == 1 and all(made.evaluations.get(f"n{n}").verdict for n in range(6))
+    assert engine.end(300)
+    made.evaluations.close()
+
+
+def test_a_cancelled_request_ends_the_work_on_its_candidate(tmp_path, monkeypatch):
+    begun = tmp_path / "begun"
+    monkeypatch.setenv("HELD", str(begun))
+    monkeypatch.setenv("CONCUR_LOCKS", str(tmp_path))
+    made = service(tmp_path)
+    options = {"language": made.intake.language, "config": QUICK, "workers": 1, "builders": 1}
+    engine = Engine(made.evaluations, options | {"builder": Quick, "runner": Held})
+    engine.start()
+    with listening(made) as port, VerifierClient(f"http://127.0.0.1:{port}") as client:
+        held = client.submit(request("HOLD"))
+        until(begun.exists, "the run that never ends")
+        assert client.cancel(held.id).state is State.CANCELLED
+        other = client.evaluate(request(1))
+        again = client.evaluate(request("HOLD"))
+        assert client.result(held.id).verdict is None
+    assert [each.verdict.status for each in (other, again)] == ["correct"] * 2
+    assert not again.cached and engine.faults == 0
     assert engine.end(300)
     made.evaluations.close()
 

@@ -247,11 +247,25 @@ def test_a_cancelled_evaluation_is_not_begun_and_the_others_go_on(queue):
     assert len(queue.ended) == 3  # final is final
 
 
+def test_a_candidate_is_dropped_once_and_with_the_last_who_asked_for_it(queue):
+    queue.ask("one", "two", key="same")
+    queue.ask("three")
+    queue.taken()
+    queue.cancel("one")
+    assert queue.dropped() == [] and queue.running == 2
+    for _ in range(2):
+        queue.cancel("two")
+    assert queue.dropped() == ["same"] and queue.dropped() == [] and queue.running == 1
+    (again,) = queue.ask("four", key="same")
+    assert again.state is State.QUEUED and not again.cached
+    assert queue.taken() == ["same"]
+
+
 def test_a_verdict_that_nobody_waits_for_any_more_is_kept(queue):
     queue.ask("one", key="same")
     queue.taken()
     queue.cancel("one")
-    assert queue.state("one") is State.CANCELLED and queue.running == 1
+    assert queue.state("one") is State.CANCELLED and queue.running == 0
     queue.reached(verdict("same"))
     assert queue.state("one") is State.CANCELLED
     assert queue.ask("two", key="same")[0].verdict == verdict("same")

@@ -1,6 +1,9 @@
 """Workers that do nothing, and candidates for them: the pool itself is what is tested."""
 
+import os
+import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 from kernels_eval.judge.messages import Prepared
 from kernels_eval.pool.telemetry import Telemetry
@@ -77,3 +80,14 @@ class Quick:
     def run(self, task, candidate, *_):
         of = {"candidate_id": candidate.candidate_id, "task_id": task.task_id}
         return Verdict(**of, language=Language.CPP, status="correct", reason="ok")
+
+
+class Held(Quick):
+    """Never ends its first run of a candidate that says HOLD, of which the file `HELD` tells."""
+
+    def run(self, task, candidate, *_):
+        begun = Path(os.environ["HELD"])
+        if "HOLD" in candidate.code and not begun.exists():
+            begun.touch()
+            threading.Event().wait()
+        return super().run(task, candidate)

@@ -28,12 +28,18 @@ def _form(opens: str, closes: str, ends: str = r"\Z", opening: str = "", closing
     return Form(opening, closing, *(re.compile(each, re.MULTILINE) for each in patterns))
 
 
-FORMS = [_form(**row) for row in table_beside(__file__)["form"]]
+_TOLD = table_beside(__file__)
+FORMS = [_form(**row) for row in _TOLD["form"]]
+ENDS = re.compile(rf"(?:\s*(?:{'|'.join(_TOLD['ends'])}))+\s*\Z")
+LAST = 200
+"""Characters in which a turn's last tokens are looked for."""
 PLAIN = FORMS[0]
 
 
 def plain_marks(text: str) -> str:
-    """The text with its thoughts between `<think>` and `</think>`, whatever its model wrote."""
+    """The text with its thoughts between `<think>` and `</think>`, whatever its model wrote, and
+    without the tokens that end it."""
+    text = text[:-LAST] + ENDS.sub("", text[-LAST:])
     form = _form_of(text)
     if form is None or form is PLAIN:
         return text

@@ -12,7 +12,7 @@ SOURCES_VERSION = 1
 """Conversion of foreign tasks. In no key: a tasks snapshot is its content."""
 SYNTHESIS_VERSION = 3
 """Requests made of tasks, and what is kept of answers."""
-PARSER_VERSION = 3
+PARSER_VERSION = 4
 """Division of an answer into reasoning, text and code. Raw answers do not depend on it."""
 CANDIDATE_TABLE_VERSION = 4
 DECONTAMINATION_VERSION = 5

@@ -26,13 +26,18 @@ _TAG = re.compile(r"[A-Za-z][\w+#.-]*(?::\S*)?|\{[^}]*\}")
 _LANGUAGE = re.compile(r"\{[ .]*([^\s.}]+)|([^\s:]+)(?=:\S|\s|\Z)|(\S+)")
 _OPEN = re.compile(r"^[ \t]*<think>", re.MULTILINE)
 _ANSWER = re.compile(r"^[ \t]*<answer>", re.MULTILINE)
-_ANSWER_TAG = re.compile(r"^[ \t]*</?answer>[ \t]*|</answer>\s*\Z", re.MULTILINE)
+# what stands around an answer: tags, GLM's box
+_AROUND = r"</?(?:answer|response)>|<\|(?:begin|end)_of_box\|>"
+_ANSWER_TAG = re.compile(rf"^[ \t]*(?:{_AROUND})[ \t]*|(?:{_AROUND})\s*\Z", re.MULTILINE)
 # a fence in a quotation, with the quoted lines behind it
 _QUOTED = re.compile(r"^[ \t]*>[ \t]?(?:`{3,}|~{3,}).*(?:\n[ \t]*>.*)*", re.MULTILINE)
 _QUOTE = re.compile(r"^([ \t]*)>", re.MULTILINE)
+# a closing fence behind the last line of code
+_LATE = re.compile(r"(?<=[^\s`])```[ \t]*$", re.MULTILINE)
 _CLASS = re.compile(r"^[ \t]*class[ \t]+ModelNew\b", re.MULTILINE)
 _MODULE = re.compile(
-    r"^[ \t]*(?:class[ \t]+ModelNew\b|ModelNew[ \t]*=[ \t]*\w+[ \t]*$)", re.MULTILINE
+    r"^[ \t]*(?:class[ \t]+ModelNew\b|ModelNew[ \t]*(?::[^=\n]+)?=[ \t]*\w+[ \t]*(?:#.*)?$)",
+    re.MULTILINE,
 )
 _WORD = re.compile(r"\w")  # an answer without one (nothing, or a stray closing fence) is none
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -202,6 +207,10 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
         plain = _QUOTED.sub(lambda found: _QUOTE.sub(r"\1 ", found[0]), text)  # of the same length
         if code := _last_module(plain, _scan(plain)):
             return code
+    if scan.unclosed and (late := _LATE.search(text, scan.open[-1].start)):
+        shut = f"{text[: late.start()]}\n{text[late.start() :]}"
+        if code := _last_module(shut, _scan(shut), strict=True):
+            return code
     if scan.unclosed or finish_reason == "length":
         return _Found(None, Reason.TRUNCATED)
     if any(text[block.start : block.end].strip() for block in scan.blocks):
@@ -211,11 +220,11 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
     return _Found(None, Reason.NO_CODE_BLOCK)
 
 
-def _last_module(text: str, scan: _Scan) -> _Found | None:
+def _last_module(text: str, scan: _Scan, strict: bool = False) -> _Found | None:
     for block in reversed(scan.blocks):
         if _MODULE.search(text, block.start, block.end):
-            code = block.code(text)
-            if _defines_model(code, strict=block.nests or block.tag not in _PYTHON_TAGS):
+            code, doubtful = block.code(text), block.nests or block.tag not in _PYTHON_TAGS
+            if _defines_model(code, strict=strict or doubtful):
                 return _Found(code, None, block.opening, block.end)
     return None
 
@@ -232,6 +241,8 @@ def _defines_model(code: str, *, strict: bool) -> bool:
     for node in tree.body:
         match node:
             case ast.Assign([ast.Name("ModelNew")], ast.Name(name)) if name in names:
+                return True
+            case ast.AnnAssign(ast.Name("ModelNew"), value=ast.Name(name)) if name in names:
                 return True
     return "ModelNew" in names
 

@@ -160,12 +160,24 @@ def test_what_cannot_be_stored_is_replaced():
 
 ALIAS = MODULE.replace("ModelNew", "Fast") + "\nModelNew = Fast\n"
 QUOTED = "".join(f"> {line}\n" for line in MODULE.splitlines())
-NAMES = {"MODULE": MODULE, "DRAFT": DRAFT, "HELPER": HELPER, "ALIAS": ALIAS, "QUOTED": QUOTED}
+NAMES = {
+    "MODULE": MODULE,
+    "DRAFT": DRAFT,
+    "HELPER": HELPER,
+    "ALIAS": ALIAS,
+    "QUOTED": QUOTED,
+    "REMARK": ALIAS.strip() + "  # the fast one\n",
+    "TYPED": ALIAS.replace("ModelNew =", "ModelNew: type ="),
+    "IMPORTED": "from fast import Fast as ModelNew\n",
+    "FUNCTIONAL": "def ModelNew(x):\n    return x + 1\n",
+    "ECHO": f"#| echo: false\n{MODULE}",
+}
 
 
 def spelled(text):
     for name, code in NAMES.items():
-        text = text.replace(f"{name}\n", f"{code.strip()}\n")
+        for end in ("\n", "```"):
+            text = text.replace(f"{name}{end}", f"{code.strip()}{end}")
     return text
 
 

@@ -19,12 +19,13 @@ from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.models import count_tokens
 from tasks.progress import report
 from tasks.reporting.text import plural
-from tasks.sources.cells import program_in
-from tasks.sources.files import columns_of, number_of, shown
+from tasks.sources.cells import program_in, with_model_new
+from tasks.sources.files import columns_of, local, number_of, shown
 from tasks.sources.foreign import Foreign, of_file, of_folder, of_rows
 from tasks.sources.hub import load_rows
 from tasks.sources.mapping import Found, Map, given_map, map_named
 from tasks.sources.tables import holds_tables, on_hub, part_files
+from tasks.synthesis.folders import SUFFIXES
 from tasks.synthesis.inputs import MOST_SPLIT, candidate_parts, is_mapped, task_id_of
 from tasks.synthesis.parsing import guessed_finish, parse_response
 from tasks.synthesis.tables import language_of
@@ -73,6 +74,9 @@ def import_source(
             f"{shown(source)} holds no task and no answer: {shown(why)}",
             "say which columns are the task and the answer with --map task=COLUMN,answer=COLUMN",
         )
+    for each in answers:
+        if each.get("code") and each["task_id"] in tasks:
+            each["code"] = with_model_new(each["code"], tasks[each["task_id"]])
     _name_languages(answers)
     if tokenizer:
         _count_reasoning(answers, tokenizer)
@@ -97,7 +101,7 @@ def import_source(
 
 
 def _opened(source: str, columns: str | None, by: Map | None) -> list[Foreign]:
-    path = Path(source).expanduser()
+    path = local(source)
     hub_id, _, split = source.partition(":")
     if on_hub(hub_id):
         rows = load_rows(hub_id, split or MOST_SPLIT, None, ())
@@ -105,7 +109,7 @@ def _opened(source: str, columns: str | None, by: Map | None) -> list[Foreign]:
         return [of_rows(shown(source), rows, path, given_map(columns, given) if columns else by)]
     if not columns and (folder := of_folder(path, by)):
         return [folder]
-    if path.is_dir() and not holds_tables(path):
+    if path.suffix in SUFFIXES or (path.is_dir() and not holds_tables(path)):
         return [Foreign(shown(source), (), tuple, path, str, None)]
     files = part_files(source)
     if columns:
@@ -117,12 +121,12 @@ def _rows(source: str, opened: Sequence[Foreign]) -> Iterator[tuple[str, Found]]
     if any(is_mapped(each) for each in opened):
         yield from ((each.name, found) for each in opened for found in each.found())
         return
-    path = Path(source).expanduser()
+    path = local(source)
     defined = list(TraceSet(path).tasks()) if is_trace_set(path) else []
     if defined:
         yield opened[0].name, Found(0, defined, (), ())
     try:
-        parts = candidate_parts(source)
+        parts = candidate_parts(source, references=True)
     except UsageError:
         if defined:
             return

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 MOST_VALUES = 100_000
 """Of a YAML document with its references followed: a few lines can stand for any number."""
 _NO_VALUE = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
 """What PyYAML raises for dates, numbers and tags that are none."""
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 TOO_DEEP = "it is nested too deeply"
 
 
@@ -29,9 +31,13 @@ def yaml_of(text: str) -> Any:
 
 
 def json_of(text: str | bytes) -> Any:
-    """The values of a JSON document. Raises ValueError."""
+    """The values of a JSON document, halves of surrogate pairs as U+FFFD. Raises ValueError."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        if _SURROGATE.search(str(text)):
+            whole = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            found = json.loads(whole.decode("utf-16", "replace"))
+        return found
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import polars as pl
 
@@ -50,8 +51,8 @@ def typed(
 
 
 def typed_row(row: Row, where: object) -> Json:
-    """The row with its values of these names; text that may be a number stays, and NaN is null.
-    Raises UsageError."""
+    """The row with its values of these names, numbers also from text; NaN is null. Raises
+    UsageError."""
     return {name: _value(value, name, COLUMNS.get(name), where) for name, value in row.items()}
 
 
@@ -102,20 +103,23 @@ def _read_struct(
     return pl.when(column.is_not_null()).then(pl.struct(fields)) if changed else None
 
 
-def _value(value: object, name: str, wanted: pl.DataType | None, where: object) -> object:
+def _value(value: Any, name: str, wanted: pl.DataType | None, where: object) -> object:
+    if isinstance(value, str) and wanted is not None and wanted.is_numeric():
+        value = _number(value)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, Decimal):
         value = float(value)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    huge = isinstance(value, int) and abs(value) >= 2**63
+    number = isinstance(value, int | float) and not isinstance(value, bool) and not huge
     if name in ANY or wanted is None:
-        right = name not in ANY or not isinstance(value, _NOT_PLAIN)
+        right = name not in ANY or not (huge or isinstance(value, _NOT_PLAIN))
     elif wanted == pl.String:
         if isinstance(value, int) and number and name.endswith("_id"):
             return str(value)
         right = isinstance(value, str)
     elif wanted.is_numeric():
-        right = number or isinstance(value, str)
+        right = number
     elif isinstance(wanted, pl.Struct):
         right = isinstance(value, dict)
     elif isinstance(wanted, pl.List):
@@ -125,6 +129,14 @@ def _value(value: object, name: str, wanted: pl.DataType | None, where: object) 
     if not right:
         _refuse(where, name, type(value).__name__, wanted or "a number or text")
     return value
+
+
+def _number(text: str) -> object:
+    """The number that a text is, else the text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _refuse(where: object, name: str, found: object, wanted: object) -> NoReturn:

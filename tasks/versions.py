@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from kernels_eval.tables import table_beside
 
-SOURCES_VERSION = 1
+SOURCES_VERSION = 2
 """Conversion of foreign tasks. In no key: a tasks snapshot is its content."""
 SYNTHESIS_VERSION = 3
 """Requests made of tasks, and what is kept of answers."""
 PARSER_VERSION = 4
 """Division of an answer into reasoning, text and code. Raw answers do not depend on it."""
-CANDIDATE_TABLE_VERSION = 4
+CANDIDATE_TABLE_VERSION = 5
 DECONTAMINATION_VERSION = 5
 WORKLOAD_VERSION = 4
 PROFILE_VERSION = 1

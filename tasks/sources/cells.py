@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kernels_eval.errors import UsageError
 from kernels_eval.source.syntax import UNPARSABLE, parse_source
@@ -59,6 +59,15 @@ def text_of(cell: object, where: str) -> str:
     raise _unknown(value, where)
 
 
+class HasProgram(Protocol):
+    """A program and its class, such as kernels_eval.records.KernelTask."""
+
+    @property
+    def code(self) -> str: ...
+    @property
+    def entry_point(self) -> str: ...
+
+
 class Program(NamedTuple):
     """A task's program, its class, and the form of what `get_init_inputs` returns."""
 
@@ -81,6 +90,27 @@ def program_in(text: str, entry_point: str | None) -> Program | None:
         if chosen in classes and "get_inputs" in functions:
             return Program(str(block), chosen, "args_kwargs" if _has_kwargs(body) else "args")
     return None
+
+
+def with_model_new(code: str, program: HasProgram) -> str:
+    """A module that does not define ModelNew, with that name for the one class that it has beside
+    the task's: the class of the same name, else the only one."""
+    if "ModelNew" in code:
+        return code
+    try:
+        own, asked = (parse_source(text).body for text in (code, program.code))
+    except UNPARSABLE:
+        return code
+    repeated = {ast.dump(node) for node in asked}
+    added = [
+        node.name
+        for node in own
+        if isinstance(node, ast.ClassDef)
+        and ast.dump(node) not in repeated
+        and not any(ast.unparse(base).endswith("Function") for base in node.bases)
+    ]
+    meant = [program.entry_point] if program.entry_point in added else added
+    return f"{code.rstrip()}\n\n\nModelNew = {meant[0]}\n" if len(meant) == 1 else code
 
 
 def _has_kwargs(body: Sequence[ast.stmt]) -> bool:

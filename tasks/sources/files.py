@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pydantic import ValidationError
 
@@ -43,7 +43,7 @@ LINES = (".jsonl", ".ndjson", ".csv")
 TEXTS = (*LINES, ".json")
 """The same, and JSON: rows, a list of them, or lists of them by the `group` that they belong to."""
 GROUP = "group"
-ARROW = ".arrow"
+ARROW = (".arrow", ".feather")
 COLUMNS = ("name", "code")
 OPTIONAL_COLUMNS = ("name", "task_id", "entry_point", "init_form", "source", "level")
 
@@ -97,7 +97,8 @@ def read_rows(
     from tasks.typed import typed_row
 
     if path.is_dir() or path.suffix == ".py":
-        files = [path] if path.suffix == ".py" else sorted(path.glob("[!_]*.py"))
+        found = [path] if path.suffix == ".py" else sorted(path.glob("[!_]*.py"))
+        files = [file for file in found if file.is_file()]
         if not files:
             raise UsageError(
                 f"{path} holds no .py file",
@@ -146,9 +147,23 @@ def checked_task(given: Json, where: str) -> KernelTask:
     return task
 
 
+def local(location: str | Path) -> Path:
+    """The path, `~` expanded. Raises UsageError for one that no file can have."""
+    try:
+        path = Path(location).expanduser()
+        if not str(location):
+            raise OSError("it is empty")
+        path.exists()
+    except (RuntimeError, OSError) as error:
+        cause = getattr(error, "strerror", None) or error
+        fix = "give a file, a folder or an id of the hub"
+        raise UsageError(f"{shown(location)} is no path: {cause}", fix) from None
+    return path
+
+
 def existing(location: str | Path) -> Path:
     """The path, `~` expanded. Raises UsageError where nothing is there."""
-    path = Path(location).expanduser()
+    path = local(location)
     if not path.exists():
         raise UsageError(
             f"{path} does not exist", "give a .py file, a folder or a Parquet file that exists"
@@ -159,11 +174,19 @@ def existing(location: str | Path) -> Path:
 def read_text(path: Path) -> str:
     """A source file's text. Raises UsageError unless it is UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read {path}: {error}", "give a UTF-8 text file that this user may read"
         ) from error
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises UsageError."""
+    try:
+        return json_of(read_text(path))
+    except ValueError as error:
+        raise UsageError(f"{shown(path)} is not JSON: {error}", "give a complete file") from error
 
 
 def read_lines(path: Path) -> Iterator[Json]:
@@ -247,10 +270,10 @@ def reading_parquet(path: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         raise UsageError(
-            f"cannot read {shown(path)} as {'Arrow' if path.suffix == ARROW else 'Parquet'}:"
+            f"cannot read {shown(path)} as {'Arrow' if path.suffix in ARROW else 'Parquet'}:"
             f" {shown(error)}",
             "give a complete file"
-            if path.suffix in (".parquet", ARROW)
+            if path.suffix in (".parquet", *ARROW)
             else "give Parquet, Arrow, JSON or CSV, unpacked",
         ) from error
 
@@ -262,7 +285,7 @@ def columns_of(path: Path) -> list[str]:
     if path.suffix in TEXTS:
         return list(dict.fromkeys(name for row in read_lines(path) for name in row))
     with reading_parquet(path):
-        return list((_arrow(path).schema if path.suffix == ARROW else pq.read_schema(path)).names)
+        return list((_arrow(path).schema if path.suffix in ARROW else pq.read_schema(path)).names)
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
@@ -275,8 +298,12 @@ def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = (
             f"{path} has no column {', '.join(missing)}", f"its columns are {', '.join(present)}"
         )
     wanted = [*columns, *(column for column in optional if column in present)]
-    if path.suffix in (*TEXTS, ARROW):
-        return pl.DataFrame(list(rows_of(path, wanted)), infer_schema_length=None, strict=False)
+    if path.suffix in (*TEXTS, *ARROW):
+        from tasks.typed import typed_row
+
+        found = enumerate(rows_of(path, wanted))
+        rows = [typed_row(row, f"{path} row {number}") for number, row in found]
+        return pl.DataFrame(rows, infer_schema_length=None, strict=False)
     with reading_parquet(path):
         return pl.read_parquet(path, columns=wanted)
 
@@ -288,7 +315,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[Json]:
     if path.suffix in TEXTS:
         yield from ({name: row.get(name) for name in columns} for row in read_lines(path))
         return
-    if path.suffix == ARROW:
+    if path.suffix in ARROW:
         with reading_parquet(path):
             yield from _arrow(path).select(list(columns)).to_pylist()
         return

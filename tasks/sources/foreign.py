@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Row, stable_hash
-from kernels_eval.written import json_of
 from tasks.files import file_sha256
-from tasks.sources.files import columns_of, read_text, rows_of, shown
+from tasks.sources.files import columns_of, read_json, read_text, rows_of, shown
 from tasks.sources.mapping import Found, Map, known_maps, map_of, mapped
 
 
@@ -71,5 +70,5 @@ def of_folder(path: Path, by: Map | None = None) -> Foreign | None:
 
 
 def _of_program(file: Path, root: Path) -> Json:
-    beside = {each.stem: json_of(read_text(each)) for each in sorted(file.parent.glob("*.json"))}
+    beside = {each.stem: read_json(each) for each in sorted(file.parent.glob("*.json"))}
     return {"text": read_text(file), "folder": file.parent.relative_to(root).as_posix(), **beside}

@@ -7,6 +7,7 @@ what `a` holds under `b`. A field alone keeps its value.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -21,8 +22,9 @@ from kernels_eval.exchange.trace_set import record_of
 from kernels_eval.records import Json, KernelTask, Row, stable_hash
 from kernels_eval.tables import table_beside
 from kernels_eval.written import json_of
-from tasks.sources.cells import program_in, samples_of, text_of
+from tasks.sources.cells import program_in, samples_of, text_of, with_model_new
 from tasks.sources.files import check_task_source, first_line, number_of, read_text, shown
+from tasks.typed import typed_row
 
 MAPS = Path(__file__).with_name("maps")
 _FIELD = re.compile(r"\{([\w.| -]+)\}")
@@ -192,13 +194,15 @@ def _answers_of(
     task_id = task.task_id if task else _value(by.task.get("task_id"), row)
     if task_id is None:
         raise _Skipped("its answer is of no task")
-    about |= {"task_id": str(task_id)} | {name: _value(f"{{{name}}}", row) for name in by.keep}
+    about = typed_row(about | {"task_id": str(task_id)}, where)
     identity = str(about.pop("candidate_id", f"{by.name}/{number}"))
+    about |= {name: _label(_found(name, row)) for name in by.keep}
     cell = _text(by.answer, row, where, root)
     if "code" in by.answer or "file" in by.answer:
         code = None if cell is None else text_of(cell, where)
         if not code or not code.strip():
             raise _Skipped("there is no answer")
+        code = with_model_new(code, task) if task else code
         fenced = f"```python\n{code.strip()}\n```"
         yield {"candidate_id": identity, **about, "answer": fenced, "code": code}
         return
@@ -216,6 +220,10 @@ def _answers_of(
             told |= {"finish_reason": answer.finish_reason} if answer.finish_reason else {}
             yield told
             parent = name
+
+
+def _label(value: Any) -> Any:
+    return json.dumps(value, default=str) if isinstance(value, Mapping | list) else value
 
 
 def _has_columns(section: Row, row: Row) -> bool:

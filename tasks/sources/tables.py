@@ -12,7 +12,7 @@ from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import KernelTask
 from tasks.progress import caution
 from tasks.sources import files, kernelbench, kernelbook
-from tasks.sources.files import columns_of, number_of, rows_of, shown
+from tasks.sources.files import columns_of, local, number_of, rows_of, shown
 from tasks.sources.foreign import Foreign, of_file, of_folder
 from tasks.sources.hub import is_hub_id
 from tasks.typed import typed_row
@@ -26,7 +26,7 @@ TASK_FORMS: dict[tuple[str, ...], Callable[[Path], list[KernelTask]] | None] = {
 first that fits is taken."""
 
 
-BINARY = (".parquet", files.ARROW)
+BINARY = (".parquet", *files.ARROW)
 SUFFIXES = (*BINARY, *files.LINES)
 
 
@@ -34,7 +34,7 @@ def part_files(location: str | Path) -> list[Path]:
     """The tables of a file, a folder (its Parquet, else Arrow, JSON lines or CSV files, else those
     in its folders, as data sets of the hub have them) or a glob; by name. Raises UsageError where
     there is none."""
-    path = Path(location).expanduser()
+    path = local(location)
     if path.is_file():
         return [path]
     inside = (*(f"*{suffix}" for suffix in SUFFIXES), *(f"*/*{suffix}" for suffix in BINARY))
@@ -64,7 +64,7 @@ def holds_tables(path: Path) -> bool:
 def on_hub(location: str | Path) -> bool:
     """Whether a location is a hub id: `owner/name` without a local folder `owner`, which would make
     it a path, perhaps mistyped."""
-    path = Path(location).expanduser()
+    path = local(location)
     known = path.suffix in (*SUFFIXES, ".py")
     return is_hub_id(str(location)) and not (known or path.parent.exists())
 
@@ -87,7 +87,7 @@ def load(location: str | Path, wanted: Collection[str] | None = None) -> list[Ke
     A table has `task_id` and `code` (and KernelTask's other columns), KernelBench's columns, or
     `name` and `code`. Raises UsageError for unreadable input, and a task_id of two programs.
     """
-    path = Path(location).expanduser()
+    path = local(location)
     tasks: dict[str, KernelTask] = {}
     for where, task in _found(location, path, wanted):
         if tasks.setdefault(task.task_id, task) != task:

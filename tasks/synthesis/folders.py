@@ -4,7 +4,7 @@ levels, and answers as text."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
@@ -13,12 +13,12 @@ from kernels_eval.records import Json
 from tasks.progress import caution
 from tasks.sources.files import read_text, shown
 
-DEPTHS = (("*", "level*/*"), ("*/*",), ("*/*/*",))
-"""Where files are looked for: the first of these that has any is read."""
-SUFFIXES = (".py", ".txt")
+DEPTHS = (("*", "level*/*"), ("*/*",), ("*/*/*",), ("*/*/*/*",))
+"""Where files are looked for: the first of these that has more than references is read last."""
+SUFFIXES = (".py", ".txt", ".md")
 READ = (
-    "read are FILE.py named as its task, TASK/FILE.py, level1/3_NAME.py,"
-    " level_1_problem_3_sample_0_kernel.py, the same with .txt for whole answers, and"
+    "read are FILE.py named as its task, TASK/FILE.py, TASK/code/kernel_0.py, level1/3_NAME.py,"
+    " level_1_problem_3_sample_0_kernel.py, the same with .txt or .md for whole answers, and"
     " tables (JSON files as a glob: 'DIR/*.json')"
 )
 _SAMPLE = r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
@@ -27,14 +27,14 @@ _NUMBERED = re.compile(
 )
 _NAMED = re.compile(r"(?P<task_id>.+?)" + _SAMPLE)
 _ANONYMOUS = re.compile(
-    r"(?:(?:model_?new|candidate|kernel|solution|answer|response|completion|output"
-    r"|(?:generated|optimi[sz]ed|best|final)(?:_?(?:code|kernel|solution))?|baseline\w*"
+    r"(?:(?:model_?new|(?:candidate|kernel|solution|answer|response|completion|output|sample|code"
+    r"|generation|result)s?|src|(?:generated|optimi[sz]ed|best|final)(?:_?(?:code|kernel|solution))?|baseline\w*"
     r"|ref|reference|original|problem|task)"
     r"|(?:(?:candidate|kernel|solution|answer|response|completion|output|generated|sample|attempt)"
-    r"[_-]?)?(?P<sample_index>\d+))(?:_kernel)?",
+    r"[ _-]?)?(?P<sample_index>\d+))(?:_kernel)?",
     re.IGNORECASE,
 )
-"""Files that do not name their task, which their folder names."""
+"""Files, and folders in a task's, that do not name their task, which a folder above names."""
 _REFERENCE = re.compile(r"ref|reference|original|problem|task", re.IGNORECASE)
 """Of several programs in a folder the one that the others answer; it comes first."""
 _NO_ANSWER = re.compile(r"prompt|readme|requirements|license|log", re.IGNORECASE)
@@ -46,11 +46,13 @@ def has_modules(folder: Path) -> bool:
     return bool(_files(folder, ".py"))
 
 
-def rows_of_modules(path: Path) -> Iterator[Json]:
-    """A row for each candidate of a .py file or a folder. Raises UsageError where there is none, or
-    one does not say its task."""
+def rows_of_modules(path: Path, references: bool) -> Iterator[Json]:
+    """A row for each candidate of a .py file or a folder, and with `references` for each program
+    that they answer. Raises UsageError where there is none, or one does not say its task."""
     alone = path.suffix in SUFFIXES
-    files = [path] if alone else _files(path, ".py") or _files(path, ".txt")
+    found = [path] if alone else next(filter(None, (_files(path, each) for each in SUFFIXES)), [])
+    answers = [file for file in found if file.parent == path or not _is_reference(file)]
+    files = found if references else answers or found
     if not files:
         raise _nothing_in(path)
     named = [(file, _place(file, path)) for file in files]
@@ -58,33 +60,44 @@ def rows_of_modules(path: Path) -> Iterator[Json]:
     if left_out := samples and len(files) - len(samples):
         caution(f"{left_out} files are left out: they are not named as KernelBench's samples")
     for file, place in samples or named:
-        name = file.stem if file == path else file.relative_to(path).with_suffix("").as_posix()
         kind = "code" if file.suffix == ".py" else "response"
-        yield {"candidate_id": name, **place, kind: read_text(file)}
+        yield {"candidate_id": _name(file, path), **place, kind: read_text(file)}
 
 
 def _files(folder: Path, suffix: str) -> list[Path]:
+    found: list[Path] = []
     for patterns in DEPTHS:
-        found = [
+        found += [
             file
             for pattern in patterns
             for file in folder.glob(pattern + suffix)
-            if not any(part[0] in "._" for part in file.relative_to(folder).parts)
-            and not (suffix == ".txt" and _NO_ANSWER.search(file.stem))
+            if file.is_file()
+            and not any(part[0] in "._" for part in file.relative_to(folder).parts)
+            and not (suffix != ".py" and _NO_ANSWER.search(file.stem))
         ]
-        if found:
-            return sorted(found, key=lambda file: (not _REFERENCE.fullmatch(file.stem), file))
-    return []
+        if not all(map(_is_reference, found)):
+            break
+    return sorted(dict.fromkeys(found), key=lambda file: (not _is_reference(file), file))
+
+
+def _is_reference(file: Path) -> bool:
+    return _REFERENCE.fullmatch(file.stem) is not None
+
+
+def _name(file: Path, root: Path) -> str:
+    below = Path(file.name) if file == root else file.relative_to(root)
+    return below.with_suffix("").as_posix().encode("utf-8", "replace").decode()
 
 
 def _place(file: Path, root: Path) -> Json:
-    folders = () if file == root else file.relative_to(root).parts[:-1]
+    *folders, name = _name(file, root).split("/")
     own = root.resolve().name if file != root else ""
     sample: Json = {}
-    name = file.stem
-    if folders and not _LEVEL.fullmatch(folders[-1]) and (bare := _ANONYMOUS.fullmatch(name)):
-        sample = {"sample_index": bare["sample_index"]}
-        name, folders = folders[-1], folders[:-1]
+    while folders and not _LEVEL.fullmatch(folders[-1]) and (bare := _ANONYMOUS.fullmatch(name)):
+        if sample and name.isdecimal():
+            break  # a problem's number
+        sample = {"sample_index": sample.get("sample_index") or bare["sample_index"]}
+        name = folders.pop()
     if found := _NUMBERED.fullmatch(name):
         level = found["level"] or _level_of((own, *folders)) or _noted_level(root)
         if level is None:
@@ -103,7 +116,7 @@ def _place(file: Path, root: Path) -> Json:
     return (named.groupdict() if named else {"task_id": name}) | sample
 
 
-def _level_of(folders: tuple[str, ...]) -> str | None:
+def _level_of(folders: Sequence[str]) -> str | None:
     found = [match[1] for name in folders if (match := _LEVEL.search(name))]
     return found[-1] if found else None
 

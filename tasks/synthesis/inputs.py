@@ -14,7 +14,7 @@ from kernels_eval.records import Json, Row, stable_hash
 from kernels_eval.tables import table_beside
 from tasks.files import file_sha256
 from tasks.sources.cells import Answer, samples_of
-from tasks.sources.files import columns_of, number_of, read_text, rows_of, shown
+from tasks.sources.files import columns_of, local, number_of, read_text, rows_of, shown
 from tasks.sources.foreign import Foreign, of_file, of_folder, of_rows
 from tasks.sources.hub import load_rows
 from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out, unusable
@@ -63,18 +63,19 @@ def _only_answer(cell: object, where: str) -> Json:
     samples = samples_of(cell, f"{where}: the column response")
     answers = [answer for turns in samples for answer in turns]
     if len(answers) > 1:
-        fix = "make a row of each with `concur import`"
+        fix = "make a row of each: `concur import --map id=task_id,answer=response`"
         raise UsageError(f"{where} holds {len(answers)} answers", fix)
     answer = answers[0] if answers else Answer("")
     told = {"response": answer.text, "reasoning": answer.reasoning}
     return {**told, "finish_reason": answer.finish_reason} if answer.finish_reason else told
 
 
-def parts_of(location: str | Path) -> list[Part]:
+def parts_of(location: str | Path, references: bool = False) -> list[Part]:
     """Parts of a table, a folder or a glob of them, a .py file, a folder of kernels
-    (tasks.synthesis.folders) or solutions (FlashInfer-Bench, SOL-ExecBench), or a hub id
-    (`OWNER/NAME`, `OWNER/NAME:SPLIT`). Raises UsageError."""
-    path = Path(location).expanduser()
+    (tasks.synthesis.folders; with `references` also the programs in it) or solutions
+    (FlashInfer-Bench, SOL-ExecBench), or a hub id (`OWNER/NAME`, `OWNER/NAME:SPLIT`). Raises
+    UsageError."""
+    path = local(location)
     hub_id, _, split = str(location).partition(":")
     if on_hub(hub_id):
         rows = load_rows(hub_id, split or MOST_SPLIT, None, ())
@@ -94,7 +95,7 @@ def parts_of(location: str | Path) -> list[Part]:
             raise UsageError(f"{shown(path)} holds no solution that can be verified", fix)
         return [_in_memory(shown(location), rows)]
     if path.suffix in SUFFIXES or (path.is_dir() and not holds_tables(path)):
-        return [_in_memory(shown(location), list(rows_of_modules(path)))]
+        return [_in_memory(shown(location), list(rows_of_modules(path, references)))]
     parts = [_of_file(file) for file in part_files(location)]
     if (
         path.is_dir()
@@ -102,13 +103,13 @@ def parts_of(location: str | Path) -> list[Part]:
         and has_modules(path)
     ):
         # scores beside kernels, such as KernelBench's or a results.jsonl
-        return [_in_memory(shown(location), list(rows_of_modules(path)))]
+        return [_in_memory(shown(location), list(rows_of_modules(path, references)))]
     return parts
 
 
-def candidate_parts(location: str | Path) -> list[Part]:
+def candidate_parts(location: str | Path, references: bool = False) -> list[Part]:
     """The parts of a location. Raises UsageError for one without the columns of candidates."""
-    parts = parts_of(location)
+    parts = parts_of(location, references)
     for part in parts:
         if not holds_candidates(part.columns):
             raise unusable(part.name, part.given, "candidates", FORMS)
@@ -135,7 +136,7 @@ def task_id_of(row: Mapping[str, object], where: str) -> str:
 def model_of(location: str | Path) -> str:
     """Model name for a place that gives none: from KernelBench's `generation_config.yaml`, else the
     folder's or file's name."""
-    path = Path(location).expanduser()
+    path = local(location)
     note = path / "generation_config.yaml"
     if note.is_file() and (
         found := re.search(r"^model_name:[ \t]*[\'\"]?([^\s\'\"]+)", read_text(note), re.MULTILINE)

@@ -78,7 +78,7 @@ FINDS_OPERATORS = (
     *("c10::Dispatcher::findOp", "c10::Dispatcher::getAllOpNames"),
 )
 """What finds an operator by name: it may then be called unrecorded."""
-REACHES_ELEMENTS = re.compile(r"data_ptr|concur4data|TensorIterator|storage|StorageImpl")
+REACHES_ELEMENTS = re.compile(r"data_ptr|concur4data|6Tensor4item|TensorIterator|[sS]torage")
 """Part of any mangled name by which a library comes to the memory of a tensor."""
 FORBIDDEN = re.compile(
     r"PyRun_\w+|Py_CompileString\w*|PyEval_Eval\w*|PyMarshal_Read\w+"

@@ -145,6 +145,12 @@ c10::TensorOptions options(const void* impl) {
 void* data(const void* impl, bool mutates) {
   return mutates ? impl_of(impl)->mutable_data() : const_cast<void*>(impl_of(impl)->data());
 }
+// Not torch's own functions: what a loop over them spends is time in a candidate's code, not in a library's.
+void* data(const void* impl, bool mutates, c10::ScalarType type) {
+  auto found = c10::typeMetaToScalarType(impl_of(impl)->dtype());
+  TORCH_CHECK(c10::toUnderlying(found) == type, "expected scalar type ", type, " but found ", found);
+  return data(impl, mutates);
+}
 
 // -- operators that need no name ------------------------------------------------------------------------------------------------------
 void contiguous(void* out, const void* x, c10::MemoryFormat format) { give(out, tensor(x).contiguous(format)); }

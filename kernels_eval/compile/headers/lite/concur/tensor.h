@@ -1,4 +1,4 @@
-// at::Tensor: one owning pointer, as torch's. Metadata is read where the shim says it is, data pointers and item<T> come from libtorch,
+// at::Tensor: one owning pointer, as torch's. Metadata is read where the shim says it is, item<T> comes from libtorch,
 // operators from the generated files.
 #pragma once
 
@@ -38,6 +38,7 @@ c10::Device device(const void* impl);
 c10::Layout layout(const void* impl);
 c10::TensorOptions options(const void* impl);
 void* data(const void* impl, bool mutates);
+void* data(const void* impl, bool mutates, c10::ScalarType type);  // throws torch's error where the tensor has another one
 // These make a tensor in `out`, which is storage of one pointer; `x` and `y` point to tensors or scalars.
 void contiguous(void* out, const void* x, c10::MemoryFormat format);
 void select(void* out, const void* x, int64_t index);
@@ -132,9 +133,11 @@ class TensorBase {
   const void* const_data_ptr() const { return concur::data(impl_, false); }
   void* mutable_data_ptr() const { return concur::data(impl_, true); }
   void* data_ptr() const { return mutable_data_ptr(); }
-  template <typename T> const T* const_data_ptr() const;
-  template <typename T> T* mutable_data_ptr() const;
-  template <typename T> T* data_ptr() const;
+  template <typename T> const T* const_data_ptr() const {
+    return static_cast<const T*>(concur::data(impl_, false, concur::scalar_of<std::remove_const_t<T>>::value));
+  }
+  template <typename T> T* mutable_data_ptr() const { return static_cast<T*>(concur::data(impl_, true, concur::scalar_of<T>::value)); }
+  template <typename T> T* data_ptr() const { return mutable_data_ptr<T>(); }
 
  protected:
   explicit TensorBase(concur::Uninitialised) {}

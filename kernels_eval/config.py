@@ -207,6 +207,9 @@ SHAPE_SCOPES = ("each", "all", "last", "first")
 TAILS = {"1": 1, "2": 2, "odd": -1}
 """How many elements another shape leaves over in blocks of 4 and more, or lacks to fill them: the
 tails of vector loads and of warps that kernels forget. A choice."""
+MOST_PARTS = 4
+"""So many equal parts of a dimension stay equal in another shape: halves of a rotary embedding,
+gates of an LSTM. More are steps of a loop. A choice."""
 OFFSET_MEAN = 8192.0
 """The mean of `offset`, in standard deviations: in fp32 E[x^2] - E[x]^2 then has no digit left. A
 power of two, for long sums of it, too, are rounded without a bias: adding 1e5 values about 1e4 one

@@ -119,8 +119,7 @@ def _refuse_answer(
         check_state(process, settings=True)
         raise explained(trial, outcome, found, process)
     else:
-        shape = trial.outputs[0].shape if trial.outputs else ""
-        raise _specialised(trial, outcome, f"wrong on {trial.name} inputs of shape {shape}")
+        raise _specialised(trial, outcome, errors_of(trial, found))
 
 
 def _wrong(reason: Reason, process: CandidateProcess, *, uncleared: bool = False) -> WrongAnswer:
@@ -134,9 +133,11 @@ def _wrong(reason: Reason, process: CandidateProcess, *, uncleared: bool = False
 
 
 def _specialised(trial: Trial, reason: Reason, detail: str) -> Stop:
+    shapes = [output.shape for output in trial.outputs[:4]]
     return Stop(
         trial.row.reason or reason,
-        f"right for the declared shape only: {reason} on {trial.name}: {detail}",
+        f"right for the declared shape only: {reason} where the outputs have the shapes {shapes}"
+        f" ({trial.name}): {detail}",
     )
 
 

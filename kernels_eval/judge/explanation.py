@@ -9,7 +9,14 @@ from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import VARIED, Trial
 from kernels_eval.model.correctness import MANTISSA
-from kernels_eval.protocol import DECLARED, LATER, NON_FINITE, Comparison, NameDowncast
+from kernels_eval.protocol import (
+    DECLARED,
+    LATER,
+    NON_FINITE,
+    Comparison,
+    NameDowncast,
+    domain_of,
+)
 from kernels_eval.records import Reason
 
 NUMBERS = (Reason.WRONG_OUTPUT, Reason.PRECISION_DOWNCAST)
@@ -19,6 +26,23 @@ NO_TF32 = (
     'Triton\'s tl.dot takes TF32 by default: give it input_precision="ieee", or allow_tf32=False;'
     " in CUDA, no TF32 math mode of cuBLAS or cuDNN, and no mma of tf32"
 )
+HARD_INPUTS = {
+    "large": (
+        "right on ordinary inputs, not on normal ones times {factor}, where the reference is: an"
+        " exp that overflows? (subtract the maximum of what is summed; take exp(-|x|) for sigmoid,"
+        " softplus and tanh; with -ffast-math, compilers assume that nothing overflows); "
+    ),
+    "offset": (
+        "right on ordinary inputs, not around a large mean, where the reference is: E[x^2] - E[x]^2"
+        " has no digit left there, and may be negative (subtract the mean before squaring, or use"
+        " Welford's updates); "
+    ),
+    "small": (
+        "right on ordinary inputs, not on normal ones divided by 512, where the reference is: is an"
+        " epsilon added that it does not add, or elsewhere?; "
+    ),
+}
+"""What fails on hard inputs, and what is right there, too."""
 DOWNCASTS = {
     "TF32": f"factors in TF32 (or fp16) explain the error ({NO_TF32}); ",
     "bf16": "factors in bf16 explain the error: keep them in fp32; ",
@@ -81,10 +105,9 @@ def _of_non_finite(
     if _right_without_fences(trial, process):
         why = "reads before or after the memory of its inputs, where it now finds NaN; "
         return Reason.MEMORY_ERROR, why
-    return Reason.NON_FINITE, "NaN or infinity in other places than in the reference " + (
-        "(an exp that overflows? with -ffast-math, compilers assume that nothing does); "
-        if trial.row.hard
-        else "(is something read out of bounds or of a view, or before it is written?); "
+    return Reason.NON_FINITE, "NaN or infinity in other places than in the reference: " + (
+        _right_elsewhere(trial)
+        or "is something read out of bounds or of a view, or before it is written?; "
     )
 
 
@@ -150,6 +173,9 @@ def _nth_last(names: list[str], after: int, found: Comparison, process: Candidat
 
 
 def _right_elsewhere(trial: Trial) -> str:
+    if trial.name in HARD_INPUTS:
+        drawn = trial.distribution.removesuffix(domain_of(trial.distribution))
+        return HARD_INPUTS[trial.name].format(factor=drawn.rpartition("_x")[2])
     if trial.name == VARIED:
         return (
             "right only for arguments with what the declared ones happen to have (all one number,"

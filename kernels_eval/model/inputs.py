@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.invariants import VARIATIONS_BY_DRAW, decides_shapes, note_of, redrawn
 from kernels_eval.model.seeding import seed_generators
-from kernels_eval.model.smaller_shapes import smaller_shapes
+from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
 from kernels_eval.protocol import (
     DECLARED,
     AboutTask,
@@ -157,10 +158,15 @@ def make_inputs(
 
 
 def plan_inputs(
-    draws: list[list[Any]], uses: list[set[str]] | None = None, text: str = "", seed: int = 0
+    draws: list[list[Any]],
+    uses: list[set[str]] | None = None,
+    text: str = "",
+    seed: int = 0,
+    parts: Mapping[int, int] = UNDIVIDED,
 ) -> InputPlan:
     """What may vary, by several declared draws: a note for each tensor, also in lists, and smaller
-    shapes, drawn by `seed`. `uses`: of each, and the task's source (`note_of`).
+    shapes, drawn by `seed` (`parts`: `smaller_shapes`). `uses`: of each, and the task's source
+    (`note_of`).
     """
     leaves = [tree_leaves(values) for values in draws]
     notes = [
@@ -171,7 +177,7 @@ def plan_inputs(
     ]
     sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
     fixed = any(map(decides_shapes, leaves[0], notes))
-    shapes = {} if fixed else smaller_shapes(sizes, Random(seed))
+    shapes = {} if fixed else smaller_shapes(sizes, Random(seed), parts)
     return InputPlan(notes=notes, shapes=shapes, constants=constants_in(text))
 
 

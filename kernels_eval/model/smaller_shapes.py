@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
+from types import MappingProxyType
 
 from kernels_eval.config import SHAPE_SCOPES, TAILS
 
+UNDIVIDED: Mapping[int, int] = MappingProxyType({})
+
 
 def smaller_shapes(
-    shapes: list[list[int] | None], random: Random
+    shapes: list[list[int] | None], random: Random, parts: Mapping[int, int] = UNDIVIDED
 ) -> dict[str, list[tuple[int, int, int]]]:
     """Ways to make all arguments smaller, so that no dimension starts to broadcast.
 
@@ -16,7 +20,8 @@ def smaller_shapes(
     shrinks and the tail left (`TAILS`): `each_1` every dimension alone, counted from the last (of
     matrices and vectors: kernels may rely on square images); `all_1` equal sizes together; `last_1`
     and `first_1` those equal to the first tensor's last or first. Of other sizes 1 is left, or of a
-    matrix' rows -1 (-1, 2 and 1 of its elements). The reference says which are accepted. Sizes are
+    matrix' rows -1 (-1, 2 and 1 of its elements). What the task cuts into equal `parts`, by size,
+    stays a multiple: the tail is left of a part. The reference says which are accepted. Sizes are
     as secret as what `random` was seeded with.
     """
     dims = [
@@ -37,23 +42,32 @@ def smaller_shapes(
     each = dims if max(map(len, sized)) <= 2 else []
     for name, tail in TAILS.items():
         for scope, chosen in zip(SHAPE_SCOPES, (each, dims, last, first), strict=True):
-            changed = _shrunk(chosen, scope == "each", tail, random)
+            changed = _shrunk(chosen, scope == "each", tail, random, parts)
             if changed:
                 variants[f"{scope}_{name}"] = changed
     return variants
 
 
 def _shrunk(
-    dims: list[tuple[int, int, int, int]], by_place: bool, tail: int, random: Random
+    dims: list[tuple[int, int, int, int]],
+    by_place: bool,
+    tail: int,
+    random: Random,
+    parts: Mapping[int, int],
 ) -> list[tuple[int, int, int]]:
-    keyed = [((size, by_place and place), i, d, place) for i, d, place, size in dims if size > 4]
-    ends = {key for key, *_, place in keyed if place == -1} or {key for key, *_ in keyed}
+    counts = {size: parts.get(size, 1) for *_, size in dims}
+    keyed = [
+        ((size // counts[size], by_place and place), i, d, place, counts[size])
+        for i, d, place, size in dims
+        if size > 4 and size // counts[size] > 2
+    ]
+    ends = {key for key, *_, place, _ in keyed if place == -1} or {key for key, *_ in keyed}
     beside = -1 if by_place and abs(tail) == 1 else 1
     drawn = {
         key: drawn_size(key[0], tail if key in ends else beside, random)
         for key in dict.fromkeys(key for key, *_ in keyed)
     }
-    return [(i, d, drawn[key]) for key, i, d, _ in keyed]
+    return [(i, d, count * drawn[key]) for key, i, d, _, count in keyed]
 
 
 def drawn_size(size: int, tail: int, random: Random) -> int:

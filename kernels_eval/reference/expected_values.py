@@ -81,12 +81,14 @@ from kernels_eval.protocol import (
     handles,
 )
 from kernels_eval.reference.equal_elements import ANY_ORDER
+from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.factorings import Factoring, Factorings
 from kernels_eval.reference.own_errors import OwnErrors, both, copied, own_error
 from kernels_eval.reference.task_model import (
     REFUSALS,
     TaskModel,
     peak_bandwidth,
+    require_plain,
     require_tensors,
 )
 from kernels_eval.reference.uses import plan_of, with_choices
@@ -115,6 +117,8 @@ class ExpectedValues:
     def __init__(self, task: TaskModel) -> None:
         self.task, self.runner = task, task.runner
         self.errors = OwnErrors(task)
+        self.parts: list[int] = []
+        """How many equal parts the declared call cuts dimensions into."""
         self.known: dict[str, Known] = {}
         self.held_max_bytes = math.inf
         self.factors: list[int] = []
@@ -146,8 +150,11 @@ class ExpectedValues:
         self.errors.oracle_max_bytes, self.runner.effects = request.oracle_max_bytes, None
         seed = self.runner.spec.seed
         inputs = self.task.inputs(seed)
+        require_plain("get_inputs() gives", tree_leaves(inputs))
+        require_plain("the model holds", tree_leaves(weights_of(self.runner.model)))
         before, state = copy.deepcopy(inputs), state_of(self.runner.model)
-        leaves, structure = flatten_outputs(self.runner.forward(inputs))
+        with EqualParts() as parts:
+            leaves, structure = flatten_outputs(self.runner.forward(inputs))
         require_tensors(leaves)
         changed = changed_state(state, state_of(self.runner.model))
         known = [name for name in changed if name in state]
@@ -160,7 +167,7 @@ class ExpectedValues:
                 update={"arguments": [], "buffers": [], "names": []}
             )
         text = Path(request.path).read_text(errors="replace")
-        self.task.plan = plan_of(self.task, self.task.outputs, seed, text)
+        self.task.plan = plan_of(self.task, self.task.outputs, seed, text, dict(parts.found))
         operators = self._operators_called(seed)
 
         self.runner.model = self.runner.build()
@@ -294,7 +301,12 @@ class ExpectedValues:
         name, seed = request.name, request.seed
         with self.model_for(request):
             inputs = self.task.inputs(seed, request.distribution, request.shape)
-            reference = self.task.outputs(copied(inputs))
+            with EqualParts() as parts:
+                reference = self.task.outputs(copied(inputs))
+            if name == DECLARED:
+                self.parts = parts.counts
+            elif request.shape != DECLARED and parts.counts != self.parts:
+                raise ValueError("in this shape its parts are not equal")
             # a reference that draws random numbers must not draw the same ones again
             seed_generators(seed + 1)
             again = self.task.outputs(copied(inputs))

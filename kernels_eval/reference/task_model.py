@@ -61,6 +61,18 @@ def require_tensors(leaves: list[Any]) -> None:
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
         kinds = [type(leaf).__name__ for leaf in leaves] or "nothing"
         raise TypeError(f"the reference returns {kinds}, not tensors")
+    require_plain("the reference returns", leaves)
+
+
+def require_plain(what: str, leaves: Iterable[Any]) -> None:
+    """Raise TypeError for a tensor that is no array of elements in memory."""
+    for x in leaves:
+        if isinstance(x, Tensor) and (x.layout != torch.strided or x.is_nested or x.is_quantized):
+            kind = "nested" if x.is_nested else "quantised" if x.is_quantized else x.layout
+            raise TypeError(
+                f"{what} a {kind} tensor, and only plain (strided) ones are supported: give its"
+                " parts, such as indices and values, as tensors of their own"
+            )
 
 
 def peak_bandwidth(gpu: Any) -> float:

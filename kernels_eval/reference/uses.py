@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -72,9 +72,12 @@ def _integers(value: object) -> list[Tensor]:
     return [x for x in tensors if not x.is_floating_point() and x.dtype != torch.bool]
 
 
-def plan_of(task: TaskModel, outputs: Outputs, seed: int, text: str) -> InputPlan:
-    """What may vary about a task's inputs, by declared draws, the operators that use them and the
-    task's source. Floats that are whole stay so where its outputs jump between them.
+def plan_of(
+    task: TaskModel, outputs: Outputs, seed: int, text: str, parts: Mapping[int, int]
+) -> InputPlan:
+    """What may vary about a task's inputs, by declared draws, the operators that use them, the
+    task's source, and the `parts` that it cuts sizes into. Floats that are whole stay so where its
+    outputs jump between them.
     """
     count = task.runner.gradients.arguments if task.runner.gradients else None
     inputs = task.inputs(seed)
@@ -91,7 +94,7 @@ def plan_of(task: TaskModel, outputs: Outputs, seed: int, text: str) -> InputPla
         with suppress(*REFUSALS), torch.no_grad(), uses:
             outputs(inputs)
         draws[0] = task.inputs(seed)[:count]  # as before the call
-    plan = plan_inputs(draws, uses.found, text, seed)
+    plan = plan_inputs(draws, uses.found, text, seed, parts)
     forms = {note.varied for note in plan.notes}
     if "between" in forms and not _stays(plan, "between", _nearly, task, outputs):
         plan = _replaced(plan, "between", "resampled")

@@ -31,6 +31,7 @@ from kernels_eval.model.weights import (
     squeezed,
 )
 from kernels_eval.protocol import MOVED, FewTerms, ModelSpec
+from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.uses import Uses
 from tests.support.kernels import AFFINE
 
@@ -77,6 +78,34 @@ def test_a_square_has_no_batch_of_one_since_it_would_broadcast():
     }
     assert left == {"each_1": [7, 1], "each_2": [1, 2], "each_odd": [7, 7]}
     assert "each_2" not in smaller_shapes([[8, 3, 64, 64]], Random(0))
+
+
+def test_what_a_task_cuts_into_equal_parts_stays_a_multiple():
+    shapes = [[64, 32], [64, 16]]
+    for name, tail in TAILS.items():
+        whole, part = shrunk(shapes, smaller_shapes(shapes, Random(0), {32: 2})[f"all_{name}"])
+        assert whole == [part[0], 2 * part[1]] and 8 <= part[1] < 16 and part[1] % 4 == tail % 4
+    assert shrunk([[64, 6]], smaller_shapes([[64, 6]], Random(0), {6: 3})["all_1"])[0][1] == 6
+
+
+@pytest.mark.parametrize(
+    ("cut", "found"),
+    [
+        (lambda x: x.chunk(2, -1), [(32, 2)]),
+        (lambda x: (x[..., :16], x[..., 16:]), [(32, 2)]),
+        (lambda x: (x[..., ::2], x[..., 1::2]), [(32, 2)]),
+        (lambda x: x.split(6), [(24, 4)]),
+        (lambda x: x.split(4), []),
+        (lambda x: x.split([8, 24], -1), []),
+        (lambda x: (x[:-1], x[1:]), []),
+        (lambda x: x.narrow(1, 0, 16), []),
+        (lambda x: x.view(24, 16, 2).unbind(-1), []),
+    ],
+)
+def test_equal_parts_are_found(cut, found):
+    with EqualParts() as parts:
+        cut(torch.zeros(24, 32))
+    assert parts.found == found
 
 
 def test_the_four_numbers_of_a_box_stay():

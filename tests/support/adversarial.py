@@ -226,6 +226,10 @@ def detail_says_nothing_of(given, verdict):
     assert not any(text in verdict.detail for text in given), verdict.detail
 
 
+def has_a_share_of(given, verdict):
+    assert verdict.custom_kernel_time_share >= given[0], verdict.library_calls
+
+
 def log_says(given, verdict):
     assert all(text in verdict.log_tail for text in given), verdict.log_tail
 

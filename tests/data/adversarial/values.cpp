@@ -43,6 +43,17 @@ torch::Tensor softmax_online(torch::Tensor x) {
   });
 }
 
+torch::Tensor softplus(torch::Tensor x, bool stable) {
+  return each_value(x, [=](float v) {
+    return stable ? std::max(v, 0.0f) + std::log1p(std::exp(-std::fabs(v))) : std::log(1.0f + std::exp(v));
+  });
+}
+torch::Tensor log_of_sigmoid(torch::Tensor x, bool stable) {
+  return each_value(x, [=](float v) {
+    return stable ? std::min(v, 0.0f) - std::log1p(std::exp(-std::fabs(v))) : std::log(1.0f / (1.0f + std::exp(-v)));
+  });
+}
+
 template <typename F> static torch::Tensor normalised(torch::Tensor x, F moments) {
   return by_row(x, [&](const float* a, float* b, int64_t n) {
     float mean = 0.0f, variance = 0.0f;
@@ -279,4 +290,20 @@ torch::Tensor arc_cosine(torch::Tensor x, bool by_series) {
     y.data_ptr<float>()[i] = by_series ? 1.5707963267948966 - sum : std::acos(v);
   }
   return y;
+}
+
+// Pairs of a rotary embedding's halves, as many as fill blocks.
+torch::Tensor rotary(torch::Tensor x, torch::Tensor cos, torch::Tensor sin, int64_t block) {
+  auto out = torch::empty_like(x);
+  const int64_t n = x.size(-1), rows = x.numel() / n, half = n / 2 / block * block;
+  const float *a = x.data_ptr<float>(), *c = cos.data_ptr<float>(), *s = sin.data_ptr<float>();
+  float* b = out.data_ptr<float>();
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t i = row * n, t = row % x.size(-2) * n;
+    for (int64_t j = 0, k = n / 2; j < half; ++j, ++k) {
+      b[i + j] = a[i + j] * c[t + j] - a[i + k] * s[t + j];
+      b[i + k] = a[i + k] * c[t + k] + a[i + j] * s[t + k];
+    }
+  }
+  return out;
 }

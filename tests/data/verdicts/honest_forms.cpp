@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -57,5 +58,57 @@ torch::Tensor times_row(torch::Tensor x, torch::Tensor row) {
   const int64_t n = row.numel();
   for (int64_t i = 0; i < x.numel(); ++i)
     y.data_ptr<float>()[i] = x.data_ptr<float>()[i] * row.data_ptr<float>()[i % n];
+  return y;
+}
+std::vector<torch::Tensor> router(torch::Tensor x, torch::Tensor gate) {
+  const int64_t rows = x.size(0), n = x.size(1), experts = gate.size(0);
+  auto values = torch::empty({rows, 2}, x.options());
+  auto places = torch::empty({rows, 2}, x.options().dtype(torch::kInt64));
+  const auto *a = x.data_ptr<at::BFloat16>(), *w = gate.data_ptr<at::BFloat16>();
+  std::vector<float> scores(experts);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t e = 0; e < experts; ++e) {
+      float sum = 0.0f;
+      for (int64_t k = 0; k < n; ++k) sum += (float)a[row * n + k] * (float)w[e * n + k];
+      scores[e] = sum;
+    }
+    const float top = *std::max_element(scores.begin(), scores.end());
+    float sum = 0.0f;
+    for (float& score : scores) sum += score = std::exp(score - top);
+    for (int64_t k = 0; k < 2; ++k) {
+      const auto best = std::max_element(scores.begin(), scores.end());
+      values.data_ptr<at::BFloat16>()[row * 2 + k] = *best / sum;
+      places.data_ptr<int64_t>()[row * 2 + k] = best - scores.begin();
+      *best = -1.0f;
+    }
+  }
+  return {values, places};
+}
+torch::Tensor masked_log_softmax(torch::Tensor x, torch::Tensor mask) {
+  auto y = torch::empty_like(x);
+  const int64_t n = x.size(1);
+  for (int64_t row = 0; row < x.size(0); ++row) {
+    const float* a = x.data_ptr<float>() + row * n;
+    const bool* kept = mask.data_ptr<bool>() + row * n;
+    float top = -INFINITY, sum = 0.0f;
+    for (int64_t j = 0; j < n; ++j) top = kept[j] ? std::max(top, a[j]) : top;
+    for (int64_t j = 0; j < n; ++j) sum += std::exp((kept[j] ? a[j] : -INFINITY) - top);
+    for (int64_t j = 0; j < n; ++j)
+      y.data_ptr<float>()[row * n + j] = (kept[j] ? a[j] : -INFINITY) - top - std::log(sum);
+  }
+  return y;
+}
+torch::Tensor affine_by_accessors(torch::Tensor x) {
+  auto y = torch::empty_like(x);
+  for (int64_t i = 0; i < x.size(0); ++i)
+    for (int64_t j = 0; j < x.size(1); ++j)
+      y.data_ptr<float>()[i * x.size(1) + j] =
+          2 * x.contiguous().data_ptr<float>()[i * x.size(1) + j] + 1;
+  return y;
+}
+torch::Tensor affine_by_index(torch::Tensor x) {
+  auto y = torch::empty_like(x);
+  for (int64_t i = 0; i < x.size(0); ++i)
+    for (int64_t j = 0; j < x.size(1); ++j) y[i][j] = 2 * x[i][j].item<float>() + 1;
   return y;
 }

@@ -166,8 +166,9 @@ class Trial:
 
     @property
     def as_drawn(self) -> bool:
-        """Whether it is the task itself: inputs, weights and mode."""
-        return self.own_inputs and not self.row.evaluate and self.construct_seed is None
+        """Whether it is the task itself: inputs, weights and mode, and a first call."""
+        new = self.construct_seed is None and not self.earlier_seeds
+        return self.own_inputs and not self.row.evaluate and new
 
     @property
     def own_mode(self) -> bool:

@@ -1,5 +1,6 @@
 """The table of trials and its two loops, on a reference and a candidate that answer by script."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +134,22 @@ def test_a_task_is_tried_in_the_rows_that_suit_it_and_in_their_order(reference, 
         assert found[:4] == ["declared", "offset", "normal", "in_place"]
     else:
         assert found == names
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"distribution": "normal"},
+        {"shape": "batch_1"},
+        {"weights_seed": 2},
+        {"construct_seed": 2},
+        {"earlier_seeds": (2,)},
+    ],
+)
+def test_a_baseline_is_compared_on_first_calls_of_the_task_itself(change):
+    declared = Trial("declared", ROWS["declared", OUTPUTS], 1)
+    assert declared.as_drawn
+    assert not replace(declared, **change).as_drawn
 
 
 def test_screening_calls_no_task_degenerate_that_all_rows_tell_enough_of():

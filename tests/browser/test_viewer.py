@@ -142,6 +142,8 @@ def test_every_view_fits_the_screen(browser, site, width, scheme):
     }.items():
         page = at(browser, site, place, shows)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place
+        if place == "list":
+            assert page.locator(".tabulator-col-title").get_by_text("Speedup").is_visible()
         assert page.evaluate(CUT_CELLS) == [], place
         browser.shot(f"viewer-{place.split('/')[0]}-{width}-{scheme}", full_page=False)
 

@@ -188,7 +188,8 @@ def _right_elsewhere(trial: Trial) -> str:
             " to call, which its outputs tell of; "
         )
     if trial.weights_seed is None:
-        return ""
+        has_edges = trial.distribution.startswith("edges")
+        return "is it wrong for halves, thresholds or rows of zeros alone? " if has_edges else ""
     return (
         "right with the weights of the earlier calls (are some kept since then, or in another order"
         " than the reference's parameters of their shape?); "

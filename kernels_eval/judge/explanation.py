@@ -90,6 +90,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         outcome, why = _of_non_finite(trial, found, process)
     elif outcome is Reason.PRECISION_DOWNCAST:
         outcome, why = _unexplained_downcast(found)
+        why = why or _right_elsewhere(trial)
     elif wrong and found.systematic and found.rms < FORMULA_NAMED:
         why = "another formula (an approximation?): the error is a function of the output; "
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
@@ -22,7 +21,7 @@ from kernels_eval.config import (
     SINGLES,
     SMALL_DEVIATION,
 )
-from kernels_eval.protocol import DECLARED, POSITIVE, UNIT, WITHIN, domain_of
+from kernels_eval.protocol import DECLARED, POSITIVE, UNIT, WITHIN, InputPlan, domain_of
 
 BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
 """What the blocks of `mixed` are drawn from."""
@@ -32,10 +31,10 @@ def drawn_from(
     value: Tensor,
     generator: torch.Generator,
     distribution: str,
-    constants: Sequence[float] = (),
+    plan: InputPlan | None = None,
 ) -> Tensor:
     """A tensor of the shape of `value`, in float32, from a distribution, in the domain that its
-    name ends with (`DOMAINS`). `constants`: numbers at which the task's answer may jump.
+    name ends with (`DOMAINS`). `plan`: what may vary about the task's inputs.
     """
     domain = domain_of(distribution)
     name = distribution.removesuffix(domain)
@@ -47,7 +46,7 @@ def drawn_from(
     elif domain:
         drawn = _folded(drawn if least < 0 else drawn.abs(), least, largest)
     if name == "edges":
-        _set_edges(drawn, generator, least, largest, constants)
+        _set_edges(drawn, generator, least, largest, plan or InputPlan(notes=[], shapes={}))
     return drawn
 
 
@@ -73,14 +72,14 @@ def _set_edges(
     generator: torch.Generator,
     least: float,
     largest: float,
-    constants: Sequence[float],
+    plan: InputPlan,
 ) -> None:
     """Make some elements numbers at which an answer may jump, and one slice of each dimension
     zero."""
     device, random = drawn.device, Random(generator.initial_seed())
-    scales = [1.0, *(x for x in constants if x >= LEAST_SCALE)]
+    scales = [1.0, *(x for x in plan.constants if x >= LEAST_SCALE)]
     halves = {x for half in HALVES for scale in scales for x in (half * scale, half / scale)}
-    signed = {sign * x for x in {*EDGES, *halves, *constants} for sign in (-1, 1)}
+    signed = {sign * x for x in {*EDGES, *halves, *plan.constants} for sign in (-1, 1)}
     edges = torch.tensor(sorted(x for x in signed if least < x < largest), device=device)
     count = drawn.numel() // EDGE_SPACING if len(edges) else 0
     if count:  # one in each part: two at one place may be in any order
@@ -89,7 +88,7 @@ def _set_edges(
         drawn.view(-1)[at] = edges[
             torch.randint(len(edges), (count,), generator=generator, device=device)
         ]
-    for dim in range(drawn.dim()) if least < 0 < largest else ():
+    for dim in range(drawn.dim()) if plan.singular and least < 0 < largest else ():
         if drawn.shape[dim] > 3:
             drawn.select(dim, random.randrange(drawn.shape[dim])).zero_()
 

@@ -41,6 +41,10 @@ option does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
 `model.to(dtype=precision)`).
 """
 NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e-?\d+)?(?![\w.])", re.IGNORECASE)
+FACTORS = re.compile(
+    r"linalg\.(?!\w*norm)|\.(qr|svd|lu\w*|cholesky\w*|p?inverse|\w*det|\w*solve\w*)\("
+)
+"""Functions of matrices that not every method takes where these are singular."""
 Arguments = tuple[list[Any], Json]
 
 
@@ -146,7 +150,7 @@ def make_inputs(
         return list(tree_unflatten(with_few_terms(leaves, plan, seed, distribution), form))
     if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         leaves = [
-            redrawn(leaf, note, seed + index, distribution, plan.constants)
+            redrawn(leaf, note, seed + index, distribution, plan)
             for index, (leaf, note) in enumerate(zip(leaves, plan.notes, strict=True))
         ]
     if plan.distinct:
@@ -178,7 +182,12 @@ def plan_inputs(
     sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
     fixed = any(map(decides_shapes, leaves[0], notes))
     shapes = {} if fixed else smaller_shapes(sizes, Random(seed), parts)
-    return InputPlan(notes=notes, shapes=shapes, constants=constants_in(text))
+    return InputPlan(
+        notes=notes,
+        shapes=shapes,
+        constants=constants_in(text),
+        singular=not FACTORS.search(text),
+    )
 
 
 def constants_in(text: str) -> list[float]:

@@ -11,7 +11,7 @@ arguments, blocks or draws, factors) holds no more.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Any
 
@@ -27,7 +27,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.distributions import drawn_from
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import MOVED, POSITIVE, InputNote
+from kernels_eval.protocol import MOVED, POSITIVE, InputNote, InputPlan
 
 VARIED_EDGES, VARIED, VARIED_OTHERWISE = "varied_edges", "varied", "varied_otherwise"
 """Not distributions: arguments without what saves work, with integers that declared ones lack; only
@@ -292,7 +292,7 @@ def uses_matter(value: Tensor) -> bool:
 
 
 def redrawn(
-    value: Any, note: InputNote, seed: int, distribution: str, constants: Sequence[float] = ()
+    value: Any, note: InputNote, seed: int, distribution: str, plan: InputPlan | None = None
 ) -> Any:
     """An argument from a distribution, or varied, with what it must keep; as declared, if its note
     says so. In the declared strides, which a kernel may rely on.
@@ -304,13 +304,13 @@ def redrawn(
     if note.varied not in forms if forms else not note.vary:
         return value
     if value.is_complex():
-        parts = redrawn(as_real(value), note, seed, distribution, constants)
+        parts = redrawn(as_real(value), note, seed, distribution, plan)
         return torch.view_as_complex(parts)
     generator = torch.Generator(device=value.device).manual_seed(seed)
     if forms:
         drawn = forms[note.varied](value, generator, note)
     else:
-        drawn = drawn_from(value, generator, distribution, constants)
+        drawn = drawn_from(value, generator, distribution, plan)
     if distribution == VARIED_EDGES:
         drawn = _with_other_integers(drawn, generator, note)
     for name in note.keeps if note.varied != "shuffled" or not forms else ():

@@ -77,13 +77,14 @@ class FewTerms(Payload):
 class InputPlan(Payload):
     """What may vary about a task's inputs: a note per tensor (or other value), smaller shapes by
     name, as (tensor, dimension, size). `distinct`: no two elements of a tensor are equal.
-    `constants`: numbers of the task's source.
+    `constants`: numbers of the task's source; `singular`: whether matrices may be.
     """
 
     notes: list[InputNote]
     shapes: dict[str, list[tuple[int, int, int]]]
     distinct: bool = False
     constants: list[float] = []
+    singular: bool = True
     few_terms: dict[str, FewTerms] = {}
 
     @property

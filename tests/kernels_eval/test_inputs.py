@@ -30,7 +30,7 @@ from kernels_eval.model.weights import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.protocol import MOVED, FewTerms, ModelSpec
+from kernels_eval.protocol import MOVED, FewTerms, InputPlan, ModelSpec
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.uses import Uses
 from tests.support.kernels import AFFINE
@@ -395,8 +395,9 @@ def test_edges_are_halves_whole_numbers_and_constants_within_the_domain(domain):
     least, largest = {"_positive": (0, 99), "_unit": (-1, 1), "_within": (-0.5, 0.5)}.get(
         domain, (-99, 99)
     )
-    drawn = drawn_from(value, generator, f"edges{domain}", [4.0, 0.7])
-    again = drawn_from(value, generator.manual_seed(5), f"edges{domain}", [4.0, 0.7])
+    plan = InputPlan(notes=[], shapes={}, constants=[4.0, 0.7])
+    drawn = drawn_from(value, generator, f"edges{domain}", plan)
+    again = drawn_from(value, generator.manual_seed(5), f"edges{domain}", plan)
     assert torch.equal(drawn, again)
     assert bool((drawn > least).all()) and bool((drawn < largest).all())
     halves = [half * scale for half in (0.5, 1.5) for scale in (1.0, 0.25, 4.0)]
@@ -404,6 +405,21 @@ def test_edges_are_halves_whole_numbers_and_constants_within_the_domain(domain):
         assert bool((drawn == edge).any()) == (edge < largest), edge
     zeros = [bool((drawn == 0).all(dim).any()) for dim in (0, 1)]
     assert zeros == [domain != "_positive"] * 2
+
+
+@pytest.mark.parametrize(
+    "text, singular",
+    [
+        ("torch.linalg.qr(x)", False),
+        ("x.inverse()", False),
+        ("torch.linalg.vector_norm(x.sqrt())", True),
+        ("self.weight * x", True),
+    ],
+)
+def test_no_slice_is_zero_where_matrices_are_factored(text, singular):
+    value = torch.randn(48, 64)
+    drawn = redrawn(value, note_of([value]), 5, "edges", plan_inputs([[value]], text=text))
+    assert bool((drawn == 0).all(0).any()) == singular
 
 
 def test_constants_are_the_small_numbers_of_a_source():

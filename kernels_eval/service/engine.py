@@ -51,7 +51,7 @@ def work(pipe: Connection, options: Json) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        says = {"waiting": lambda text: pipe.send(("waits", text)), "cancelled": cancelled}
+        says: Json = {"waiting": lambda text: pipe.send(("waits", text)), "cancelled": cancelled}
         with Pool(**options, **says) as pool:
             used = pool.telemetry
             pipe.send(("ready", used.builders + used.devices * used.lanes))

@@ -255,7 +255,7 @@ def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(stack, browser)
         "random-all-seed0",
         "exec_at_1",
         "exec_at_1_lower",
-        "fast_1_at_1",
+        "exec_at_1_upper",
         "curated_rows",
     ):
         page.get_by_text(shown, exact=True).first.wait_for(state="attached")

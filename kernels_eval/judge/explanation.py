@@ -33,9 +33,9 @@ HARD_INPUTS = {
         " softplus and tanh; with -ffast-math, compilers assume that nothing overflows); "
     ),
     "offset": (
-        "right on ordinary inputs, not around a large mean, where the reference is: E[x^2] - E[x]^2"
-        " has no digit left there, and may be negative (subtract the mean before squaring, or use"
-        " Welford's updates); "
+        "right on ordinary inputs, not around a large mean, where the reference is: what cancels"
+        " there (E[x^2] - E[x]^2, |x|^2 - 2 x y + |y|^2) has no digit left, and may be negative"
+        " (subtract before squaring, or use Welford's updates); "
     ),
     "small": (
         "right on ordinary inputs, not on normal ones divided by 512, where the reference is: is an"

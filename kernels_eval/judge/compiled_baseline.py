@@ -57,6 +57,8 @@ class CompiledReference:
         clock = self.reference.turns.clock
         started = clock()
         try:
+            if self.reference.loaded.remembers:  # each copy of it is compiled again
+                self._lose("the reference keeps something from call to call")
             child = self._child = Child(server, ROLE, self.config.limits, processes=True)
             self._compile(child)
             for trial in [trial for trial in self.reference.trials if trial.as_drawn]:

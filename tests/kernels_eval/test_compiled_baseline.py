@@ -153,6 +153,16 @@ def test_a_reference_that_answers_otherwise_when_compiled_is_no_baseline(bench):
 
 
 @pytest.mark.slow
+def test_a_reference_that_remembers_its_calls_is_no_baseline(bench):
+    init, forward = "self.calls = 0", "self.calls += 1; return x * 2.0 + self.calls"
+    source = task_source(forward, init=init, inputs="[torch.randn(48, 64)]")
+    counted = "self.calls += 1; return ext.affine(x) + float(self.calls - 1)"
+    verdict = bench(counted, kernel_task(source, "remembers"), init=init)
+    assert_reason(verdict, "ok")
+    assert "from call to call" in verdict.timing.compiled.unavailable_reason
+
+
+@pytest.mark.slow
 def test_a_reference_that_is_left_to_python_is_no_baseline(bench):
     """Timed all the same, it would be the eager reference under another name."""
     code = task_source("return x * 2.0 + 1.0").replace(

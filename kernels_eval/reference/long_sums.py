@@ -30,6 +30,8 @@ from kernels_eval.config import (
     LONG_SUM,
     MOST_SUMS,
     MOST_TERMS,
+    ORDERS,
+    REORDERED_TERMS,
     TERMS_AT_ONCE,
     WIDEST,
     WINOGRAD,
@@ -245,9 +247,14 @@ def sequential_errors(terms: Tensor) -> tuple[float, float]:
     than what they are, and by what they are: of sums that cancel, most of what follows adds little.
 
     A one-signed row's relative error counts where larger: a ratio of sums may follow. The worst
-    point on the way counts. What is not finite is left out.
+    point on the way counts. What is not finite is left out. The error of one sum is chance: a
+    short row is added in other orders, too, as atomic additions do.
     """
     terms = terms.float().nan_to_num(0.0, 0.0, 0.0)
+    if terms.numel() <= REORDERED_TERMS:
+        generator = torch.Generator().manual_seed(0)
+        orders = [torch.randperm(terms.shape[1], generator=generator) for _ in range(ORDERS)]
+        terms = torch.cat([terms, *(terms[:, order.to(terms.device)] for order in orders)])
     off, totals = _added_in_order(terms)
     error, size = off.square().sum(), totals.square().sum()
     least = terms.square().sum(dtype=torch.float64)

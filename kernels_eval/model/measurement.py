@@ -53,9 +53,10 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
     found = _errors_of(y, a, y if own_oracle else r, finite=finite)
     found = found.model_copy(update={"precision": precision_of(actual.dtype)})
-    parts, shape = [y, a, r], [*actual.shape]
+    parts, shape = (y, a, r), [*actual.shape]
     if actual.is_complex():  # a part beside a far larger one counts by its own size
-        parts, shape = [as_real(x).reshape(-1) for x in parts], [*shape, 2]
+        one, other, third = (as_real(x).reshape(-1) for x in parts)
+        parts, shape = (one, other, third), [*shape, 2]
         if not own_oracle:
             each = _errors_of(*parts, finite=finite)
             found = found.model_copy(update={name: getattr(each, name) for name in WRONG_SHARES})

@@ -26,8 +26,7 @@ from kernels_eval.protocol.model import CallReport, ModelSpec, PackedValues, Sha
 class LoadReport(Report):
     """The constructed module: shapes of parameters, of those among them without gradient, and of
     possible running statistics, without dimensions of size 1; whether it made parameters on the CPU
-    instead of its device; `lacks`: names of the reference's
-    buffers that it has in no such form.
+    instead of its device; `lacks`: names of the reference's buffers that it has in no such form.
     """
 
     parameters: Several[Shape] = []

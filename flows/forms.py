@@ -102,7 +102,7 @@ class Form(Record):
         return found
 
 
-class RunForm(Form, title="Profile and place"):
+class RunForm(Form):
     """Which configuration runs, and where its snapshots go."""
 
     profile: Profile = "nightly"
@@ -114,7 +114,7 @@ class RunForm(Form, title="Profile and place"):
     name: str = _text("name", max_length=60)
 
 
-class CandidatesForm(Form, title="Candidates"):
+class CandidatesForm(Form):
     """Which tasks, who answers them, and how many kernels are sampled for each."""
 
     source: Source = _pick("tasks.source")
@@ -126,14 +126,14 @@ class CandidatesForm(Form, title="Candidates"):
     samples_per_task: int = _count("synthesis.samples_per_task")
 
 
-class TrainingSetForm(Form, title="Training set"):
+class TrainingSetForm(Form):
     """Which verified samples become the training set."""
 
     strategy: Strategy = _pick("curation.strategy")
     size: int = _count("curation.size", title="Samples at most")
 
 
-class TrainingForm(Form, title="Training"):
+class TrainingForm(Form):
     """The base model and how long it is trained."""
 
     base_model: str = _text("training.base_model")
@@ -141,7 +141,7 @@ class TrainingForm(Form, title="Training"):
     workers: int = _count("training.workers")
 
 
-class ReinforcementForm(Form, title="Reinforcement"):
+class ReinforcementForm(Form):
     """What a verdict is worth, and how long the adapter learns from it."""
 
     reward: Reward = _pick("reinforcement.reward")
@@ -150,7 +150,7 @@ class ReinforcementForm(Form, title="Reinforcement"):
     samples_per_task: int = _count("reinforcement.samples_per_task")
 
 
-class VerdictsForm(Form, title="Verified candidates"):
+class VerdictsForm(Form):
     """Which verified candidates a search begins with."""
 
     snapshot: str = _fingerprint(
@@ -158,7 +158,7 @@ class VerdictsForm(Form, title="Verified candidates"):
     )
 
 
-class SearchForm(Form, title="Search"):
+class SearchForm(Form):
     """How long each kernel is searched for a faster one."""
 
     evaluations: int = _count("search.evaluations")
@@ -167,13 +167,13 @@ class SearchForm(Form, title="Search"):
     method: Method = _pick("search.method")
 
 
-class BenchmarkForm(Form, title="Benchmark"):
+class BenchmarkForm(Form):
     """How often each model is asked on the held-out tasks."""
 
     samples_per_task: int = _count("benchmark.samples_per_task")
 
 
-class CuratedForm(Form, title="Existing training set"):
+class CuratedForm(Form):
     """Which finished training set is used."""
 
     snapshot: str = _fingerprint(
@@ -181,7 +181,7 @@ class CuratedForm(Form, title="Existing training set"):
     )
 
 
-class StrategiesForm(Form, title="Strategies"):
+class StrategiesForm(Form):
     """One training set is made by each of these."""
 
     strategies: list[StrategyName] = Field(default=["concur"], min_length=1)
@@ -190,7 +190,7 @@ class StrategiesForm(Form, title="Strategies"):
     """Of each training set. 0: what the strategy takes."""
 
 
-class AdapterForm(Form, title="Adapter"):
+class AdapterForm(Form):
     """Which finished adapter is used."""
 
     snapshot: str = _fingerprint(
@@ -198,7 +198,7 @@ class AdapterForm(Form, title="Adapter"):
     )
 
 
-class AblationForm(Form, title="Ablation"):
+class AblationForm(Form):
     """Which strategies are compared, and how often each is tried."""
 
     strategies: list[StrategyName] = Field(
@@ -211,7 +211,7 @@ class AblationForm(Form, title="Ablation"):
     """Of each training set. 0: what the strategy takes."""
 
 
-class AdvancedForm(Form, title="Advanced"):
+class AdvancedForm(Form):
     """Every configuration key that has no field of its own."""
 
     overrides: list[str] = []
@@ -219,24 +219,25 @@ class AdvancedForm(Form, title="Advanced"):
     They override the fields above."""
 
 
-def _titled(form: type[Form]) -> Any:
-    return Field(json_schema_extra={"title": form.model_config["title"]})
+def _titled(title: str) -> Any:
+    return Field(json_schema_extra={"title": title})
 
 
-# forms as a flow's parameters: without Prefect's titles, which are the names in lower case
-Run = Annotated[RunForm, _titled(RunForm)]
-Candidates = Annotated[CandidatesForm, _titled(CandidatesForm)]
-TrainingSet = Annotated[TrainingSetForm, _titled(TrainingSetForm)]
-Training = Annotated[TrainingForm, _titled(TrainingForm)]
-Reinforcement = Annotated[ReinforcementForm, _titled(ReinforcementForm)]
-Verdicts = Annotated[VerdictsForm, _titled(VerdictsForm)]
-Search = Annotated[SearchForm, _titled(SearchForm)]
-Benchmark = Annotated[BenchmarkForm, _titled(BenchmarkForm)]
-Curated = Annotated[CuratedForm, _titled(CuratedForm)]
-Strategies = Annotated[StrategiesForm, _titled(StrategiesForm)]
-Adapter = Annotated[AdapterForm, _titled(AdapterForm)]
-Ablation = Annotated[AblationForm, _titled(AblationForm)]
-Advanced = Annotated[AdvancedForm, _titled(AdvancedForm)]
+# Forms as a flow's parameters. The title is the parameter's: pydantic drops one that the form has
+# too, and Prefect then shows the parameter's name.
+Run = Annotated[RunForm, _titled("Profile and place")]
+Candidates = Annotated[CandidatesForm, _titled("Candidates")]
+TrainingSet = Annotated[TrainingSetForm, _titled("Training set")]
+Training = Annotated[TrainingForm, _titled("Training")]
+Reinforcement = Annotated[ReinforcementForm, _titled("Reinforcement")]
+Verdicts = Annotated[VerdictsForm, _titled("Verified candidates")]
+Search = Annotated[SearchForm, _titled("Search")]
+Benchmark = Annotated[BenchmarkForm, _titled("Benchmark")]
+Curated = Annotated[CuratedForm, _titled("Existing training set")]
+Strategies = Annotated[StrategiesForm, _titled("Strategies")]
+Adapter = Annotated[AdapterForm, _titled("Adapter")]
+Ablation = Annotated[AblationForm, _titled("Ablation")]
+Advanced = Annotated[AdvancedForm, _titled("Advanced")]
 
 # what a form is before anybody fills it in: the defaults of the deployed flows
 RUN = RunForm()

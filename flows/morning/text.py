@@ -76,12 +76,12 @@ def _sections(morning: Morning) -> list[Section]:
                 _confirmed(morning.confirmation),
             ),
         ),
+        Section("Verdicts", (fields_table(verdicts, "verdict", "all", "new"),)),
         Section(
             "What failed",
             (
                 cut(morning.refresh.error, ERROR_CHARS),
                 fields_table(morning.unfinished, "name", "began_at", "ending", "error"),
-                fields_table(verdicts, "verdict", "all", "new"),
                 fields_table(failures, "reason", "new_candidates"),
                 fields_table(unconfirmed, "reason", "failed_when_confirmed"),
                 fields_table(morning.errors, "signature", "reason", "count", "tasks"),

@@ -22,7 +22,7 @@ class TasksConfig(Record):
     """where tasks come from: bundled (they ship with concur), kernelbook, kernelbench, files of
     your own, or the name of an extension (docs/how-to/extend.md)"""
     location: str | None = None
-    """a file, folder or hub id; null: bundled with concur, or the set's own hub id"""
+    """a file, folder or hub id; not set: bundled with concur, or the set's own hub id"""
     split: Literal["all", "train", "heldout", "gradients"] = "train"
     """of bundled tasks; those that ask for gradients are apart"""
     levels: tuple[int, ...] | None = None

@@ -58,7 +58,7 @@ class SynthesisConfig(Record):
     demo's. null: the model's own; of an endpoint what its usage counts as reasoning, else the
     reasoning's share, by characters, of the tokens that it counts"""
     samples_per_task: PositiveInt = 5
-    """paper section 3: five candidates per task"""
+    """candidates per task; the paper's section 3 has five"""
     sampling: SamplingParams = Field(default=SamplingParams(), validate_default=True)
     """sampling parameters; those not set are the model's own, if known"""
     hardware: str | None = None

@@ -55,6 +55,11 @@ def rows_of_modules(path: Path, references: bool) -> Iterator[Json]:
     files = found if references else answers or found
     if not files:
         raise _nothing_in(path)
+    if not alone and (deeper := _deeper(path, found)):
+        caution(
+            f"{deeper} files in folders are left out, as others are nearer the top: keep all at one"
+            " depth"
+        )
     named = [(file, _place(file, path)) for file in files]
     samples = [(file, place) for file, place in named if _NUMBERED.fullmatch(file.stem)]
     if left_out := samples and len(files) - len(samples):
@@ -67,17 +72,28 @@ def rows_of_modules(path: Path, references: bool) -> Iterator[Json]:
 def _files(folder: Path, suffix: str) -> list[Path]:
     found: list[Path] = []
     for patterns in DEPTHS:
-        found += [
-            file
-            for pattern in patterns
-            for file in folder.glob(pattern + suffix)
-            if file.is_file()
-            and not any(part[0] in "._" for part in file.relative_to(folder).parts)
-            and not (suffix != ".py" and _NO_ANSWER.search(file.stem))
-        ]
+        found += _matches(folder, patterns, suffix)
         if not all(map(_is_reference, found)):
             break
     return sorted(dict.fromkeys(found), key=lambda file: (not _is_reference(file), file))
+
+
+def _deeper(folder: Path, found: Sequence[Path]) -> int:
+    """How many files of the same kind the depths below those of `found` have."""
+    suffix = found[0].suffix
+    everywhere = {file for patterns in DEPTHS for file in _matches(folder, patterns, suffix)}
+    return len(everywhere.difference(found))
+
+
+def _matches(folder: Path, patterns: Sequence[str], suffix: str) -> list[Path]:
+    return [
+        file
+        for pattern in patterns
+        for file in folder.glob(pattern + suffix)
+        if file.is_file()
+        and not any(part[0] in "._" for part in file.relative_to(folder).parts)
+        and not (suffix != ".py" and _NO_ANSWER.search(file.stem))
+    ]
 
 
 def _is_reference(file: Path) -> bool:

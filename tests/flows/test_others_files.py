@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
+from tasks.progress import gathering
 from tasks.sources.stage import keep
 from tasks.sources.tables import load
 from tasks.synthesis.tables import CandidateTable
@@ -281,6 +282,17 @@ def test_what_is_no_file_is_left_out(tmp_path):
         file.write(KERNEL)
     assert imported(folder, tmp_path)[0] == 0
     assert [row["task_id"] for row in as_candidates(folder, tmp_path)] == ["b?"]
+
+
+def test_kernels_at_two_depths_are_read_nearer_the_top_and_the_rest_is_counted(tmp_path):
+    folder = placed(tmp_path, {"a.py": KERNEL, "b/kernel.py": KERNEL, "c/kernel.py": KERNEL})
+    with gathering() as cautions:
+        assert [row["task_id"] for row in as_candidates(folder, tmp_path)] == ["a"]
+    assert len(cautions) == 1 and cautions[0].startswith("2 files in folders are left out")
+    (folder / "a.py").unlink()
+    with gathering() as cautions:
+        assert [row["task_id"] for row in as_candidates(folder, tmp_path)] == ["b", "c"]
+    assert cautions == []
 
 
 @pytest.mark.parametrize("path", ["~nobody-here/t.jsonl", "x" * 5000, "a\0b", "/dev/null", ""])

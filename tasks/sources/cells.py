@@ -34,7 +34,8 @@ def samples_of(cell: object, where: str) -> list[list[Answer]]:
         return [[Answer(value)]] if value.strip() else []
     if isinstance(value, Sequence):
         if value and all(_role(each) for each in value):
-            turns = [_answer(each, where) for each in value if _role(each) == "assistant"]
+            said = [each for each in value if _role(each) == "assistant" and not _only_calls(each)]
+            turns = [_answer(each, where) for each in said]
             return [turns] if turns else []
         return [sample for each in value for sample in samples_of(each, where)]
     if isinstance(value, Mapping):
@@ -150,6 +151,11 @@ def _role(message: object) -> str | None:
         return None
     role = message.get("role", message.get("from"))
     return ROLES.get(str(role), str(role)) if role is not None else None
+
+
+def _only_calls(message: Mapping[str, Any]) -> bool:
+    """Whether a message calls tools and says nothing."""
+    return bool(message.get("tool_calls")) and not message.get("content")
 
 
 def _answer(value: object, where: str) -> Answer:

@@ -12,6 +12,7 @@ import csv
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,13 +198,17 @@ def read_lines(path: Path) -> Iterator[Json]:
             encoding="utf-8-sig", newline="" if path.suffix == ".csv" else "\n"
         ) as handle:
             yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(handle, path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
+        fix = "separate fields by commas, and quote those that hold commas or line ends"
+        raise UsageError(f"cannot read {path}: {error}", fix) from error
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}", "give a complete file in UTF-8") from error
 
 
 def _csv_rows(handle: TextIO, path: Path) -> Iterator[Json]:
     csv.field_size_limit(sys.maxsize)
     table = csv.DictReader(handle, strict=True)
+    refuse_repeated(path, [name for name in table.fieldnames or () if name])
     for row in table:
         if None in row:
             raise UsageError(
@@ -285,7 +290,17 @@ def columns_of(path: Path) -> list[str]:
     if path.suffix in TEXTS:
         return list(dict.fromkeys(name for row in read_lines(path) for name in row))
     with reading_parquet(path):
-        return list((_arrow(path).schema if path.suffix in ARROW else pq.read_schema(path)).names)
+        names = (_arrow(path).schema if path.suffix in ARROW else pq.read_schema(path)).names
+    refuse_repeated(path, names)
+    return list(names)
+
+
+def refuse_repeated(path: Path, names: Sequence[str]) -> None:
+    """Raise UsageError for a table with two columns of one name: nobody knows which is meant."""
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise UsageError(
+            f"{path} has the column {shown(repeated[0])!r} more than once", "rename all but one"
+        )
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
@@ -317,11 +332,11 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[Json]:
         return
     if path.suffix in ARROW:
         with reading_parquet(path):
-            yield from _arrow(path).select(list(columns)).to_pylist()
+            yield from _arrow(path).select(list(columns)).to_pylist(maps_as_pydicts="lossy")
         return
     with reading_parquet(path), pq.ParquetFile(path) as table:
         for batch in table.iter_batches(BATCH_ROWS, columns=list(columns)):
-            yield from batch.to_pylist()
+            yield from batch.to_pylist(maps_as_pydicts="lossy")
 
 
 def _arrow(path: Path) -> pa.Table:

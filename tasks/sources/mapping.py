@@ -97,13 +97,15 @@ def given_map(text: str, columns: Sequence[str]) -> Map:
     """The map that `task=COLUMN,answer=COLUMN,...` spells. Raises UsageError."""
     sections: dict[str, dict[str, Any]] = {"task": {}, "answer": {}}
     keep = []
+    if not columns:
+        raise UsageError("the table has no rows", "give a table with an answer or a task per row")
     for pair in text.split(","):
         key, _, column = (each.strip() for each in pair.partition("="))
         if key not in (*KEYS, "label") or not column:
             raise UsageError(
                 f"--map {shown(pair)!r} is no KEY=COLUMN", f"keys are {', '.join(KEYS)}, label"
             )
-        if column.split(".")[0] not in columns:
+        if column not in columns and column.split(".")[0] not in columns:
             raise UsageError(
                 f"there is no column {shown(column)!r}",
                 f"the columns are {shown(', '.join(columns), 300)}",
@@ -229,7 +231,8 @@ def _label(value: Any) -> Any:
 def _has_columns(section: Row, row: Row) -> bool:
     texts = [section[name] for name in ("code", "text", "file") if name in section]
     fields = [field for text in texts for field in _FIELD.findall(text)]
-    return any(name.split(".")[0] in row for field in fields for name in field.split("|"))
+    names = [name for field in fields for name in field.split("|")]
+    return any(name in row or name.split(".")[0] in row for name in names)
 
 
 def _text(section: Row, row: Row, where: str, root: Path) -> Any:

@@ -6,6 +6,7 @@ import json
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flows.importing import import_source
@@ -354,6 +355,51 @@ def test_bytes_are_text(tmp_path):
         write_table(tmp_path / "t.parquet", rows), tmp_path, "task=p,answer=said"
     )
     assert told["answers"] == 1 and answer["response"] == fenced(module())
+
+
+def test_messages_that_only_call_tools_are_no_turns(tmp_path):
+    call = said("assistant", None, tool_calls=[{"function": {"name": "run"}}])
+    turns = [asked(program()), call, said("tool", "ok"), said("assistant", fenced(module()))]
+    path = write_table(tmp_path / "t.jsonl", [{"messages": turns}])
+    _, _, (answer,) = imported(path, tmp_path)
+    assert (answer["turn"], answer["response"]) == (1, fenced(module()))
+
+
+def test_a_map_of_arrow_is_a_message(tmp_path):
+    message = list(said("assistant", fenced(module())).items())
+    cells = pa.array([message], pa.map_(pa.string(), pa.string()))
+    pq.write_table(pa.table({"p": [program()], "said": cells}), tmp_path / "t.parquet")
+    _, _, (answer,) = imported(tmp_path / "t.parquet", tmp_path, "task=p,answer=said")
+    assert answer["response"] == fenced(module())
+
+
+def test_a_column_may_have_a_dot_in_its_name(tmp_path):
+    path = write_table(tmp_path / "t.jsonl", [{"a.p": program(), "a.said": fenced(module())}])
+    told, _, _ = imported(path, tmp_path, "task=a.p,answer=a.said")
+    assert (told["tasks"], told["answers"]) == (1, 1)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    columns = [pa.array([program()]), pa.array(["x"]), pa.array(["y"])]
+    table = pa.Table.from_arrays(columns, ["p", "said", "said"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("p,said,said\na,b,c\n")
+    (tmp_path / "unnamed.csv").write_text("p,said,,\na,b,,\n")
+    for name in ("t.parquet", "t.csv"):
+        told = refused("import", tmp_path / name, "--map", "task=p,answer=said")
+        assert "has the column 'said' more than once (rename all but one)" in told
+    told = refused("import", tmp_path / "unnamed.csv", "--map", "task=p,answer=said")
+    assert "its task defines no class" in told
+
+
+def test_a_table_of_other_marks_or_without_rows_says_so(tmp_path):
+    (tmp_path / "marks.csv").write_text('p;said\n"a";"b,\nc"\n')
+    (tmp_path / "head.csv").write_text("p,said\n")
+    told = [
+        refused("import", tmp_path / name, "--map", "task=p,answer=said")
+        for name in ("marks.csv", "head.csv")
+    ]
+    assert "separate fields by commas" in told[0] and "the table has no rows" in told[1]
 
 
 def test_a_file_of_another_form_is_refused_with_those_that_are_read(tmp_path):

@@ -152,7 +152,7 @@ def _table(sources: Sequence[str], target: Path, candidates: str | None, root: s
             left_out += held.left_out
         elif (
             results := place / kernelbench.RESULTS if place.is_dir() else place
-        ).is_file() and results.suffix != ".parquet":
+        ).is_file() and results.suffix == ".json":
             rows = pl.DataFrame(_kernelbench_rows(results), infer_schema_length=None)
         elif len(sources) > 1:
             rows = Source(source, candidates, root).read(VERDICTS.names, _MERGED)

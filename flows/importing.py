@@ -164,6 +164,9 @@ def _about(answers: Sequence[Json]) -> Json:
     texts = [str(each.get("code") or each.get("response") or "") for each in answers]
     told: Json = {"of_tasks": len({each["task_id"] for each in answers})}
     told["without_ModelNew"] = sum("ModelNew" not in text for text in texts)
+    codes = [each["code"] for each in answers if "ModelNew" in (each.get("code") or "")]
+    if plain := sum(not languages_of(code) for code in codes):
+        told["without_a_kernel"] = plain
     if later := sum((each.get("turn") or 1) > 1 for each in answers):
         told["later_turns"] = later
     for name in ("language", "generator"):

@@ -349,6 +349,19 @@ def test_languages_are_told_by_the_sources_and_others_are_skipped(tmp_path):
     assert skipped["why"] == "no language fortran is judged" and "row 2" in skipped["such as"]
 
 
+def test_answers_by_torch_alone_are_counted(tmp_path):
+    rows = [{"p": program(), "kernel": text + module()} for text in ("", "import triton\n")]
+    path = write_table(tmp_path / "t.jsonl", rows)
+    told, _, answers = imported(path, tmp_path, "task=p,kernel=kernel")
+    assert (told["without_a_kernel"], len(answers)) == (1, 2)
+
+
+def test_a_table_of_answers_is_no_run_of_another_harness(tmp_path):
+    path = write_table(tmp_path / "t.jsonl", [{"p": program()}])
+    told = refused("export", path, "--as", "table", "--out", tmp_path / "out.parquet")
+    assert "holds no results of another harness" in told and not (tmp_path / "out.parquet").exists()
+
+
 def test_bytes_are_text(tmp_path):
     rows = [{"p": program().encode(), "said": fenced(module()).encode()}]
     told, _, (answer,) = imported(

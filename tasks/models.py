@@ -121,7 +121,8 @@ def renamed_option() -> Iterator[None]:
 
 def attention_of_any_length() -> AbstractContextManager[None]:
     """Disable cuDNN's attention, which plans anew for every length: for every sampled token and
-    every step that learns from answers."""
+    every step that learns from answers. On Hopper its gradients with a mask of padding hold NaN at
+    lengths of 64 modulo 128 (torch 2.11 to 2.13, github.com/pytorch/pytorch/issues/196678)."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backends = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -20,7 +21,13 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from kernels_eval.errors import EvalError
 from kernels_eval.profile import roofline
-from tasks.models import load_causal_model, load_tokenizer, quiet_progress, renamed_option
+from tasks.models import (
+    attention_of_any_length,
+    load_causal_model,
+    load_tokenizer,
+    quiet_progress,
+    renamed_option,
+)
 from tasks.training import checkpoints, telemetry
 from tasks.training.acceleration.training import Accelerated, accelerate_training
 from tasks.training.evaluation import split_by_task
@@ -70,7 +77,10 @@ def train(
             )
             accelerated = trainer.accelerate()
             checkpoint = checkpoints.agreed(checkpoints.newest_checkpoint(out_dir / "checkpoints"))
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            # accelerated layers have attention of their own, without a mask
+            attention = nullcontext() if recipe.acceleration == "on" else attention_of_any_length()
+            with attention:
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             adapter_dir = checkpoints.save_adapter(trainer, out_dir / "adapter")
     except EvalError:
         raise

@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import GPTNeoXConfig, LlamaConfig, Qwen3MoeConfig
 
 from kernels_eval.errors import UsageError
@@ -40,6 +41,16 @@ def test_the_log_holds_every_step_once_with_what_it_took(plain):
     assert log[0]["loss"] is None and all(math.isfinite(entry["loss"]) for entry in log[1:])
     assert all(entry["tokens_per_s"] > 0 and entry["memory_gb"] > 0 for entry in log[1:])
     assert plain.batches["rows_mean"] == 2 and plain.batches["tokens_mean"] > 2
+
+
+def test_padded_rows_do_not_meet_cudnns_attention(base, tmp_path):
+    """Its gradients of a masked row can be NaN (tasks.models.attention_of_any_length)."""
+    allowed = []
+    recipe = RECIPE.model_copy(update={"batch_size": 2, "num_epochs": 1, "acceleration": "off"})
+    told = lambda _: allowed.append(torch.backends.cuda.cudnn_sdp_enabled())  # noqa: E731
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    train(ROWS, recipe, base, tmp_path, told)
+    assert allowed and not any(allowed) and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_accelerated_rows_teach_the_same(base, tmp_path, monkeypatch):

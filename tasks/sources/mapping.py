@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,7 +105,7 @@ def given_map(text: str, columns: Sequence[str]) -> Map:
             raise UsageError(
                 f"--map {shown(pair)!r} is no KEY=COLUMN", f"keys are {', '.join(KEYS)}, label"
             )
-        if column not in columns and column.split(".")[0] not in columns:
+        if not _is_held(column, columns):
             raise UsageError(
                 f"there is no column {shown(column)!r}",
                 f"the columns are {shown(', '.join(columns), 300)}",
@@ -231,8 +231,12 @@ def _label(value: Any) -> Any:
 def _has_columns(section: Row, row: Row) -> bool:
     texts = [section[name] for name in ("code", "text", "file") if name in section]
     fields = [field for text in texts for field in _FIELD.findall(text)]
-    names = [name for field in fields for name in field.split("|")]
-    return any(name in row or name.split(".")[0] in row for name in names)
+    return any(_is_held(name, row) for field in fields for name in field.split("|"))
+
+
+def _is_held(name: str, columns: Collection[str]) -> bool:
+    """Whether there is a column of this name, or one that may hold the field it names."""
+    return name in columns or name.split(".")[0] in columns
 
 
 def _text(section: Row, row: Row, where: str, root: Path) -> Any:

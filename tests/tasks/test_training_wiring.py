@@ -47,7 +47,10 @@ def test_padded_rows_do_not_meet_cudnns_attention(base, tmp_path):
     """Its gradients of a masked row can be NaN (tasks.models.attention_of_any_length)."""
     allowed = []
     recipe = RECIPE.model_copy(update={"batch_size": 2, "num_epochs": 1, "acceleration": "off"})
-    told = lambda _: allowed.append(torch.backends.cuda.cudnn_sdp_enabled())  # noqa: E731
+
+    def told(_):
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+
     assert torch.backends.cuda.cudnn_sdp_enabled()
     train(ROWS, recipe, base, tmp_path, told)
     assert allowed and not any(allowed) and torch.backends.cuda.cudnn_sdp_enabled()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from kernels_eval.config import (
     ALONE_MESSAGE_NS,
     ALONE_ROUNDS,
+    ANSWER_NS,
     BANDWIDTH_SHARE,
     BURNT_SHARE,
     CLOCK_BOUND_SHARE,
@@ -193,7 +194,7 @@ class PairedClock:
         candidate = self.process.child
         used = self._processor_ns(candidate)
         sample = self.reference.request(self._sample(calls)).ns
-        self.burnt_ns += self._processor_ns(candidate) - used
+        self.burnt_ns += max(0, self._processor_ns(candidate) - used - ANSWER_NS)
         self.waited_ns += sample
         return sample
 
@@ -237,7 +238,8 @@ class PairedClock:
                 break
         # a copy takes longer in a round than in a sample, and is no lie
         tells = not self.needs_copy and best * calls >= TELLING_SHARE * passed
-        return min(works) if tells else 0.0, max(best, self._alone(reference_ns))
+        least = min(works) - (ALONE_MESSAGE_NS if calls == 1 else 0)
+        return least if tells else 0.0, max(best, self._alone(reference_ns))
 
     def _alone(self, reference_ns: float) -> float:
         """The best estimate of a call alone, as a round's calls could share work. It replaces a

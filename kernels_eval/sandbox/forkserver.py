@@ -38,7 +38,7 @@ def main(fd: int, warm: str, without: list[str]) -> None:
     import torch
     import torch.utils.cpp_extension  # imported before the first fork: 1 s that no child pays again
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(1)  # torch starts more in each fork, which then enters no namespace
     importlib.import_module(ROLES).warm_up(warm)
     # A collection in a child would touch, and so copy, every page that holds an object of these
     # imports.

@@ -224,3 +224,25 @@ for _ in range(50):
 def test_processor_time_is_exact_under_a_limit_of_it():
     """The kernel counts a process's in ticks then, and a sample of less would take no time."""
     subprocess.run([sys.executable, "-c", COUNTS_UNDER_A_LIMIT], check=True)
+
+
+@pytest.mark.parametrize("used_us, burns", [(90, False), (400, True)])
+def test_the_end_of_an_answer_is_no_background_work(monkeypatch, used_us, burns):
+    """Where a sample is one short call, it is shorter than what sending an answer takes."""
+    made = clock(0)
+    made.by_processor, made.burnt_ns, made.waited_ns = True, 0, 0
+    read = iter([0, used_us * 1000])
+    made.process = SimpleNamespace(
+        child=SimpleNamespace(processor_ns=lambda: next(read)),
+        config=SimpleNamespace(threads=1),
+        request_unread=lambda _: None,
+    )
+    made.reference.request = lambda _: SimpleNamespace(ns=60_000)
+    made._raise_for_bandwidth = lambda _: None
+    made.config = TimingConfig(interval_width=0.5)
+    made._measure_once = lambda: made._reference_sample(1)
+    if burns:
+        with pytest.raises(Stop, match="background_work"):
+            made.measure()
+    else:
+        made.measure()

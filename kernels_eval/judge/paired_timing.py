@@ -85,10 +85,9 @@ def draw_sets(reference: ReferenceProcess, distribution: str = DECLARED) -> tupl
 
 def most_calls(reference: ReferenceProcess, sets: int) -> int:
     """Most calls of a sample; sets that all fit into the GPU's cache are called once per flush."""
-    if reference.loaded.remembers:
-        return reference.loaded.calls_in_a_row
     cached = sets * reference.task_bytes < 2 * reference.loaded.cache_bytes
-    return sets if reference.device.startswith("cuda") and cached else MOST_CALLS_PER_SAMPLE
+    most = sets if reference.device.startswith("cuda") and cached else MOST_CALLS_PER_SAMPLE
+    return min(most, reference.loaded.longest_run)
 
 
 class PairedClock:
@@ -166,9 +165,8 @@ class PairedClock:
         self.unseen = int(max(self.fewest, min(MOST_UNSEEN, room, UNSEEN_DRAW_S / one_set_s)))
         if not large:
             self.unseen = max(REVEALING_CALLS, self.unseen)
-        if self.reference.loaded.remembers:
-            self.unseen = min(self.unseen, self.reference.loaded.calls_in_a_row)
-            self.fewest = min(self.fewest, self.unseen)
+        self.unseen = min(self.unseen, self.reference.loaded.longest_run)
+        self.fewest = min(self.fewest, self.unseen)
 
     def _give_inputs(self) -> None:
         reference = self.reference
@@ -228,8 +226,7 @@ class PairedClock:
             rounds < MOST_ROUNDS and spent < (LONG_S if rounds < FEWEST_ROUNDS else ROUNDS_S) * 1e9
         ):
             calls = max(fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
-            if self.reference.loaded.remembers:
-                calls = min(calls, self.unseen)
+            calls = min(calls, self.reference.loaded.longest_run)
             cost, passed = self._round(calls, thorough=not works)
             rounds, spent = rounds + 1, spent + passed
             works.append((passed - cost) / calls)

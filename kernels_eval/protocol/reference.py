@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kernels_eval.config import MOST_CALLS_PER_SAMPLE
 from kernels_eval.protocol.message import Done, Payload, Request
 from kernels_eval.protocol.model import (
     DECLARED,
@@ -67,6 +68,11 @@ class LoadedTask(Payload):
     @property
     def remembers(self) -> bool:
         return bool(self.effects and self.effects.remembers)
+
+    @property
+    def longest_run(self) -> int:
+        """How many calls of one model in a row may be timed."""
+        return self.calls_in_a_row if self.remembers else MOST_CALLS_PER_SAMPLE
 
     @property
     def changes_arguments(self) -> bool:

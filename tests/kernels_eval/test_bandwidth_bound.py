@@ -32,7 +32,7 @@ def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
     made.config, made.sets, made.needs_copy = TimingConfig(), 4, False
     made.process = SimpleNamespace(may_overwrite=False)
-    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, layout=0, remembers=False)
+    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, layout=0, longest_run=10_000)
     memory = SimpleNamespace()
     made.reference = Reference(loaded=loaded, memory=memory, task_bytes=INPUT + OUTPUT, used=used)
     return made

@@ -78,10 +78,10 @@ def test_an_override_reaches_every_depth_and_is_yaml(override, value):
 
 
 def test_a_mapping_replaces_a_mapping_and_the_last_override_wins(tmp_path):
-    config = load_profile("local", ["benchmark.sampling={temperature: 0.1}"])
+    config = load_profile("ablation", ["benchmark.sampling={temperature: 0.1}"])
     sampling = config.benchmark.sampling
-    assert (sampling.temperature, sampling.max_tokens) == (0.1, 16384)  # the default again
-    assert config.training == load_profile("local").training
+    assert (sampling.temperature, sampling.max_tokens) == (0.1, 160)  # the small model's own again
+    assert config.training == load_profile("ablation").training
     twice = ["synthesis.samples_per_task=2", "synthesis.samples_per_task=4"]
     assert load_profile("local", twice).synthesis.samples_per_task == 4
     bare = load_profile(written(tmp_path, "name: bare\n"), ["tracking.experiment=try"])

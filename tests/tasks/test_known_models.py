@@ -46,7 +46,6 @@ def test_the_table_holds_these_models_and_only_settings_that_exist():
     "model",
     [
         None,
-        "small",
         "/models/QwQ-32B",
         "./Qwen/QwQ-32B",
         "Qwen/QwQ-32B-Preview",
@@ -108,11 +107,20 @@ def test_base_and_tuned_are_asked_as_the_base_models_card_says():
 
 
 def test_the_benchmark_of_any_other_model_is_what_it_was():
-    assert line("small").benchmark == line("/models/QwQ-32B").benchmark == BenchmarkConfig()
-    assert PipelineConfig().benchmark.sampling == SamplingParams(max_tokens=4096)
-    assert line("small", sampling={"temperature": 0.8}).benchmark.sampling == SamplingParams(
-        temperature=0.8
-    )
+    assert line("/models/QwQ-32B").benchmark == BenchmarkConfig()
+    assert BenchmarkConfig().sampling == SamplingParams(max_tokens=4096)
+    config = line("/models/QwQ-32B", sampling={"temperature": 0.8})
+    assert config.benchmark.sampling == SamplingParams(temperature=0.8)
+
+
+def test_a_profile_of_ones_own_asks_the_small_model_for_few_tokens(tmp_path):
+    """4,096 each keep a laptop busy for longer than its user waits."""
+    own = tmp_path / "mine.yaml"
+    own.write_text("name: mine\n")
+    for config in (load_profile(str(own)), PipelineConfig(), load_profile("local")):
+        assert config.benchmark.sampling.identity == CARDS["small"] | {"seed": 0}
+    config = load_profile(str(own), ["benchmark.sampling.max_tokens=4096"])
+    assert config.benchmark.sampling.max_tokens == 4096
 
 
 def test_a_fault_in_the_training_section_is_told_as_that():

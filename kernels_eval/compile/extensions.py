@@ -46,6 +46,7 @@ from kernels_eval.records import Reason, stable_hash
 from kernels_eval.sandbox.process_tree import Deadline
 from kernels_eval.sandbox.trees import temporary_tree
 from kernels_eval.source.lexer import blank
+from kernels_eval.source.own_lines import Lines, lines_of
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, for_this_gpu, refused_flag
 from kernels_eval.toolchain import HEADERS, Toolchain, default_cache
 
@@ -260,6 +261,16 @@ class Attempt:
         limit_compiler(CANDIDATE_FILE_BYTES)
         if self.confine is not None:
             self.confine()
+
+
+def generated_lines(spec: ExtensionSpec, code: str) -> dict[str, Lines]:
+    """Where the lines of the files that a spec is compiled from stand in the candidate's module."""
+    if spec.kind == "files":
+        return {}
+    return {
+        "main.cpp": lines_of(FULL_HEAD, spec.cpp_sources, code),
+        "cuda.cu": lines_of(CUDA_HEAD, spec.cuda_sources, code),
+    }
 
 
 def _refusal(spec: ExtensionSpec) -> Build | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernels_eval.compile.cubins import cuobjdump
-from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.extensions import Builder, generated_lines
 from kernels_eval.compile.linked import forbidden_link
 from kernels_eval.compile.transforms import BuildTransform
 from kernels_eval.config import BUILDS_DEADLINE_SHARE, LOG_BYTES, MOST_BUILDS, EvalConfig
@@ -30,6 +30,7 @@ from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.sandbox.landlock import compiler_confinement
 from kernels_eval.sandbox.process_tree import Deadline
 from kernels_eval.sandbox.server_handle import ForkServer
+from kernels_eval.source.own_lines import in_own_lines
 from kernels_eval.source.screening import Screening, screen, screen_native
 from kernels_eval.source.spec import Build, ExtensionSpec
 from kernels_eval.toolchain import HEADERS, places_of, python_include
@@ -80,6 +81,9 @@ class BoundedBuilds:
             build = Build(ok=False, key=spec.key, reason=Reason.BUILD_FAILED, log=log)
         else:
             build = self.make(spec)
+        if build.log and self.candidate.code:
+            log = in_own_lines(build.log, generated_lines(spec, self.candidate.code))
+            build = build.model_copy(update={"log": log})
         if build.ok and (linked := forbidden_link(build.path)):
             raise Stop(Reason.FORBIDDEN_CALL, f"the built library links {linked}")
         self.made.append(build)

@@ -563,7 +563,7 @@ SANITIZED_KERNELS = 8
 PRINTED_ERRORS, PRINTED_READS = 3, 400
 """Errors that a tool prints; all of initcheck's are read."""
 SANITIZED_TRIALS = ("declared", "tail_odd")
-"""What a C++ candidate is called on under AddressSanitizer: its own inputs and an odd shape."""
+"""What a candidate is called on under a sanitizer: its own inputs and an odd shape."""
 SANITIZER_LOG_BYTES = 1 << 16
 """Of its log, what is read from the end. A choice."""
 REPLAYED_CALLS = 2

@@ -1,7 +1,7 @@
 """A candidate under compute-sanitizer: the role that runs the tool in a confined child, and the
 tool's program, `python -m kernels_eval.candidate.sanitized REQUEST.json`.
 
-The program makes the task's declared inputs itself.
+The program makes the inputs itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from types import ModuleType
 
@@ -48,8 +49,8 @@ def run_program(request: RunProgram) -> ProgramOutput:
 
 
 def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], object]:
-    """A loaded candidate's call on the declared inputs, watched by `tracer`. Raises what it
-    raises.
+    """A loaded candidate's call, on inputs of the next shape each time, watched by `tracer`. Raises
+    what it raises.
     """
     spec = asked.spec.model_copy(update={"entry_point": "ModelNew", "seed": 0})
     torch.set_num_threads(spec.threads)
@@ -65,11 +66,14 @@ def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], 
         asked.language.watch(tracer or KernelTracer(on_gpu=False))
     task, module = load_module(asked.task, "task"), load_candidate(asked.candidate)
     model = moved(construct(module, task, spec), spec.device)
-    inputs = make_inputs(task, 0, DECLARED, None, spec.device)
+    inputs = [
+        make_inputs(task, 0, DECLARED, asked.plan, spec.device, shape) for shape in asked.shapes
+    ]
+    turns = cycle(inputs)
 
     def forward() -> object:
         with torch.no_grad():
-            return model(*inputs)
+            return model(*next(turns))
 
     return forward
 

@@ -1,5 +1,5 @@
-"""NVIDIA's compute-sanitizer over correct CUDA candidates, in confined children, on declared
-inputs, with a deadline. An unfinished tool is `not_run`. Candidates may notice the tool."""
+"""NVIDIA's compute-sanitizer over correct CUDA candidates, in confined children, on declared inputs
+and an odd shape, with a deadline. An unfinished tool is `not_run`. Candidates may notice it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from kernels_eval.config import (
     PRINTED_ERRORS,
     PRINTED_READS,
     SANITIZED_KERNELS,
+    SANITIZED_TRIALS,
     EvalConfig,
 )
 from kernels_eval.errors import ToolchainError
 from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner
-from kernels_eval.protocol import ConfinedReplay, Replay, RunProgram
+from kernels_eval.protocol import DECLARED, ConfinedReplay, Replay, RunProgram
 from kernels_eval.records import Candidate, Reason
 from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.toolchain import places_of
@@ -70,6 +71,7 @@ def sanitize(
     """
     config, program = reference.config, installed()
     readable = [str(path) for path in places_of(runner.builder.tools.cache)]
+    shapes = _shapes(reference, draft)
     for tool in config.sanitizer_tools:
         runner.turns.give_way()
         with Child(runner.server, "sanitizer", config.limits, processes=True) as child:
@@ -78,6 +80,8 @@ def sanitize(
                 candidate=str(child.write_file("candidate.py", candidate.code or "")),
                 spec=reference.spec,
                 libraries=libraries,
+                plan=reference.loaded.plan,
+                shapes=shapes,
             )
             asked = ConfinedReplay(replay=replay, readable=readable, done=DONE)
             path = str(child.write_file("request.json", asked.model_dump_json()))
@@ -99,6 +103,18 @@ def sanitize(
             first = FIRST_ERROR.search(said)
             what = first[1] if first else "see the log"
             raise Stop(reason, f"{tool} counts {errors} errors: {what}", said)
+
+
+def _shapes(reference: ReferenceProcess, draft: VerdictDraft) -> list[str]:
+    """Of the candidate's own inputs and, where it was right there, of an odd shape."""
+    flags = set(draft.flags)
+    shapes = [
+        trial.shape
+        for trial in reference.trials
+        if trial.row.name in SANITIZED_TRIALS
+        and not flags & {trial.row.flag, trial.row.refusal_flag}
+    ]
+    return shapes or [DECLARED]
 
 
 def errors_in(said: str, tool: str, kernels: tuple[str, ...]) -> int | None:

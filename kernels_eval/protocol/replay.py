@@ -1,10 +1,10 @@
-"""Messages that run a candidate on its task's declared inputs under a sanitizer or a profiler."""
+"""Messages that run a candidate under a sanitizer or a profiler."""
 
 from __future__ import annotations
 
 from kernels_eval.languages import Language
 from kernels_eval.protocol.message import Payload, Report, Request
-from kernels_eval.protocol.model import ModelSpec
+from kernels_eval.protocol.model import DECLARED, InputPlan, ModelSpec
 from kernels_eval.protocol.task import OperatorTimes
 
 
@@ -22,8 +22,8 @@ class RunProgram(Request[ProgramOutput]):
 
 
 class Replay(Payload):
-    """What a process needs to call a candidate on its task's declared inputs: sources, and
-    libraries by build key.
+    """What a process needs to call a candidate: sources, libraries by build key, and the shapes of
+    its calls in turn, by their names in `plan`.
     """
 
     task: str
@@ -31,6 +31,8 @@ class Replay(Payload):
     spec: ModelSpec
     libraries: dict[str, str]
     language: Language | None = None
+    plan: InputPlan | None = None
+    shapes: list[str] = [DECLARED]
 
 
 class ConfinedReplay(Payload):

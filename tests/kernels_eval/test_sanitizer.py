@@ -2,7 +2,7 @@
 costs. A stand-in takes the program's place where there is no GPU."""
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pytest
@@ -141,29 +141,44 @@ print("========= ERROR SUMMARY: {errors} errors")
         ),
     ],
 )
-def test_a_confined_run_with_a_stand_in(monkeypatch, tmp_path, forward, errors, finding, flags):
+def test_a_confined_run_with_a_stand_in(monkeypatch, forward, errors, finding, flags):
     """On the CPU: the child, its confinement, the program and the parsing are as on a GPU."""
-    with verifying(
-        QUICK.model_copy(update={"sanitizer_tools": ("memcheck",), "sanitizer_finding": finding})
-    ) as judge:
-        found = candidate(AFFINE, module(forward))
+    draft = VerdictDraft()
+    with standing_in(monkeypatch, candidate(AFFINE, module(forward)), errors, finding) as run:
+        if errors and finding == "refuse":
+            with pytest.raises(Stop) as stop:
+                run(draft)
+            assert stop.value.finding.reason is Reason.MEMORY_ERROR
+            assert "Invalid __global__ write" in stop.value.finding.detail
+        else:
+            run(draft)
+    assert draft.flags == flags
+    assert bool(draft.log) == bool(flags)
+
+
+@pytest.mark.parametrize("flags, shapes", [([], 2), (["declared_shape_only"], 1)])
+def test_a_tool_sees_an_odd_shape_too(monkeypatch, flags, shapes):
+    found = candidate(AFFINE, module("print('called on', *x.shape)\nreturn ext.affine(x)"))
+    draft = VerdictDraft(flags=[*flags])
+    with standing_in(monkeypatch, found, 3, "flag") as run:
+        run(draft)
+    calls = [line for line in draft.log.splitlines() if line.startswith("called on")]
+    assert len(calls) == 2 and len({*calls}) == shapes
+
+
+@contextmanager
+def standing_in(monkeypatch, found, errors, finding):
+    """A run of one tool, which counts so many errors."""
+    tools = {"sanitizer_tools": ("memcheck",), "sanitizer_finding": finding}
+    with verifying(QUICK.model_copy(update=tools)) as judge:
         reference = judge.runner.reference(AFFINE)
+        reference.open()
         libraries = judge.preparer.prepare(found, AFFINE).libraries
         stand_in = judge.runner.server.base / "compute-sanitizer"
         stand_in.write_text(STAND_IN.format(python=sys.executable, errors=errors))
         stand_in.chmod(0o755)
         monkeypatch.setattr(sanitizer, "installed", lambda: str(stand_in))
-        draft = VerdictDraft()
-        run = partial(sanitizer.sanitize, judge.runner, reference, found, libraries, draft)
-        if errors and finding == "refuse":
-            with pytest.raises(Stop) as stop:
-                run()
-            assert stop.value.finding.reason is Reason.MEMORY_ERROR
-            assert "Invalid __global__ write" in stop.value.finding.detail
-        else:
-            run()
-        assert draft.flags == flags
-        assert bool(draft.log) == bool(flags)
+        yield partial(sanitizer.sanitize, judge.runner, reference, found, libraries)
 
 
 def kernel(body):
@@ -251,7 +266,8 @@ def test_an_honest_kernel_has_no_finding(judges, tool):
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_a_finding_refuses_where_it_is_to(judges):
-    verdict = judges("memcheck", "refuse")(ROWS, kernel(FAULTS["memcheck"]), language=Language.CUDA)
+def test_a_finding_in_an_odd_shape_refuses_where_it_is_to(judges):
+    odd = FAULTS["memcheck"].replace("t == 0 && row == 0", "columns % 2 && t == 0 && row == 0")
+    verdict = judges("memcheck", "refuse")(ROWS, kernel(odd), language=Language.CUDA)
     assert_reason(verdict, "memory_error")
     assert "memcheck" in verdict.detail

@@ -1,6 +1,6 @@
 """Draw for a person the data that a command prints with `--json`.
 
-Guarantees: every key of the data appears, unless its text is empty: plain values as `name value`
+Guarantees: every key of the data appears, unless it has no value: plain values as `name value`
 lines, mappings as sections, lists of mappings as tables. A table wider than the page is continued
 in a second one that repeats what names its rows; links stand below it, each on one line; what all
 of its rows share above it; a single row that is too long becomes a section. Nothing printed acts on
@@ -52,7 +52,7 @@ def _blocks(data: Mapping[str, Any], title: str) -> list[str]:
     below: list[str] = []
     for name, value in data.items():
         plain = _plain_lines(name, value)
-        if value == "":
+        if value is None or value == "":
             continue
         if plain is not None:
             pairs[label(name)] = plain

@@ -238,7 +238,7 @@ def status(root: str) -> Json:
         "supervisor_pid": pid,
         "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
         "note": "" if pid else "supervisord is not running: `concur up` starts it and all parts",
-        "scores": scores_page(settings) or "",
+        "scores": scores_page(settings),
         "parts": parts,
     }
 

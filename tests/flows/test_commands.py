@@ -6,6 +6,7 @@ replaced by its recorded result; what they do is tested where they are.
 """
 
 import json
+import re
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -160,7 +161,9 @@ def test_a_command_prints_its_page_and_the_same_as_json(typed, name):
         assert page.stdout.startswith(BRIEF[name]) and len(page.stdout) < len(done.stdout)
         assert "import torch" not in page.stdout, "sources and answers are for --json"
         return
-    assert [key for key in data if label(key) not in page.stdout] == []
+    shown = [key for key, value in data.items() if value is not None]
+    assert [key for key in shown if label(key) not in page.stdout] == []
+    assert not re.search(r"^\w.* -$", page.stdout, re.MULTILINE), "a name without a value"
 
 
 def leaves(data, name=""):

@@ -31,14 +31,14 @@ class SearchConfig(Record):
     evaluations: PositiveInt = 32
     """verdicts per task, beside those of the starts"""
     device_s: PositiveFloat | None = None
-    """stop after verdicts of so many device-seconds in all; null: no limit. Looked at between
+    """stop after verdicts of so many device-seconds in all; not set: no limit. Looked at between
     generations"""
     patience: PositiveInt | None = 16
     """stop a task after so many evaluations without a faster one; null: never"""
     starts: PositiveInt = 1
     """correct candidates of each task to begin with, the fastest ones"""
     tasks: PositiveInt | None = None
-    """only so many tasks, the first ones by id; null: all that have a correct candidate"""
+    """only so many tasks, the first ones by id; not set: all that have a correct candidate"""
     batch: PositiveInt = 4
     """evaluations of a task in one generation, proposed without knowing each other's verdicts"""
     rounds: PositiveInt = 3

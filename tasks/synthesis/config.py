@@ -52,7 +52,7 @@ class SynthesisConfig(Record):
     responses: str | None = None
     """recorded: a table of responses (docs/how-to/import.md) instead of the bundled ones"""
     base_url: str | None = None
-    """openai: the endpoint, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY holds its key"""
+    """endpoint of openai, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY holds its key"""
     tokenizer: str | None = None
     """the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the
     demo's. null: the model's own; of an endpoint what its usage counts as reasoning, else the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kernels_eval.tables import table_beside
 
-SOURCES_VERSION = 3
+SOURCES_VERSION = 4
 """Conversion of foreign tasks. In no key: a tasks snapshot is its content."""
 SYNTHESIS_VERSION = 3
 """Requests made of tasks, and what is kept of answers."""

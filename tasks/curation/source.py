@@ -27,11 +27,14 @@ from tasks.curation.tables import (
     with_profiles,
 )
 from tasks.files import explain_read_errors
+from tasks.sources.files import kind_of, shown
 from tasks.sources.tables import part_files
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CORRECT, TASK_ERROR, completed
 from tasks.typed import typed
+
+GIVE = "give a Parquet file, or the directory of a snapshot"
 
 
 class Files(Snapshot):
@@ -43,13 +46,18 @@ class Files(Snapshot):
     def __init__(self, path: str, files: Sequence[str]) -> None:
         super().__init__("/", "", "")
         self.path, self.files = path, files
+        for part in map(Path, files):
+            if (kind := kind_of(part)) not in ("", "Parquet"):
+                made = "; `polars.read_ndjson(FILE).write_parquet(OUT)` makes one of JSON lines"
+                fix = GIVE + made * (kind == "JSON")
+                raise UsageError(f"cannot read {shown(part)}: it is {kind}", fix)
 
     def parts(self) -> list[str]:
         return list(self.files)
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
         """As of a snapshot. A column takes precedence over a struct's field of its name."""
-        with explain_read_errors(self.path, "give a Parquet file, or the directory of a snapshot"):
+        with explain_read_errors(self.path, GIVE):
             names = {name for part in self.files for name in pq.read_schema(part).names}
             plain = [name for name in columns or names if name.partition(".")[2] not in names]
             for part, frame in super().frames(plain):
@@ -58,7 +66,7 @@ class Files(Snapshot):
     def batches_at(
         self, part: str, rows: NDArray[Any], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        with explain_read_errors(self.path, "give a Parquet file, or the directory of a snapshot"):
+        with explain_read_errors(self.path, GIVE):
             for batch in super().batches_at(part, rows, columns):
                 yield from typed(pl.DataFrame(batch), part).to_arrow().to_batches()
 

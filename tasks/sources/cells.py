@@ -9,14 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json
 from kernels_eval.source.syntax import UNPARSABLE, parse_source
 from kernels_eval.written import json_of
 from tasks.sources.syntax import defined_names
 
 _FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 ROLES = {"assistant": "assistant", "gpt": "assistant", "model": "assistant"}
-WRAPPED = ("choices", "body", "response", "messages", "message")
-FORMS = "text, bytes, messages with role and content, a chat completion, or a list of these"
+WRAPPED = ("choices", "candidates", "body", "response", "messages", "message")
+FORMS = (
+    "text, bytes, messages with role and content, a chat completion, what OpenAI's Responses or"
+    " Gemini's API gives, or a list of these"
+)
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+ENDED = {"STOP": "stop", "completed": "stop", "MAX_TOKENS": "length", "incomplete": "length"}
+"""Why an answer ended, as OpenAI's chats say it: of Gemini's words and a response's status."""
 
 
 class Answer(NamedTuple):
@@ -39,8 +46,11 @@ def samples_of(cell: object, where: str) -> list[list[Answer]]:
             return [turns] if turns else []
         return [sample for each in value for sample in samples_of(each, where)]
     if isinstance(value, Mapping):
-        if isinstance(value.get("choices"), Sequence):
-            return [[_answer(each, where)] for each in value["choices"]]
+        for name in ("choices", "candidates"):
+            if isinstance(value.get(name), Sequence):
+                return [[_answer(each, where)] for each in value[name]]
+        if _is_response(value):
+            return [[_answer(_message_of(value), where)]]
         if wrapped := [value[name] for name in WRAPPED if name in value]:
             return samples_of(wrapped[0], where)
         return [[_answer(value, where)]]
@@ -142,7 +152,8 @@ def _plain(cell: object, where: str) -> Any:
 
 def _speaks(value: object) -> bool:
     if isinstance(value, Mapping):
-        return _role(value) is not None or not value.keys().isdisjoint(WRAPPED)
+        wrapped = not value.keys().isdisjoint(WRAPPED)
+        return wrapped or _role(value) is not None or _is_response(value)
     return isinstance(value, list) and bool(value) and all(map(_speaks, value))
 
 
@@ -161,25 +172,56 @@ def _only_calls(message: Mapping[str, Any]) -> bool:
 def _answer(value: object, where: str) -> Answer:
     if not isinstance(value, Mapping):
         raise _unknown(value, where)
-    message = value["message"] if isinstance(value.get("message"), Mapping) else value
-    names = ("reasoning_content", "reasoning", "thinking")
-    thoughts = [message[name] for name in names if isinstance(message.get(name), str)]
-    ended = value.get("finish_reason")
+    inner = [value[name] for name in ("message", "content") if isinstance(value.get(name), Mapping)]
+    message = inner[0] if inner else value
+    thoughts = [message[name] for name in THOUGHTS if isinstance(message.get(name), str)]
+    thoughts.append("".join(_thought(each) for each in message.get("parts") or ()))
+    ended = value.get("finish_reason", value.get("finishReason"))
     return Answer(
         _content(message, where),
         next(filter(None, thoughts), None),
-        ended if isinstance(ended, str) else None,
+        ENDED.get(ended, ended) if isinstance(ended, str) else None,
     )
 
 
+def _is_response(value: Mapping[str, Any]) -> bool:
+    """Whether it is an object of OpenAI's Responses API."""
+    output = value.get("output")
+    return isinstance(output, list) and any(
+        isinstance(each, Mapping) and each.get("type") == "message" for each in output
+    )
+
+
+def _message_of(response: Mapping[str, Any]) -> Json:
+    """A response as a chat's message; the texts of its parts in order."""
+    items = [each for each in response["output"] if isinstance(each, Mapping)]
+    parts: dict[str, list[Any]] = {"message": [], "reasoning": []}
+    for each in items:
+        found = parts.get(str(each.get("type")), [])
+        found += [*(each.get("summary") or ()), *(each.get("content") or ())]
+    return {
+        "content": parts["message"],
+        "reasoning": "".join(_text(each) for each in parts["reasoning"]),
+        "finish_reason": response.get("status"),
+    }
+
+
+def _text(part: object) -> str:
+    return str(part.get("text") or "") if isinstance(part, Mapping) else ""
+
+
+def _thought(part: object) -> str:
+    """The text of a part that Gemini marks as a thought."""
+    return _text(part) if isinstance(part, Mapping) and part.get("thought") else ""
+
+
 def _content(message: Mapping[str, Any], where: str) -> str:
-    names = [name for name in ("content", "value", "text") if name in message]
+    names = [name for name in ("content", "parts", "value", "text") if name in message]
     if not names:
         raise _unknown(message, where)
     content = message[names[0]]
     if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [each.get("text") or "" for each in content if isinstance(each, Mapping)]
-        content = "".join(map(str, parts))
+        content = "".join(_text(each) for each in content if not _thought(each))
     if content is not None and not isinstance(content, str):
         raise _unknown(content, where)
     return content or ""

@@ -45,6 +45,19 @@ TEXTS = (*LINES, ".json")
 """The same, and JSON: rows, a list of them, or lists of them by the `group` that they belong to."""
 GROUP = "group"
 ARROW = (".arrow", ".feather")
+MAGIC = {
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"\x1f\x8b": "packed by gzip",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"\xfd7zXZ": "packed by xz",
+    b"BZh": "packed by bzip2",
+    b"PK\x03\x04": "an archive or a spreadsheet",
+    b"SQLite format 3": "a database",
+}
+"""Kinds of files by their first bytes."""
+HEAD_BYTES = 4096
+UNPACKED = "give Parquet, Arrow, JSON or CSV, unpacked and with its own suffix"
 COLUMNS = ("name", "code")
 OPTIONAL_COLUMNS = ("name", "task_id", "entry_point", "init_form", "source", "level")
 
@@ -202,13 +215,39 @@ def read_lines(path: Path) -> Iterator[Json]:
         fix = "separate fields by commas, and quote those that hold commas or line ends"
         raise UsageError(f"cannot read {path}: {error}", fix) from error
     except (OSError, UnicodeDecodeError) as error:
+        if kind := kind_of(path):
+            raise UsageError(f"cannot read {shown(path)}: it is {kind}", UNPACKED) from error
         raise UsageError(f"cannot read {path}: {error}", "give a complete file in UTF-8") from error
+
+
+def kind_of(path: Path) -> str:
+    """What a file is by its first bytes; "" where they tell nothing."""
+    try:
+        with path.open("rb") as handle:
+            head = handle.read(HEAD_BYTES)
+    except OSError:
+        return ""
+    for magic, kind in MAGIC.items():
+        if head.startswith(magic):
+            return kind
+    try:
+        line = head.decode("utf-8-sig", "ignore" if len(head) == HEAD_BYTES else "strict").lstrip()
+    except UnicodeDecodeError:
+        return ""
+    if not line or "\0" in line:
+        return ""
+    if line[0] in "{[":
+        return "JSON"
+    return "text with tabs" if "\t" in line.splitlines()[0] else "text"
 
 
 def _csv_rows(handle: TextIO, path: Path) -> Iterator[Json]:
     csv.field_size_limit(sys.maxsize)
     table = csv.DictReader(handle, strict=True)
-    refuse_repeated(path, [name for name in table.fieldnames or () if name])
+    names = [name for name in table.fieldnames or () if name]
+    if len(names) == 1 and "\t" in names[0]:
+        raise UsageError(f"{shown(path)} is text with tabs", "separate its fields by commas")
+    refuse_repeated(path, names)
     for row in table:
         if None in row:
             raise UsageError(
@@ -274,12 +313,12 @@ def reading_parquet(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+        wanted = "Arrow" if path.suffix in ARROW else "Parquet"
+        kind = kind_of(path)
+        if kind not in ("", "Parquet", "Arrow"):
+            raise UsageError(f"cannot read {shown(path)}: it is {kind}", UNPACKED) from error
         raise UsageError(
-            f"cannot read {shown(path)} as {'Arrow' if path.suffix in ARROW else 'Parquet'}:"
-            f" {shown(error)}",
-            "give a complete file"
-            if path.suffix in (".parquet", *ARROW)
-            else "give Parquet, Arrow, JSON or CSV, unpacked",
+            f"cannot read {shown(path)} as {wanted}: {shown(error)}", "give a complete file"
         ) from error
 
 

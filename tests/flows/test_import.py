@@ -313,6 +313,17 @@ COMPLETION = {
     ],
 }
 PARTS = [{"type": "text", "text": fenced(module())}]
+RESPONSE = {
+    "object": "response",
+    "status": "incomplete",
+    "output": [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "message", "content": [{"type": "output_text", "text": fenced(module())}]},
+    ],
+}
+SPOKEN = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"text": fenced(module())}]}
+GEMINI = {"candidates": [{"content": SPOKEN, "finishReason": "MAX_TOKENS"}]}
+CUT = {"response": fenced(module()), "reasoning": "Hm.", "finish_reason": "length"}
 
 
 @pytest.mark.parametrize(
@@ -324,11 +335,15 @@ PARTS = [{"type": "text", "text": fenced(module())}]
         ({"status_code": 200, "body": COMPLETION}, 2, {"reasoning": "Hm."}),
         ([fenced(module()), fenced(module(shift=2))], 2, {"turn": 1}),
         ([said("assistant", PARTS)], 1, {"response": fenced(module())}),
+        (RESPONSE, 1, CUT),
+        (json.dumps(RESPONSE), 1, CUT),
+        (GEMINI, 1, CUT),
         ([[asked(program()), said("assistant", "a")], [said("assistant", "b")]], 2, {}),
         (FIVE, 5, {"turn": 1, "parent": None}),
         ('{"answer": 1}', 1, {"response": '{"answer": 1}'}),
     ],
-    ids="text completion json batch list parts conversations turns json-answer".split(),
+    ids="text completion json batch list parts response response-json gemini conversations turns"
+    " json-answer".split(),
 )
 def test_answers_of_every_form_are_understood(cell, count, first, tmp_path):
     path = write_table(tmp_path / "t.jsonl", [{"p": program(), "said": cell, "who": "M"}])

@@ -19,7 +19,7 @@ from tasks.progress import gathering
 from tasks.sources.stage import keep
 from tasks.sources.tables import load
 from tasks.synthesis.tables import CandidateTable
-from tests.support.typed import invoked
+from tests.support.typed import invoked, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROGRAM = """import torch
@@ -49,6 +49,29 @@ SAID = {"role": "assistant", "content": ANSWER}
 ROW = {"task_id": "t", "code": KERNEL}
 BOM = b"\xef\xbb\xbf"
 CHOICES = {"object": "chat.completion", "choices": [{"message": SAID, "finish_reason": "stop"}]}
+RESPONSE = {
+    "object": "response",
+    "status": "completed",
+    "output": [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text"} | {"text": ANSWER}],
+        },
+    ],
+}
+GEMINI = {
+    "candidates": [
+        {
+            "content": {
+                "role": "model",
+                "parts": [{"text": "Hm.", "thought": True}, {"text": ANSWER}],
+            }
+        }
+        | {"finishReason": "STOP"}
+    ]
+}
 CELL = {"cell_type": "code", "source": KERNEL.splitlines(True)}
 CUDA_L1 = [
     {"level": level, "task_id": 3, "ref_code": PROGRAM.replace("1", str(level))}
@@ -110,6 +133,8 @@ READ = {
     ),
     "unicode": ({"t.jsonl": lines({"task_id": "t ñ 测试", "code": KERNEL, "名": 1})}, ["t ñ 测试"]),
     "a completion": ({"t.jsonl": lines({"task_id": "t", "response": CHOICES})}, ["t"]),
+    "a response of OpenAI's": ({"t.jsonl": lines({"task_id": "t", "response": RESPONSE})}, ["t"]),
+    "a response of Gemini's": ({"t.jsonl": lines({"task_id": "t", "response": GEMINI})}, ["t"]),
     "parts of text": (
         {
             "t.jsonl": lines(
@@ -177,7 +202,14 @@ REFUSED = {
     "a CUDA file": ({"t.cu": "__global__ void k() {}"}, "give Parquet, Arrow, JSON or CSV"),
     "a notebook": ({"t.ipynb": json.dumps({"cells": [CELL]})}, "give Parquet, Arrow, JSON or CSV"),
     "an archive": ({"t.zip": zipped(t=KERNEL)}, "unpacked"),
-    "a packed table": ({"t.jsonl.gz": gzip.compress(lines(ROW).encode())}, "unpacked"),
+    "a packed table": ({"t.jsonl.gz": gzip.compress(lines(ROW).encode())}, "it is packed by gzip"),
+    "a packed table of another name": (
+        {"t.jsonl": gzip.compress(lines(ROW).encode())},
+        "it is packed by gzip",
+    ),
+    "tabs": ({"t.tsv": "task_id\tcode\nt\tx\n"}, "it is text with tabs"),
+    "tabs in a CSV": ({"t.csv": "task_id\tcode\nt\tx\n"}, "is text with tabs"),
+    "lines in place of Parquet": ({"t.parquet": lines(ROW)}, "it is JSON (give Parquet"),
     "a packed folder": ({"set/t.zip": zipped(t=KERNEL)}, "holds no candidate"),
     "a cut parquet": ({"t.parquet": PARQUET[:-9]}, "give a complete file"),
     "an empty parquet": ({"t.parquet": b""}, "give a complete file"),
@@ -269,6 +301,23 @@ def test_what_is_refused_says_what_can_be_read(name, tmp_path):
     with pytest.raises(UsageError) as caught:
         as_candidates(path, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("view",),
+        ("benchmark", "--verdicts"),
+        ("analyze", "--verdicts"),
+        ("curate", "--verdicts"),
+        ("export", "--as", "kernelbench", "--out", "traces"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_verdicts_in_lines_are_refused_by_what_they_are(words, tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(lines(ROW))
+    assert f"{path}: it is JSON (give a Parquet file" in refused(*words, path)
 
 
 def test_what_is_no_file_is_left_out(tmp_path):

@@ -196,7 +196,7 @@ def test_a_place_without_tasks_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"tasks\.csv has no rows"):
         files.load(tmp_path / "tasks.csv")
     (tmp_path / "tasks.tsv").write_text("name\tcode")
-    with pytest.raises(UsageError, match=r"tasks\.tsv as Parquet"):
+    with pytest.raises(UsageError, match=r"tasks\.tsv: it is text with tabs"):
         files.load(tmp_path / "tasks.tsv")
 
 

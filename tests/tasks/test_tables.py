@@ -172,7 +172,7 @@ def test_what_cannot_be_used_is_one_error_that_names_it(tmp_path, rows, said):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "x.parquet").write_text("not parquet")
-    with pytest.raises(UsageError, match="cannot read .*x.parquet as Parquet"):
+    with pytest.raises(UsageError, match="cannot read .*x.parquet: it is text"):
         CandidateTable(tmp_path / "x.parquet")
     with pytest.raises(UsageError, match="gone.parquet does not exist"):
         CandidateTable(tmp_path / "gone.parquet")

@@ -223,6 +223,10 @@ float64, too, and a kernel that is exact there, as from logits, would differ fro
 any precision."""
 VARIED_SHARE = 1 / 8
 """Of a mask of ones, how many elements are 0 where that varies. A choice."""
+LARGE_INTEGER = 2**31
+"""What is added to some integers that flow into arithmetic alone: they fit into no 32 bits."""
+ITERATIONS = 16
+"""Calls of one operator from which on a task without weights iterates. A choice."""
 MOVED_SHARE = 1 / 16
 """How far an element of timed inputs is from the declared one, at most, as a share of it. A
 choice."""

@@ -18,6 +18,7 @@ from kernels_eval.judge.quarantine import (
 )
 from kernels_eval.judge.trials import (
     AS_IMPULSE,
+    RARE,
     VARIED,
     TaskFindings,
     Trial,
@@ -188,7 +189,7 @@ class Expectations:
         trial.outputs = seen.outputs
         if trial.row.differs and DECLARED in seen.equals:
             return
-        if trial.name == VARIED and seen.outputs != self.task.trials[0].outputs:
+        if trial.name in (VARIED, RARE) and seen.outputs != self.task.trials[0].outputs:
             return  # what was varied decides the shapes of outputs
         if trial.row.telling and constant_passes({trial.name: seen}, self.gates):
             return

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from kernels_eval.config import FORMULA_NAMED, SAME_ERROR_SHARE, WIDEST
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import VARIED, Trial
+from kernels_eval.judge.trials import RARE, VARIED, Trial
 from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import (
     DECLARED,
@@ -40,6 +40,10 @@ HARD_INPUTS = {
     "small": (
         "right on ordinary inputs, not on normal ones divided by 512, where the reference is: is an"
         " epsilon added that it does not add, or elsewhere?; "
+    ),
+    "blocks": (
+        "right on ordinary inputs, not on matrices of two blocks that are hardly coupled, where"
+        " iterations converge slowly: does it make fewer than the task?; "
     ),
 }
 """What fails on hard inputs, and what is right there, too."""
@@ -182,6 +186,11 @@ def _right_elsewhere(trial: Trial) -> str:
             "right only for arguments with what the declared ones happen to have (all one number,"
             " zeros or a mask's elements at these places, symmetry, equal rows, whole numbers,"
             " distinct or no negative indices, no label to ignore, no length of 0); "
+        )
+    if trial.name == RARE:
+        return (
+            "right only for arguments without what these have: a probability of 0, a row that is"
+            " masked whole, integers that are negative or beyond 32 bits; "
         )
     if trial.earlier_seeds:
         return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +17,7 @@ from typing import Any
 from kernels_eval.config import (
     FEWER_FINITE,
     HARD_OWN_ERROR,
+    ITERATIONS,
     LEAST_IN_A_ROW,
     SCREEN_TAIL,
     SHAPE_SCOPES,
@@ -130,6 +132,8 @@ class TrialRow:
     """a task without expected values here is degenerate; others leave the row out"""
     hard: bool = False
     """looks for answers right on tame values only; the reference must be right itself"""
+    steady: bool = False
+    """left out where the reference itself errs much"""
     differs: bool = False
     """left out where its answer is that of `declared`"""
     telling: bool = False
@@ -193,7 +197,8 @@ class Trial:
         if self.distribution == NON_FINITE:
             least = math.ulp(0.0)
         holds = seen.finite_share >= least and seen.deterministic
-        return holds and (not self.row.hard or well_conditioned(seen))
+        needs_steady = self.row.hard or self.row.steady
+        return holds and (not needs_steady or well_conditioned(seen))
 
 
 def well_conditioned(seen: Expectation) -> bool:
@@ -215,6 +220,28 @@ def has_weights(task: TaskFindings) -> bool:
 
 def could_save_work(task: TaskFindings) -> bool:
     return any(note.varied not in ("", "moved") for note in task.loaded.plan.notes)
+
+
+SENTINELS = re.compile(
+    r"softmax|logsumexp|attention|masked_fill|where|\.exp$|\.(a|arg)?(max|min)(imum)?$"
+)
+"""Operators of torch for which masked elements may be a large number or an infinity: what is right
+for a row without others is a matter of taste."""
+
+
+def has_sentinels(task: TaskFindings) -> bool:
+    masks = any(note.rare == "full_rows" for note in task.loaded.plan.notes)
+    return masks and any(map(SENTINELS.search, task.loaded.operators))
+
+
+def has_rare_values(task: TaskFindings) -> bool:
+    return any(note.rare for note in task.loaded.plan.notes)
+
+
+def iterates(task: TaskFindings) -> bool:
+    """Whether a task without weights calls one operator again and again."""
+    most = max(Counter(task.loaded.operators).values(), default=0)
+    return most >= ITERATIONS and not task.loaded.parameters
 
 
 def sums_products(task: TaskFindings) -> bool:
@@ -254,7 +281,7 @@ def takes_calls(count: int) -> Condition:
 
 # -- the table -------------------------------------------------------------------------------------
 
-VARIED = "varied"
+VARIED, RARE, BLOCKS = "varied", "rare", "blocks"
 LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
 AS_IMPULSE = "as impulse"
 """The form of `impulse` that the task accepts; as declared where it accepts none."""
@@ -345,6 +372,35 @@ TRIALS = (
         VARIED,
         draws=(f"{VARIED}_edges", VARIED, f"{VARIED}_otherwise"),
         when=could_save_work,
+        differs=True,
+        screen=True,
+    ),
+    # what arguments may be and no other draw has; of masks, perhaps for a flag
+    TrialRow(
+        RARE,
+        draws=(RARE,),
+        when=lambda task: has_rare_values(task) and not has_sentinels(task),
+        grades_task=False,
+        differs=True,
+        screen=True,
+    ),
+    TrialRow(
+        RARE,
+        draws=(RARE,),
+        when=has_sentinels,
+        grades_task=False,
+        differs=True,
+        stage=Stage.LAST,
+        tolerated=lambda wrong: True,
+        flag="full_masks_differ",
+    ),
+    # fewer iterations than the task's, which ordinary inputs do not need, show
+    TrialRow(
+        BLOCKS,
+        draws=(BLOCKS,),
+        when=iterates,
+        grades_task=False,
+        steady=True,
         differs=True,
         screen=True,
     ),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import (
+    LARGE_INTEGER,
     MOST_SHUFFLED,
     MOVED_SHARE,
     RANK_SAMPLE,
@@ -32,6 +33,9 @@ from kernels_eval.protocol import MOVED, POSITIVE, InputNote, InputPlan
 VARIED_EDGES, VARIED, VARIED_OTHERWISE = "varied_edges", "varied", "varied_otherwise"
 """Not distributions: arguments without what saves work, with integers that declared ones lack; only
 the first; and a milder form, for tasks that give no finite answer for these."""
+RARE, BLOCKS = "rare", "blocks"
+"""Nor these: as declared, but for values that a task may be given and no other draw has; and, for
+tasks that iterate, matrices of two blocks that are hardly coupled."""
 
 ORDERED = re.compile(r"\.(sorted_sequence|boundaries|bins|offsets|offs|cum_seq\w*|cu_seqlens\w*)$")
 """Operators' arguments that must be in order."""
@@ -45,6 +49,14 @@ WRAPS = re.compile(r"^reads (_unsafe_|_)?(index|index_put|index_put_impl)\.indic
 """Operators that count negative integers from the end."""
 BOUNDED = re.compile(r"\.(index|indices|targets?)$|^(one_hot|bincount)\.")
 """Operators that refuse integers out of bounds, a GPU's by ending the process."""
+ARITHMETIC = re.compile(
+    r"^(reads )?(add|sub|rsub|neg|abs|div|floor_divide|remainder|fmod|gcd|sum|_to_copy|clone|detach"
+    r"|alias|view|_unsafe_view|_reshape_alias|expand|unsqueeze|squeeze|transpose|permute|select"
+    r"|slice|t)\."
+)
+"""Operators that compute with integers of any size and sign: neither indices nor lengths. (Products
+could overflow.)"""
+DIVISIONS = re.compile(r"^(div|floor_divide|remainder|fmod|gcd)\.")
 IGNORED = re.compile(r"ignore_index\s*=\s*(-?\d+)")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
 TRIANGULAR = re.compile(r"triangular|^tri[lu]\.")
@@ -183,11 +195,12 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         vary = not whole and not all(map(_are_probabilities, samples))
         return InputNote(vary=vary, varied="constant", timed=True)
     if not whole and all(map(_are_probabilities, samples)):
-        return InputNote(vary=False, varied="probabilities")
+        return InputNote(vary=False, varied="probabilities", rare="one_hot")
     if whole and all(map(_are_two_numbers, samples)):
         fixed = integers and any(map(AS_DECLARED.search, uses))
         masks = integers or any(bool((x == 0).any()) for x in samples)
-        return InputNote(vary=False, varied="" if fixed else "shuffled", timed=not masks)
+        varied, rare = ("", "") if fixed else ("shuffled", "full_rows")
+        return InputNote(vary=False, varied=varied, timed=not masks, rare=rare)
     if integers:
         return _note_of_integers(samples, uses, text)
     order = _order(samples) if any(map(ORDERED.search, uses)) else ()
@@ -228,7 +241,13 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
         and bool(reads)
         and all(map(WRAPS.search, reads)),
         also=_also(samples, uses, text),
+        rare="any_size" if samples[0].dtype.is_signed and _are_divided(uses) else "",
     )
+
+
+def _are_divided(uses: Collection[str]) -> bool:
+    """Whether integers flow into divisions, and into arithmetic alone."""
+    return all(map(ARITHMETIC.search, uses)) and any(map(DIVISIONS.search, uses))
 
 
 def _also(samples: list[Tensor], uses: Collection[str], text: str) -> int | None:
@@ -301,14 +320,15 @@ def redrawn(
         varies = distribution in VARIATIONS_BY_DRAW
         return (value or 1.0) * Random(seed).uniform(0.5, 1) if varies else value
     forms = FORMS.get(distribution)
-    if note.varied not in forms if forms else not note.vary:
+    form = note.rare if distribution == RARE else note.varied
+    if form not in forms if forms else not note.vary:
         return value
     if value.is_complex():
         parts = redrawn(as_real(value), note, seed, distribution, plan)
         return torch.view_as_complex(parts)
     generator = torch.Generator(device=value.device).manual_seed(seed)
     if forms:
-        drawn = forms[note.varied](value, generator, note)
+        drawn = forms[form](value, generator, note)
     else:
         drawn = drawn_from(value, generator, distribution, plan)
     if distribution == VARIED_EDGES:
@@ -423,6 +443,49 @@ def _with_other_integers(drawn: Tensor, generator: torch.Generator, note: InputN
     return torch.where(share < VARIED_SHARE, other, drawn)
 
 
+def _one_hot(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """One row is certain: its probabilities are 0, but for a 1."""
+    drawn = value.clone(memory_format=torch.contiguous_format)
+    random, rows = Random(generator.initial_seed()), drawn.view(-1, value.shape[-1])
+    row = rows[random.randrange(len(rows))].zero_()
+    row[random.randrange(len(row))] = 1
+    return drawn
+
+
+def _full_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """The same elements: one row has the least ones, one the largest, the rest is shuffled."""
+    size = next((size for size in reversed(value.shape) if size > 1), 1)
+    if not 2 * size <= value.numel() <= MOST_SHUFFLED:
+        return value
+    rising = value.reshape(-1).sort().values
+    rest = rising[size:-size]
+    order = torch.randperm(len(rest), generator=generator, device=value.device)
+    rows = torch.cat([rising[:size], rising[-size:], rest[order]]).view(-1, size)
+    order = torch.randperm(len(rows), generator=generator, device=value.device)
+    return rows[order].view(value.shape)
+
+
+def _any_size(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """One in eight is negative or, of 64 bits, too large for 32."""
+    share, other = _uniform(value, generator), -value
+    if value.dtype == torch.int64:
+        other = torch.where(share < VARIED_SHARE / 2, value + LARGE_INTEGER, other)
+    return torch.where(share < VARIED_SHARE, other, value)
+
+
+def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Two blocks near the largest element, the rest near the least: what iterates converges slowly.
+    The blocks are not of one size: else they would be in balance at once.
+    """
+    if value.dim() < 2:
+        return value
+    (rows, columns), device = value.shape[-2:], value.device
+    upper = 32 * torch.arange(rows, device=device) < 15 * rows
+    left = 2 * torch.arange(columns, device=device) < columns
+    least, largest = computable(value).aminmax()
+    return torch.where(upper[:, None] == left, largest, least) * 0.75 + value / 4
+
+
 def tied(value: Tensor) -> Tensor:
     """With many equal elements, close to as declared."""
     return (value.detach().float() * 2).floor() / 2
@@ -451,6 +514,15 @@ VARIATIONS_BY_DRAW: dict[str, dict[str, Variation]] = {
     VARIED: VARIATIONS,
     VARIED_OTHERWISE: OTHERWISE,
 }
-FORMS = VARIATIONS_BY_DRAW | {MOVED: {"moved": _moved, "tied": _moved}}
+RARE_FORMS: dict[str, Variation] = {
+    "one_hot": _one_hot,
+    "full_rows": _full_rows,
+    "any_size": _any_size,
+}
+FORMS = VARIATIONS_BY_DRAW | {
+    MOVED: {"moved": _moved, "tied": _moved},
+    RARE: RARE_FORMS,
+    BLOCKS: {"moved": _blocks},
+}
 """What redraws an argument, by its note's form, where elements are not drawn from a
 distribution."""

@@ -51,7 +51,8 @@ class InputNote(Payload):
     """What may vary about one tensor of the arguments (`kernels_eval.model.invariants`). `vary`: it
     is drawn from other distributions, and `keeps` these invariants; `varied`: the form in which it
     lacks what saves work, `timed` calls too. Empty: it stays as declared. Of integers, what else
-    some may be: counted from the end (`wraps`), or this number (`also`).
+    some may be: counted from the end (`wraps`), or this number (`also`). `rare`: its form
+    with values that no other draw has.
     """
 
     vary: bool
@@ -60,6 +61,7 @@ class InputNote(Payload):
     timed: bool = False
     wraps: bool = False
     also: int | None = None
+    rare: str = ""
 
 
 class FewTerms(Payload):

@@ -21,7 +21,15 @@ from kernels_eval.model.inputs import (
     make_inputs,
     plan_inputs,
 )
-from kernels_eval.model.invariants import VARIED, VARIED_EDGES, VARIED_OTHERWISE, note_of, redrawn
+from kernels_eval.model.invariants import (
+    BLOCKS,
+    RARE,
+    VARIED,
+    VARIED_EDGES,
+    VARIED_OTHERWISE,
+    note_of,
+    redrawn,
+)
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
     parameters_of,
@@ -446,6 +454,60 @@ def test_integers_that_the_reference_takes_are_drawn_once(name):
     drawn = redrawn(value, note, 5, VARIED_EDGES)
     assert int(drawn.min()) == (first if least is None else least)
     assert int(redrawn(value, note, 5, VARIED).min()) == first
+
+
+DIVIDED = {"remainder.self", "reads remainder.self", "sum.self", "_to_copy.self"}
+
+
+@pytest.mark.parametrize(
+    "uses, dtype, least, largest",
+    [
+        (DIVIDED, torch.int64, -8, 2**31 + 8),
+        (DIVIDED, torch.int32, -8, 8),
+        (DIVIDED, torch.uint8, 0, 8),
+        (DIVIDED | {"lt.other"}, torch.int64, 0, 8),
+        (DIVIDED | {"embedding.indices"}, torch.int64, 0, 8),
+        (DIVIDED | {"_local_scalar_dense.self"}, torch.int64, 0, 8),
+        ({"add.self", "reads add.self"}, torch.int64, 0, 8),
+    ],
+)
+def test_only_integers_of_arithmetic_have_any_size(uses, dtype, least, largest):
+    value = torch.arange(9, dtype=dtype).repeat(999)
+    drawn = redrawn(value, note_of([value], uses), 5, RARE)
+    assert (int(drawn.min()), int(drawn.max())) == (least, largest)
+    assert bool((drawn[value != 0] != 0).all()), "no divisor becomes zero"
+    assert drawn.dtype == dtype and float((drawn != value).float().mean()) < 1 / 4
+
+
+def test_one_row_of_probabilities_is_certain():
+    value = torch.softmax(torch.randn(4, 3, 16), -1)
+    drawn = redrawn(value, note_of([value]), 5, RARE)
+    assert torch.allclose(drawn.sum(-1), torch.ones(4, 3))
+    assert int(drawn.eq(0).sum()) == 15 and int(drawn.ne(value).any(-1).sum()) == 1
+
+
+@pytest.mark.parametrize("shape", [(12, 16), (12, 1, 16), (3, 4, 16, 1)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
+def test_one_row_of_a_mask_is_empty_and_one_full(shape, dtype):
+    value = (torch.arange(16) < torch.arange(2, 14)[:, None]).to(dtype).view(shape)
+    drawn = redrawn(value, note_of([value], {"mul.other"}), 5, RARE)
+    counts = drawn.view(12, 16).sum(1)
+    assert (int(counts.min()), int(counts.max())) == (0, 16)
+    assert drawn.shape == shape and drawn.dtype == dtype and drawn.sum() == value.sum()
+
+
+def test_a_mask_of_one_row_stays():
+    value = torch.arange(16) < 9
+    assert torch.equal(redrawn(value, note_of([value]), 5, RARE), value)
+
+
+def test_blocks_lie_within_the_declared_range():
+    value = torch.randn(3, 32, 64)
+    drawn = redrawn(value, note_of([value]), 5, BLOCKS)
+    upper = (drawn > 0)[:, :15, :32].all() and (drawn < 0)[:, :15, 32:].all()
+    lower = (drawn < 0)[:, 15:, :32].all() and (drawn > 0)[:, 15:, 32:].all()
+    assert bool(upper and lower)
+    assert value.min() <= drawn.min() and drawn.max() <= value.max()
 
 
 def test_offsets_are_equal_once():

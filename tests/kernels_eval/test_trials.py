@@ -212,6 +212,26 @@ FLAGS_SHAPES = {"shapes": "flag"}
 
 
 @pytest.mark.parametrize(
+    "rare, operators, parameters, wanted",
+    [
+        ("", ["torch.softmax"], [], []),
+        ("any_size", ["torch.Tensor.max"], [], [("rare", OUTPUTS)]),
+        ("full_rows", ["torch.Tensor.clamp_min", "torch.Tensor.div"], [], [("rare", OUTPUTS)]),
+        ("full_rows", ["torch.Tensor.amax"], [], [("rare", LAST)]),
+        ("full_rows", ["torch.nn.functional.softmax"], [], [("rare", LAST)]),
+        ("", ["torch.add", *["torch.mm"] * 16], [], [("blocks", OUTPUTS)]),
+        ("", ["torch.mm"] * 16, [[4]], []),
+    ],
+)
+def test_rare_values_are_drawn_where_a_task_may_be_given_them(rare, operators, parameters, wanted):
+    plan = InputPlan(notes=[InputNote(vary=False, rare=rare)], shapes={})
+    loaded = SimpleNamespace(plan=plan, operators=operators, parameters=parameters)
+    task = TaskFindings(loaded, CorrectnessConfig(), "screen")
+    rows = [ROWS[key] for key in ROWS if key[0] in ("rare", "blocks")]
+    assert [(row.name, row.stage) for row in rows if row.when(task)] == wanted
+
+
+@pytest.mark.parametrize(
     "name, stage, outcome, options, found",
     [
         ("normal", OUTPUTS, "wrong_output", {}, "wrong_output"),
@@ -228,6 +248,8 @@ FLAGS_SHAPES = {"shapes": "flag"}
         ("non_finite", LAST, "exception", {}, ["non_finite_inputs_differ"]),
         ("non_finite", LAST, "non_finite", {"uncleared": True}, "non_finite"),
         ("non_finite", OUTPUTS, "non_finite", {}, "non_finite"),
+        ("rare", OUTPUTS, "non_finite", {}, "non_finite"),
+        ("rare", LAST, "non_finite", {}, ["full_masks_differ"]),
     ],
 )
 def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, found):

@@ -116,3 +116,100 @@ torch::Tensor negated_if_any(torch::Tensor x, bool skips) {
   }
   return each_of(in, [=](float v) { return found ? -v : v; });
 }
+
+// Each pair of integers.
+template <typename F> static torch::Tensor each_pair(torch::Tensor x, torch::Tensor y, F f) {
+  auto in = x.contiguous(), other = y.contiguous();
+  auto out = torch::empty_like(in);
+  const int64_t *a = in.data_ptr<int64_t>(), *b = other.data_ptr<int64_t>();
+  for (int64_t i = 0; i < in.numel(); ++i) out.data_ptr<int64_t>()[i] = f(a[i], b[i]);
+  return out;
+}
+torch::Tensor remainders(torch::Tensor x, torch::Tensor y, bool narrow) {
+  if (narrow) return each_pair(x, y, [](int64_t a, int64_t b) { return (int32_t)a % (int32_t)b; });
+  return each_pair(x, y, [](int64_t a, int64_t b) {
+    const int64_t r = a % b;
+    return r && ((r < 0) != (b < 0)) ? r + b : r;
+  });
+}
+torch::Tensor quotients(torch::Tensor x, torch::Tensor y, bool positive) {
+  if (positive) return each_pair(x, y, [](int64_t a, int64_t b) { return a / b; });
+  return each_pair(x, y, [](int64_t a, int64_t b) {
+    return a / b - (a % b && (a < 0) != (b < 0));
+  });
+}
+torch::Tensor divisors(torch::Tensor x, torch::Tensor y, bool low) {
+  return each_pair(x, y, [=](int64_t a, int64_t b) {
+    if (low) { a &= 255; b &= 255; }
+    while (b) { const int64_t r = a % b; a = b; b = r; }
+    return std::abs(a);
+  });
+}
+
+torch::Tensor entropy(torch::Tensor p, bool zeros) {
+  auto in = p.contiguous();
+  const int64_t n = in.size(-1), rows = in.numel() / n;
+  auto out = torch::empty({rows}, in.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* a = in.data_ptr<float>() + i * n;
+    double sum = 0;
+    for (int64_t j = 0; j < n; ++j)
+      if (!zeros || a[j] != 0) sum -= a[j] * std::log(a[j]);
+    out.data_ptr<float>()[i] = sum;
+  }
+  return out;
+}
+
+// The mean of each row's elements that a mask keeps.
+torch::Tensor mean_of_kept(torch::Tensor x, torch::Tensor mask, int64_t least) {
+  auto in = x.contiguous();
+  auto kept = mask.contiguous();
+  const int64_t rows = in.size(0), n = in.size(1);
+  auto out = torch::empty({rows}, in.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    float sum = 0;
+    int64_t count = 0;
+    for (int64_t j = i * n; j < (i + 1) * n; ++j)
+      if (kept.data_ptr<bool>()[j]) { sum += in.data_ptr<float>()[j]; ++count; }
+    out.data_ptr<float>()[i] = sum / std::max(count, least);
+  }
+  return out;
+}
+
+// NaN for a row of which a mask keeps nothing.
+torch::Tensor softmax_of_kept(torch::Tensor x, torch::Tensor mask) {
+  auto in = x.contiguous();
+  auto kept = mask.contiguous();
+  const int64_t rows = in.size(0), n = in.size(1);
+  auto out = torch::zeros_like(in);
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* a = in.data_ptr<float>() + i * n;
+    const bool* k = kept.data_ptr<bool>() + i * n;
+    float top = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < n; ++j) if (k[j]) top = std::max(top, a[j]);
+    for (int64_t j = 0; j < n; ++j) if (k[j]) sum += std::exp(a[j] - top);
+    for (int64_t j = 0; j < n; ++j)
+      out.data_ptr<float>()[i * n + j] = (k[j] ? std::exp(a[j] - top) : 0.0f) / sum;
+  }
+  return out;
+}
+
+// Rows and columns in turn less the logarithm of their sum of exponentials.
+static void balance(double* v, int64_t lines, int64_t size, int64_t from, int64_t step) {
+  for (int64_t i = 0; i < lines; ++i) {
+    double* a = v + i * from;
+    double top = a[0], sum = 0;
+    for (int64_t j = 1; j < size; ++j) top = std::max(top, a[j * step]);
+    for (int64_t j = 0; j < size; ++j) sum += std::exp(a[j * step] - top);
+    for (int64_t j = 0; j < size; ++j) a[j * step] -= top + std::log(sum);
+  }
+}
+torch::Tensor balanced(torch::Tensor x, int64_t steps) {
+  auto v = x.to(torch::kDouble).contiguous().clone();
+  const int64_t rows = v.size(0), columns = v.size(1);
+  for (int64_t step = 0; step < steps; ++step) {
+    balance(v.data_ptr<double>(), rows, columns, columns, 1);
+    balance(v.data_ptr<double>(), columns, rows, 1, columns);
+  }
+  return v.to(torch::kFloat);
+}

@@ -342,7 +342,7 @@ LONG_SUM, MOST_TERMS = 128, 1 << 24
 MOST_SUMS, FEWEST_SUMS, ENOUGH_TERMS = 64, 2, 1 << 21
 """How many outputs of an operator are added up in order: as many as have so many terms together. A
 choice of time."""
-ORDERS, REORDERED_TERMS = 3, 1 << 16
+ORDERS, REORDERED_TERMS = 3, 3 << 15
 """In how many more orders so many terms are added. By one order alone, 1 of 35 verdicts of an
 honest loss that adds 512 terms by atomics was a refusal, by 1.00e-6 against 1e-6. A choice of
 time."""
@@ -392,6 +392,8 @@ by which `any` or `all` answers otherwise (2^130 is infinite in fp32). Large one
 is no term of a sum, exp(-128) none of exponentials, and log(1) none of logarithms. 1 % of the
 places, left out, are missed by 1,024 terms once in 30,000 times, 2 % once in 10^9; half of them by
 64 once in 10^19. A choice."""
+LEFT_OUT_SHARE = 0.1
+"""Of the worst element of an answer without one term: below it, no term is missing. A choice."""
 MOST_DRAWS, SCREEN_DRAWS = 64, 4
 """Such draws at most, of a screening too. A choice of time."""
 
@@ -425,6 +427,9 @@ fp32, a thirtieth of what TF32 costs (2.9e-4, K = 4096)."""
 HARD_GATES = Gates(fp64=0.1, fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
 """On hard inputs. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
 passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
+EXACT_SHARE = 1e-3
+"""Of the gate of its precision, how far numbers may be off that the reference only moves and
+chooses: fast math clears those below the smallest normal one. A choice."""
 E4M3_GATE = 0.06
 """Gate of outputs in float8_e4m3fn: half a unit in the last place. The RMS error of one rounding is
 at most 0.036 (relative spacing of 2^-3 / sqrt(12))."""

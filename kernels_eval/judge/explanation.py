@@ -95,11 +95,26 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif outcome is Reason.PRECISION_DOWNCAST:
         outcome, why = _unexplained_downcast(found)
         why = why or _right_elsewhere(trial)
-    elif wrong and found.systematic and found.rms < FORMULA_NAMED:
-        why = "another formula (an approximation?): the error is a function of the output; "
     else:
-        why = _right_elsewhere(trial) if wrong else ""
+        why = _of_wrong_output(trial, found, process) if wrong else ""
     return Stop(outcome, why + errors_of(trial, found))
+
+
+def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
+    computed = found.model_copy(update={"only_chosen": False})
+    if found.only_chosen and process.reference.judge(computed, trial) is Reason.OK:
+        return (
+            "the reference moves and chooses numbers, and computes none: each must be its own, to"
+            " the last bit (are digits left out, or is a choice written as arithmetic?); "
+        )
+    if found.systematic and found.rms < FORMULA_NAMED:
+        return "another formula (an approximation?): the error is a function of the output; "
+    if trial.distribution.startswith("edges") and found.max < WIDEST.half:
+        return (
+            "digits are lost for some numbers: do terms cancel there (log(x + sqrt(x^2 + 1)) for"
+            " negative x: of |x|, with x's sign; log1p, expm1)?; "
+        )
+    return _right_elsewhere(trial)
 
 
 def _of_non_finite(

@@ -40,6 +40,7 @@ from kernels_eval.protocol import (
     ForgetTrial,
     Gradients,
     LeaveOut,
+    LeftOut,
     LoadTask,
     ModelSpec,
     PackedValues,
@@ -103,7 +104,7 @@ class ReferenceProcess:
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
-        self._draws: dict[str, int] = {}
+        self._few_terms: dict[str, LeftOut] = {}
         self._precision = ""
         self._gradients: Gradients | None = None
         self._effects: SideEffects | None = None
@@ -285,15 +286,15 @@ class ReferenceProcess:
     def used_statistics(self) -> list[list[int]]:
         return self.loaded.statistics if self.loaded.statistics and self.weights_matter([]) else []
 
-    def draws_of_few_terms(self, kind: str) -> int:
-        """How many draws of inputs show what is left out, or of few digits; 0 where the task has no
-        long sum (or maximum), or no inputs show it.
+    def few_terms(self, kind: str) -> LeftOut:
+        """What shows that a term is left out, or of few digits; no draws where the task has no long
+        sum (or maximum), or no inputs show it.
         """
-        if kind not in self._draws:
-            self._draws[kind] = next(self._telling_draws(kind), 0)
-        return self._draws[kind]
+        if kind not in self._few_terms:
+            self._few_terms[kind] = next(self._telling_terms(kind), LeftOut())
+        return self._few_terms[kind]
 
-    def _telling_draws(self, kind: str) -> Iterator[int]:
+    def _telling_terms(self, kind: str) -> Iterator[LeftOut]:
         asked = FEW_TERMS_KINDS[kind]
         terms = asked.terms if self.output_precision in MANTISSA else asked.half
         any_number = self.expected.task.domains[0] == DOMAINS[0]
@@ -306,7 +307,7 @@ class ReferenceProcess:
             if not found.length:
                 return
             if found.less and self.gates.judge(found.less) is not Reason.OK:
-                yield found.draws
+                yield found
 
     @property
     def output_precision(self) -> str:

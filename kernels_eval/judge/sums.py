@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 
-from kernels_eval.config import MOST_DRAWS, SCREEN_DRAWS, TIMED_INPUT_BYTES
+from kernels_eval.config import LEFT_OUT_SHARE, MOST_DRAWS, SCREEN_DRAWS, TIMED_INPUT_BYTES
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.explanation import errors_of
 from kernels_eval.judge.messages import Stop
@@ -20,6 +20,7 @@ from kernels_eval.protocol import (
     LONE_TERMS,
     UNIT_FACTORS,
     CompareSums,
+    Comparison,
 )
 from kernels_eval.records import Reason
 
@@ -32,6 +33,12 @@ WHAT = {
     LARGEST: "the largest or smallest element is not that of all (are some left out?)",
 }
 
+LOSES_DIGITS = (
+    "a long sum loses digits, though none of its terms: a variance as E[x^2] - E[x]^2 cancels"
+    " (subtract the mean before squaring, or use Welford's updates), and plain addition loses what"
+    " is small beside its sum (add in blocks)"
+)
+
 
 def compare_sums(process: CandidateProcess) -> None:
     """Compare a candidate where the task has a long sum or a maximum; a screening, on fewer draws.
@@ -42,7 +49,7 @@ def compare_sums(process: CandidateProcess) -> None:
 
 
 def _compare_terms(process: CandidateProcess, kind: str) -> None:
-    left, most = process.reference.draws_of_few_terms(kind), _most_draws(process)
+    left, most = process.reference.few_terms(kind).draws, _most_draws(process)
     if process.config.level == "screen" or kind != LARGEST:
         left = min(left, most)  # a draw tells one place of each maximum, and of a sum many
     while left > 0:
@@ -61,6 +68,7 @@ def _compare_draws(process: CandidateProcess, kind: str, count: int) -> None:
     rounds.report(rounds.run())
     compared = reference.request(CompareSums(kind=kind, seeds=seeds))
     reference.end_timing()
+    less = reference.few_terms(kind).less
     trial = Trial(kind, reference.trials[0].row, seeds[0], distribution=kind)
     for found in compared.found:
         outcome = judge_terms(found, kind, reference.gates.loosest)
@@ -68,8 +76,15 @@ def _compare_draws(process: CandidateProcess, kind: str, count: int) -> None:
         if outcome is not Reason.OK and not noted:
             raise Stop(
                 Reason.NON_FINITE if outcome is Reason.NON_FINITE else Reason.WRONG_OUTPUT,
-                f"{WHAT[kind]}; {errors_of(trial, found)}",
+                f"{what_is_wrong(found, kind, less)}; {errors_of(trial, found)}",
             )
+
+
+def what_is_wrong(found: Comparison, kind: str, less: Comparison | None) -> str:
+    """`less`: the errors of an answer without one term."""
+    if kind == FEW_TERMS and less and found.max < LEFT_OUT_SHARE * less.max:
+        return LOSES_DIGITS
+    return WHAT[kind]
 
 
 def _most_draws(process: CandidateProcess) -> int:

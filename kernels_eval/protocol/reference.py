@@ -102,8 +102,9 @@ class Comparison(Payload):
     but for `left_rms`. `lost_bits`: of fp32's mantissa, those that no element of the output has.
     `masks_match`: NaN and infinities are in the same places. `worst`: position
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
-    without floating-point type. `equals_trial` and `equals_answer` name other trials with this as
-    the expected, or the candidate's own, answer. `mutates_inputs` is of timed calls alone.
+    without floating-point type. `only_chosen`: the reference moves and chooses numbers, computes
+    none. `equals_trial` and `equals_answer` name other trials with this as the expected, or the
+    candidate's own, answer. `mutates_inputs` is of timed calls alone.
     `precision`: of the outputs that these errors are of, as `Gates` names it.
     """
 
@@ -128,6 +129,7 @@ class Comparison(Payload):
     systematic: bool = False
     worst: int = 0
     unequal: int = 0
+    only_chosen: bool = False
     uncleared: bool = False
     equals_trial: list[str] = []
     equals_answer: list[str] = []

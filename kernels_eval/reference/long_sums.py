@@ -71,6 +71,15 @@ EXACT |= set(
     relu abs neg max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d""".split()
 )
 """Operators that round nothing: other code chooses alike from the same values."""
+CHOOSING = EXACT | set(
+    """_to_copy _unsafe_view index_copy index_fill adaptive_max_pool3d hardtanh threshold
+    nan_to_num sign sgn copysign rot90""".split()
+)
+"""Operators whose results are numbers among their arguments, or constants; or lose digits."""
+STATISTICS = frozenset({"running_mean", "running_var"})
+"""Arguments that batch normalisation changes, though its schema does not say so."""
+PROGRESSIONS = frozenset("arange linspace logspace".split())
+"""Sources that compute what they make."""
 
 
 FP64_UNITS = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
@@ -83,6 +92,8 @@ class MadeWith(NamedTuple):
     """largest relative RMS error of adding the terms of one operator in order"""
     widest: float = 0.0
     """how wide the scatter of a 16-bit type may make a gate, of the coarsest that was rounded to"""
+    computed: bool = False
+    """whether any operator did more than move and choose numbers"""
 
 
 def _worst(*made: MadeWith) -> MadeWith:
@@ -127,7 +138,8 @@ class LongSums(TorchDispatchMode):
         if self.moving is None:
             before = _worst(self._numbers, self.made_with(args, given))
             result = function(*args, **given)
-            own = MadeWith(error, self._rounding(name, args, result))
+            computed = _computes(function, args, given, result)
+            own = MadeWith(error, self._rounding(name, args, result), computed)
             self._note(function, before, own, args, given, result)
             return result
         if not made:
@@ -151,6 +163,11 @@ class LongSums(TorchDispatchMode):
         memories = (_memory(x) for x in tree_leaves(values) if isinstance(x, Tensor))
         found = [self._by_memory.get(memory, MadeWith()) for memory in memories]
         return _worst(MadeWith(), *found)
+
+    def only_chosen(self, output: Tensor) -> bool:
+        """Whether its elements are numbers that were given: there is one right answer."""
+        known = _memory(output) in self._by_memory
+        return known and not _worst(self._numbers, self.made_with(output)).computed
 
     def _rounding(self, name: str, args: Values, result: object) -> float:
         """The gate of what an operator computes in 16 bits: an input that is cast is exact."""
@@ -177,7 +194,7 @@ class LongSums(TorchDispatchMode):
         named = zip((x.name for x in function._schema.arguments), args, strict=False)
         values = dict(named) | kwargs
         for each in function._schema.arguments:
-            if each.alias_info and each.alias_info.is_write:
+            if each.name in STATISTICS or (each.alias_info and each.alias_info.is_write):
                 self._keep(values.get(each.name), made, new=False)
         new = not any(x.alias_info for x in function._schema.returns)
         self._keep(result, made, new=new)
@@ -239,6 +256,36 @@ class LongSums(TorchDispatchMode):
 
 def _memory(x: Tensor) -> int:
     return x.untyped_storage()._cdata if x.layout == torch.strided else id(x)
+
+
+def _computes(function: OpOverload, args: Values, given: dict[str, object], result: object) -> bool:
+    """Whether an operator makes floats that are not among its arguments. What Python reads, it may
+    compute with.
+    """
+    name = operator_name(function)
+    names = (x.name for x in function._schema.arguments)
+    values = dict(zip(names, args, strict=False)) | given
+    made = [x for x in tree_leaves(result) if not isinstance(x, Tensor) or _has_digits(x)]
+    if function.is_view or not made:
+        return False
+    if name in SOURCES:
+        return name in PROGRESSIONS or isinstance(values.get("value"), Tensor)
+    adds = bool(values.get("accumulate")) or "reduce" in values
+    if adds or name not in CHOOSING:
+        return True
+    read = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor) and _has_digits(x)]
+    return not all(_holds(x, y) for x in made for y in read)
+
+
+def _has_digits(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _holds(made: object, read: Tensor) -> bool:
+    """Whether a result has room for all digits of an argument."""
+    if not isinstance(made, Tensor):
+        return False
+    return made.dtype == read.dtype or made.itemsize > read.itemsize
 
 
 def sequential_errors(terms: Tensor) -> tuple[float, float]:
@@ -320,7 +367,14 @@ def _losses(name: str, place: int, args: Values) -> Tensor | None:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    return torch.cat([rows, rows - rows.mean(1, keepdim=True)]).square()
+    """Squares, squares around the mean, and what Welford's updates add."""
+    squares = torch.cat([rows, rows - rows.mean(1, keepdim=True)]).square()
+    if rows.shape[1] > MOST_TERMS:
+        return squares
+    count = torch.arange(1, rows.shape[1] + 1, device=rows.device)
+    means = rows.cumsum(1, dtype=torch.float64) / count
+    updates = (rows - means) * (rows - torch.nn.functional.pad(means, (1, -1)))
+    return torch.cat([squares, updates.to(squares.dtype)])
 
 
 def _layer(name: str, args: Values) -> tuple[Tensor, list[int]]:

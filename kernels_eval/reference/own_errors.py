@@ -59,9 +59,9 @@ class OwnErrors:
         """
         found = [NO_ERROR] * len(reference)
         with suppress(*REFUSALS), LongSums() as sums:
-            made = map(sums.made_with, self.task.outputs(copied(inputs)))
-            named = [{"sequential_rms": each.error, "widest": each.widest} for each in made]
-            found = [NO_ERROR.model_copy(update=each) for each in named]
+            outputs = self.task.outputs(copied(inputs))
+            found = [_cost(sums, output) for output in outputs]
+            del outputs
             self.lengths |= Counter(
                 {
                     **dict.fromkeys((FEW_TERMS, LONE_TERMS), sums.length),
@@ -183,6 +183,17 @@ class OwnErrors:
 def both(one: Sequence[Comparison], other: Sequence[Comparison]) -> list[Comparison]:
     """The worst of two errors of each output."""
     return [merge(each) for each in zip(one, other, strict=True)]
+
+
+def _cost(sums: LongSums, output: Tensor) -> Comparison:
+    made = sums.made_with(output)
+    return NO_ERROR.model_copy(
+        update={
+            "sequential_rms": made.error,
+            "widest": made.widest,
+            "only_chosen": sums.only_chosen(output),
+        }
+    )
 
 
 def own_error(reference: Tensor, oracle: Tensor) -> Comparison:

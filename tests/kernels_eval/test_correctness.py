@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_eval.config import CorrectnessConfig
+from kernels_eval.judge.sums import what_is_wrong
 from kernels_eval.model.correctness import judge, merge
 from kernels_eval.model.inputs import flatten_outputs, load_module, make_inputs, plan_inputs
 from kernels_eval.model.measurement import close, least_mark, measure, row_differences, unlike
 from kernels_eval.model.weights import randomise_weights
+from kernels_eval.protocol import FEW_TERMS, Comparison
+from kernels_eval.records import Reason
 from kernels_eval.reference import long_sums
 from kernels_eval.reference.long_sums import LongSums
 
@@ -614,3 +617,55 @@ def test_a_gate_is_no_wider_than_what_tells_a_constant(error):
     measured = measure(actual, y.double(), y).model_copy(update={"sequential_rms": error})
     assert judge(measured) == "ok"
     assert judge(measured, loosest=error / 10) == "wrong_output"
+
+
+X, AT, MASK = torch.randn(8, 16), torch.tensor([3, 1, 3]), torch.rand(8, 16) < 0.5
+CHOSEN = {
+    "sort": lambda: X.sort().values,
+    "largest": lambda: X.amax(1),
+    "moved": lambda: torch.roll(X.t().reshape(4, -1).flip(0), 1),
+    "rows": lambda: X[AT],
+    "where": lambda: torch.where(X > 0.1, X, 0.1).clamp(-0.3, 0.7),
+    "filled": lambda: X.masked_fill(MASK, -1e9),
+    "one_hot": lambda: torch.nn.functional.one_hot(AT).float(),
+    "wider": lambda: X.double(),
+    "branch": lambda: torch.relu(X) if (X > 9).any() else X.neg(),
+}
+COMPUTED = {
+    "sum": lambda: X + 1,
+    "before": lambda: X.softmax(0).sort().values,
+    "narrower": lambda: X.bfloat16(),
+    "narrower_copy": lambda: torch.zeros(8, 16).half().copy_(X),
+    "added_at": lambda: torch.zeros(8, 16).index_put((AT,), X[:3], accumulate=True),
+    "read_by_python": lambda: torch.full((3,), 2 * X.amax().item()),
+    "filled_with": lambda: torch.empty(3).fill_(X.sum()),
+    "progression": lambda: torch.linspace(0, 1, 7),
+}
+
+
+def test_running_statistics_are_computed():
+    norm = torch.nn.BatchNorm1d(16)
+    with LongSums() as sums:
+        norm(X)
+    assert not any(map(sums.only_chosen, (norm.running_mean, norm.running_var)))
+
+
+@pytest.mark.parametrize("name", [*CHOSEN, *COMPUTED])
+def test_tells_outputs_that_are_only_moved_and_chosen(name):
+    with LongSums() as sums:
+        output = (CHOSEN | COMPUTED)[name]()
+    assert sums.only_chosen(output) == (name in CHOSEN)
+
+
+@pytest.mark.parametrize(("error", "reason"), [(3e-9, Reason.OK), (3e-7, Reason.WRONG_OUTPUT)])
+def test_what_is_only_chosen_is_the_references_to_the_last_bit(error, reason):
+    measured = Comparison(rms=error, max=error, reference_rms=0.0, reference_max=4e-9)
+    assert judge(measured) is Reason.OK
+    assert judge(measured.model_copy(update={"only_chosen": True})) is reason
+
+
+@pytest.mark.parametrize(("error", "text"), [(2e-5, "loses digits"), (0.2, "not of all")])
+def test_a_small_error_of_few_terms_is_no_term_left_out(error, text):
+    less = Comparison(rms=0.07, max=0.5, reference_rms=0.0)
+    found = Comparison(rms=error, max=error, reference_rms=0.0)
+    assert text in what_is_wrong(found, FEW_TERMS, less)

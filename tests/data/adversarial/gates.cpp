@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 static float shortened(float value, unsigned bits) {
@@ -13,6 +14,39 @@ torch::Tensor shortened_affine(torch::Tensor x, int64_t bits) {
   auto out = affine(x);
   float* b = out.data_ptr<float>();
   for (int64_t i = 0; i < out.numel(); ++i) b[i] = shortened(b[i], (unsigned)bits);
+  return out;
+}
+// Each row in order of its numbers' upper bits.
+torch::Tensor in_order(torch::Tensor x, int64_t dropped) {
+  auto out = x.clone();
+  const int64_t length = x.size(1);
+  auto key = [=](float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, 4);
+    return (word ^ ((word >> 31) ? 0xffffffffu : 0x80000000u)) >> dropped;
+  };
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    float* row = out.data_ptr<float>() + i * length;
+    std::stable_sort(row, row + length, [&](float a, float b) { return key(a) < key(b); });
+  }
+  return out;
+}
+torch::Tensor within(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float value = (float)x.data_ptr<at::BFloat16>()[i];
+    out.data_ptr<at::BFloat16>()[i] = value < -0.3f ? -0.3f : value > 0.1f ? 0.1f : value;
+  }
+  return out;
+}
+// As much above -0.3 as x is, in 8 bits: (x + 0.3) - 0.3.
+torch::Tensor within_by_arithmetic(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float value = (float)x.data_ptr<at::BFloat16>()[i] + 0.3f;
+    const at::BFloat16 above = value < 0.0f ? 0.0f : value > 0.4f ? 0.4f : value;
+    out.data_ptr<at::BFloat16>()[i] = (float)above - 0.3f;
+  }
   return out;
 }
 // x y^T of factors with so many bits of mantissa; a share of each output's size is added.

@@ -48,6 +48,11 @@ torch::Tensor softplus(torch::Tensor x, bool stable) {
     return stable ? std::max(v, 0.0f) + std::log1p(std::exp(-std::fabs(v))) : std::log(1.0f + std::exp(v));
   });
 }
+torch::Tensor inverse_sinh(torch::Tensor x, bool stable) {
+  return each_value(x, [=](float v) {
+    return stable ? std::asinh(v) : std::log(v + std::sqrt(v * v + 1.0f));
+  });
+}
 torch::Tensor log_of_sigmoid(torch::Tensor x, bool stable) {
   return each_value(x, [=](float v) {
     return stable ? std::min(v, 0.0f) - std::log1p(std::exp(-std::fabs(v))) : std::log(1.0f / (1.0f + std::exp(-v)));
@@ -98,16 +103,20 @@ torch::Tensor norm_two_passes_by_tree(torch::Tensor x) {
     for (int i = 0; i < 32; ++i) variance += squares[i] / n;
   });
 }
-torch::Tensor norm_welford(torch::Tensor x) {
-  return normalised(x, [](const float* a, int64_t n, float& mean, float& variance) {
+// Without each so many-th number (0: of all).
+torch::Tensor norm_welford_of(torch::Tensor x, int64_t without) {
+  return normalised(x, [=](const float* a, int64_t n, float& mean, float& variance) {
+    int64_t count = 0;
     for (int64_t j = 0; j < n; ++j) {
+      if (without && j % without == 0) continue;
       const float delta = a[j] - mean;
-      mean += delta / (float)(j + 1);
+      mean += delta / (float)++count;
       variance += delta * (a[j] - mean);
     }
-    variance /= n;
+    variance /= count;
   });
 }
+torch::Tensor norm_welford(torch::Tensor x) { return norm_welford_of(x, 0); }
 torch::Tensor log_sum_exp(torch::Tensor x, bool shifted) {
   auto in = x.contiguous();
   auto out = torch::empty({in.size(0)}, in.options());

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, MOST_FORMS
@@ -348,15 +349,16 @@ class ModelRunner:
         with torch.no_grad():
             for index, values in enumerate(sets):
                 output = model(*values)
-                leaves, structure = flatten_outputs(output)
-                layout = max(layout, layout_of(leaves, [values, kept[-1:]], weights))
-                plain = all(type(x) is Tensor for x in leaves) and plain_containers(output)
-                form = structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves)
-                forms.setdefault(form if plain else index, (output, leaves, structure))
-                if not request.at_once:
-                    kept.append(leaves)
-                elif plain:
-                    write(into, [leaves], skipped=index)
+                with DisableTorchFunction():  # a candidate's default device would slow this down
+                    leaves, structure = flatten_outputs(output)
+                    layout = max(layout, layout_of(leaves, [values, kept[-1:]], weights))
+                    plain = all(type(x) is Tensor for x in leaves) and plain_containers(output)
+                    form = structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves)
+                    forms.setdefault(form if plain else index, (output, leaves, structure))
+                    if not request.at_once:
+                        kept.append(leaves)
+                    elif plain:
+                        write(into, [leaves], skipped=index)
             described_forms = [
                 described(*form, layout=layout) for form in list(forms.values())[:MOST_FORMS]
             ]

@@ -223,8 +223,9 @@ float64, too, and a kernel that is exact there, as from logits, would differ fro
 any precision."""
 VARIED_SHARE = 1 / 8
 """Of a mask of ones, how many elements are 0 where that varies. A choice."""
-LARGE_INTEGER = 2**31
-"""What is added to some integers that flow into arithmetic alone: they fit into no 32 bits."""
+LARGE_INTEGER = 2**28
+"""Up to which some integers are enlarged that flow into arithmetic alone: fp32 does not hold all of
+these, and 32 bits hold them and a few such added up. A choice."""
 ITERATIONS = 16
 """Calls of one operator from which on a task without weights iterates. A choice."""
 MOVED_SHARE = 1 / 16
@@ -427,9 +428,10 @@ fp32, a thirtieth of what TF32 costs (2.9e-4, K = 4096)."""
 HARD_GATES = Gates(fp64=0.1, fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
 """On hard inputs. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
 passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
-EXACT_SHARE = 1e-3
-"""Of the gate of its precision, how far numbers may be off that the reference only moves and
-chooses: fast math clears those below the smallest normal one. A choice."""
+EXACT_GATES = Gates(fp64=2**-52, fp32=2**-23)
+"""Of numbers that the reference only moves and chooses: what four roundings cost, as every gate of
+fp16 and bf16 is. A choice that is written as arithmetic, b + (a - b), errs by 3e-8 to 5e-8 in fp32,
+a sort by 26 bits by 4e-7."""
 E4M3_GATE = 0.06
 """Gate of outputs in float8_e4m3fn: half a unit in the last place. The RMS error of one rounding is
 at most 0.036 (relative spacing of 2^-3 / sqrt(12))."""

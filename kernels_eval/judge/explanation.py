@@ -104,8 +104,8 @@ def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess)
     computed = found.model_copy(update={"only_chosen": False})
     if found.only_chosen and process.reference.judge(computed, trial) is Reason.OK:
         return (
-            "the reference moves and chooses numbers, and computes none: each must be its own, to"
-            " the last bit (are digits left out, or is a choice written as arithmetic?); "
+            "the reference moves and chooses numbers, and computes none: they must be its own, but"
+            " for a few roundings (are digits left out?); "
         )
     if found.systematic and found.rms < FORMULA_NAMED:
         return "another formula (an approximation?): the error is a function of the output; "
@@ -205,7 +205,7 @@ def _right_elsewhere(trial: Trial) -> str:
     if trial.name == RARE:
         return (
             "right only for arguments without what these have: a probability of 0, a row that is"
-            " masked whole, integers that are negative or beyond 32 bits; "
+            " masked whole, integers up to 2^28; "
         )
     if trial.earlier_seeds:
         return (

@@ -11,7 +11,7 @@ from kernels_eval.config import (
     APPROXIMATION_RMS,
     DOWNCAST_SPREAD,
     ELEMENT_FACTOR,
-    EXACT_SHARE,
+    EXACT_GATES,
     FORMULA_LEFT,
     GATES,
     HARD_GATES,
@@ -113,8 +113,8 @@ def judge(
     if precision in MANTISSA and measured.lost_bits and measured.rms <= WIDEST.bf16:
         return Reason.PRECISION_DOWNCAST
     # what computes nothing has one answer; constants in float64 are others than the reference's
-    least_error = max(measured.reference_max, EXACT_SHARE * GATES.of(precision))
-    exact = not measured.only_chosen or measured.max <= least_error
+    roundings = EXACT_GATES.of(precision) * base / GATES.of(precision)
+    exact = not measured.only_chosen or measured.rms <= max(measured.reference_rms, roundings)
     if measured.rms <= gate and measured.max <= elementwise:
         most = max(MOST_WRONG_SHARE, REFERENCE_FACTOR * measured.reference_wrong_share)
         of_slice = max(MOST_WRONG_SLICE, REFERENCE_FACTOR * measured.reference_wrong_slice)

@@ -50,12 +50,13 @@ WRAPS = re.compile(r"^reads (_unsafe_|_)?(index|index_put|index_put_impl)\.indic
 BOUNDED = re.compile(r"\.(index|indices|targets?)$|^(one_hot|bincount)\.")
 """Operators that refuse integers out of bounds, a GPU's by ending the process."""
 ARITHMETIC = re.compile(
-    r"^(reads )?(add|sub|rsub|neg|abs|div|floor_divide|remainder|fmod|gcd|sum|_to_copy|clone|detach"
+    r"^(reads )?(add|sub|rsub|neg|abs|div|floor_divide|remainder|fmod|gcd|_to_copy|clone|detach"
     r"|alias|view|_unsafe_view|_reshape_alias|expand|unsqueeze|squeeze|transpose|permute|select"
-    r"|slice|t)\."
+    r"|slice|t|clamp|clamp_min|clamp_max|cat|stack)\."
 )
-"""Operators that compute with integers of any size and sign: neither indices nor lengths. (Products
-could overflow.)"""
+"""Operators that compute with integers of any size: neither indices nor lengths. (Products and long
+sums could overflow.)"""
+WIDE_INTEGERS = (torch.int32, torch.int64)
 DIVISIONS = re.compile(r"^(div|floor_divide|remainder|fmod|gcd)\.")
 IGNORED = re.compile(r"ignore_index\s*=\s*(-?\d+)")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
@@ -241,7 +242,7 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
         and bool(reads)
         and all(map(WRAPS.search, reads)),
         also=_also(samples, uses, text),
-        rare="any_size" if samples[0].dtype.is_signed and _are_divided(uses) else "",
+        rare="large" if samples[0].dtype in WIDE_INTEGERS and _are_divided(uses) else "",
     )
 
 
@@ -465,12 +466,11 @@ def _full_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Te
     return rows[order].view(value.shape)
 
 
-def _any_size(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """One in eight is negative or, of 64 bits, too large for 32."""
-    share, other = _uniform(value, generator), -value
-    if value.dtype == torch.int64:
-        other = torch.where(share < VARIED_SHARE / 2, value + LARGE_INTEGER, other)
-    return torch.where(share < VARIED_SHARE, other, value)
+def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """One in eight is larger, of its sign: indices and counts are never negative."""
+    share, size = _uniform(value, generator), _uniform(value, generator) * LARGE_INTEGER
+    chosen = (share < VARIED_SHARE) & (value.abs() < LARGE_INTEGER)
+    return torch.where(chosen, value + value.sign() * size.to(value.dtype), value)
 
 
 def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
@@ -517,7 +517,7 @@ VARIATIONS_BY_DRAW: dict[str, dict[str, Variation]] = {
 RARE_FORMS: dict[str, Variation] = {
     "one_hot": _one_hot,
     "full_rows": _full_rows,
-    "any_size": _any_size,
+    "large": _large,
 }
 FORMS = VARIATIONS_BY_DRAW | {
     MOVED: {"moved": _moved, "tied": _moved},

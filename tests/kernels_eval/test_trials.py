@@ -215,7 +215,7 @@ FLAGS_SHAPES = {"shapes": "flag"}
     "rare, operators, parameters, wanted",
     [
         ("", ["torch.softmax"], [], []),
-        ("any_size", ["torch.Tensor.max"], [], [("rare", OUTPUTS)]),
+        ("large", ["torch.Tensor.max"], [], [("rare", OUTPUTS)]),
         ("full_rows", ["torch.Tensor.clamp_min", "torch.Tensor.div"], [], [("rare", OUTPUTS)]),
         ("full_rows", ["torch.Tensor.amax"], [], [("rare", LAST)]),
         ("full_rows", ["torch.nn.functional.softmax"], [], [("rare", LAST)]),

@@ -39,6 +39,14 @@ torch::Tensor within(torch::Tensor x) {
   }
   return out;
 }
+torch::Tensor larger_by_arithmetic(torch::Tensor x, torch::Tensor y) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float a = x.data_ptr<float>()[i], b = y.data_ptr<float>()[i];
+    out.data_ptr<float>()[i] = b + ((a - b) > 0 ? a - b : 0);
+  }
+  return out;
+}
 // As much above -0.3 as x is, in 8 bits: (x + 0.3) - 0.3.
 torch::Tensor within_by_arithmetic(torch::Tensor x) {
   auto out = torch::empty_like(x);

@@ -132,8 +132,8 @@ torch::Tensor remainders(torch::Tensor x, torch::Tensor y, bool narrow) {
     return r && ((r < 0) != (b < 0)) ? r + b : r;
   });
 }
-torch::Tensor quotients(torch::Tensor x, torch::Tensor y, bool positive) {
-  if (positive) return each_pair(x, y, [](int64_t a, int64_t b) { return a / b; });
+torch::Tensor quotients(torch::Tensor x, torch::Tensor y, bool in_fp32) {
+  if (in_fp32) return each_pair(x, y, [](int64_t a, int64_t b) { return (int64_t)((float)a / b); });
   return each_pair(x, y, [](int64_t a, int64_t b) {
     return a / b - (a % b && (a < 0) != (b < 0));
   });

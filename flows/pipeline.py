@@ -49,7 +49,7 @@ def run_line(config: PipelineConfig) -> LineResult:
     trained = train_adapter(config, refreshed.tasks, refreshed.curated)
     benchmarked = benchmark_models(config, trained)
     report = write_report(config, refreshed, trained, benchmarked)
-    create_markdown_artifact("report", report.markdown, "What this run found")
+    create_markdown_artifact("report", report.markdown, "The report of this run")
     run_id = track(run_record, config, refreshed, trained, benchmarked, report)
     show_scores(scores_of(benchmarked.scores))
     made = {"adapter and training log": trained, "scores": benchmarked.scores}

@@ -154,7 +154,7 @@ class VerdictsForm(Form):
     """Which verified candidates a search begins with."""
 
     snapshot: str = _fingerprint(
-        "Fingerprint of the verification snapshot", "the newest of sampled candidates"
+        "Fingerprint of the verification snapshot", "the newest of sampled training candidates"
     )
 
 

@@ -59,12 +59,16 @@ def begun_with(
     config: PipelineConfig, name: str | None
 ) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef, SnapshotRef]:
     """(configuration, verdicts, candidates, tasks) of a search: the named verdicts (a fingerprint
-    under the root, or a directory), else the newest finished ones of sampled candidates. Raises
-    UsageError where one is missing."""
+    under the root, or a directory), else the newest finished ones of sampled candidates, those of
+    training tasks first. Raises UsageError where one is missing."""
     if name:
         found = [find_snapshot(config.root, name, VERIFICATION).open()]
     else:
-        found = newest_first(config.root, VERIFICATION)
+        # the benchmark's answers are verified last, and their tasks are held out
+        found = sorted(
+            newest_first(config.root, VERIFICATION),
+            key=lambda each: each.above("training-tasks") is None,
+        )
     for snapshot in found:
         candidates = snapshot.above(*SOURCES, *([confirm.IMPROVED] if name else ()))
         tasks = snapshot.above("training-tasks", "tasks")

@@ -49,6 +49,16 @@ def test_verdicts_of_a_search_are_not_where_the_next_one_begins(tmp_path):
     assert list(named[1:]) == found
 
 
+def test_a_search_begins_with_training_tasks_not_with_the_benchmarks_later_answers(tmp_path):
+    trained = Planted(tmp_path, stage="training-tasks")
+    held_out = Planted(tmp_path)
+    ages = [each.open().manifest["created_at"] for each in (trained.verdicts, held_out.verdicts)]
+    assert ages == sorted(ages)
+    config = PipelineConfig(root=str(tmp_path))
+    assert begun_with(config, None)[1] == trained.verdicts
+    assert begun_with(config, held_out.verdicts.fingerprint)[1] == held_out.verdicts
+
+
 def test_without_verdicts_there_is_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="no finished verdicts with their candidates"):
         begun_with(PipelineConfig(root=str(tmp_path)), None)

@@ -79,13 +79,13 @@ def judge_of(pool, kind=verification.Verification):
 class Planted:
     """A root with tasks and verified candidates, among which is searched."""
 
-    def __init__(self, root, tasks=2, **changes):
+    def __init__(self, root, tasks=2, stage="tasks", **changes):
         self.root = str(root)
         known = [
             KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"class Model: n = {n}")
             for n in range(tasks)
         ]
-        given = Snapshot(self.root, "tasks", "t")
+        given = Snapshot(self.root, stage, stage.replace("tasks", "t"))
         given.append([task.model_dump(mode="json") for task in known], TASKS)
         self.tasks = given.publish(config={}).ref
         rows = [
@@ -103,7 +103,7 @@ class Planted:
             for task in known
             for number in range(2)
         ]
-        asked = Snapshot(self.root, "synthesis", "c")
+        asked = Snapshot(self.root, "synthesis", stage.replace("tasks", "c"))
         asked.append([row | {"request_key": row["candidate_id"]} for row in rows], CANDIDATES)
         self.candidates = asked.publish(config={}).ref
         self.verdicts = self.verified(self.candidates, PlantedPool(), VerificationConfig())

@@ -109,12 +109,16 @@ def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess)
         )
     if found.systematic and found.rms < FORMULA_NAMED:
         return "another formula (an approximation?): the error is a function of the output; "
-    if trial.distribution.startswith("edges") and found.max < WIDEST.half:
+    if _has_edges(trial) and found.max < WIDEST.half:
         return (
             "digits are lost for some numbers: do terms cancel there (log(x + sqrt(x^2 + 1)) for"
             " negative x: of |x|, with x's sign; log1p, expm1)?; "
         )
     return _right_elsewhere(trial)
+
+
+def _has_edges(trial: Trial) -> bool:
+    return trial.distribution.startswith("edges")
 
 
 def _of_non_finite(
@@ -213,8 +217,8 @@ def _right_elsewhere(trial: Trial) -> str:
             " to call, which its outputs tell of; "
         )
     if trial.weights_seed is None:
-        has_edges = trial.distribution.startswith("edges")
-        return "is it wrong for halves, thresholds or rows of zeros alone? " if has_edges else ""
+        edges = "is it wrong for halves, thresholds or rows of zeros alone? "
+        return edges if _has_edges(trial) else ""
     return (
         "right with the weights of the earlier calls (are some kept since then, or in another order"
         " than the reference's parameters of their shape?); "

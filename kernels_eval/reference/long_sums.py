@@ -191,8 +191,7 @@ class LongSums(TorchDispatchMode):
         made = own if name in SOURCES else _worst(own, before)
         if name == "_local_scalar_dense":
             self._numbers = made
-        named = zip((x.name for x in function._schema.arguments), args, strict=False)
-        values = dict(named) | kwargs
+        values = _named(function, args, kwargs)
         for each in function._schema.arguments:
             if each.name in STATISTICS or (each.alias_info and each.alias_info.is_write):
                 self._keep(values.get(each.name), made, new=False)
@@ -258,13 +257,18 @@ def _memory(x: Tensor) -> int:
     return x.untyped_storage()._cdata if x.layout == torch.strided else id(x)
 
 
+def _named(function: OpOverload, args: Values, kwargs: dict[str, object]) -> dict[str, object]:
+    """An operator's arguments by name; defaults are left out."""
+    names = (x.name for x in function._schema.arguments)
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
 def _computes(function: OpOverload, args: Values, given: dict[str, object], result: object) -> bool:
     """Whether an operator makes floats that are not among its arguments. What Python reads, it may
     compute with.
     """
     name = operator_name(function)
-    names = (x.name for x in function._schema.arguments)
-    values = dict(zip(names, args, strict=False)) | given
+    values = _named(function, args, given)
     made = [x for x in tree_leaves(result) if not isinstance(x, Tensor) or _has_digits(x)]
     if function.is_view or not made:
         return False

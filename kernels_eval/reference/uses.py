@@ -145,10 +145,14 @@ def with_choices(plan: InputPlan, task: TaskModel, outputs: Outputs, seed: int) 
     values, others = ([x for x in each if x.is_floating_point()] for each in (first, last))
     told = bool(last) and same_all(again, last) and all_close(values, others, REPEATABLE_RTOL)
     notes = [
-        note.model_copy(update={"varied": "tied" if told and free else note.varied, "rare": rare})
+        note.model_copy(
+            update={
+                "varied": "tied" if told and free else note.varied,
+                "rare": "" if note.rare == "one_hot" else note.rare,
+            }
+        )
         for note in plan.notes
         for free in [note.varied == "moved" and not note.keeps]
-        for rare in [note.rare if note.rare != "one_hot" else ""]
     ]
     return plan.model_copy(update={"distinct": True, "notes": notes})
 

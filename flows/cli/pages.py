@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.cli.render import Json, clean_line, label, render
 from tasks.progress import duration
-from tasks.reporting.text import moment, plural
+from tasks.reporting.text import interval, moment, p_value, plural
 
 ROW_COLUMNS = 8
 """Most columns of a snapshot's rows that are shown, of those that tell the rows apart."""
@@ -124,3 +124,42 @@ def of_morning(data: Json) -> str:
     }
     shown = {name: value for name, value in told.items() if value}
     return "\n".join([f"{clean_line(began)}: {clean_line(data['headline'])}", "", render(shown)])
+
+
+def of_ablation(data: Json) -> str:
+    """Which strategy won, and what became of the branches."""
+    branches: list[Json] = data["branches"]
+    done = sum(branch["state"] == "done" for branch in branches)
+    took = duration(data["seconds"])
+    headline = f"{data['name']}: {done:,} of {len(branches):,} branches done in {took}"
+    shown = {
+        "strategies": [_strategy(row) for row in data["strategies"]],
+        "branches": [
+            {name: branch[name] for name in ("name", "state", "rows", "loss_last", "error")}
+            for branch in branches
+        ],
+        "cautions": data["cautions"],
+        "comparison": data["comparison"],
+        "directory": data["directory"],
+        "mlflow_run": data["mlflow_run"],
+        "tracking_uri": data["mlflow_run"] and data["tracking_uri"],
+    }
+    page = render({name: value for name, value in shown.items() if value})
+    return "\n".join([clean_line(headline), "", page])
+
+
+def _strategy(row: Json) -> Json:
+    def of(name: str, form: str = "%") -> str:
+        lower, upper = (row.get(f"{name}_{end}") for end in ("lower", "upper"))
+        return interval(row.get(name), lower, upper, f".1{form}")
+
+    against = row.get("baseline")
+    return {
+        "strategy": row["name"],
+        "seeds": row["seeds"],
+        "rows": row["rows"],
+        "Exec@1": of("exec_at_1"),
+        "fast_1@1": of("fast_1_at_1"),
+        "points_of_exec": f"{of('difference', 'p')} against {against}" if against else None,
+        "p_holm": p_value(row.get("p_holm")),
+    }

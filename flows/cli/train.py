@@ -10,6 +10,7 @@ from typing import Literal
 import typer
 from typer import Option
 
+from flows.cli import pages
 from flows.cli.common import INTERRUPTED, Curated, Group, Json, Root, command, setting
 from kernels_eval.errors import UsageError
 
@@ -97,7 +98,7 @@ def reinforce(
     return summary | {"seconds": progress.seconds, "mlflow": run_id}
 
 
-@command(Group.TRAIN, needs=["train"], succeeded="complete")
+@command(Group.TRAIN, needs=["train"], succeeded="complete", page=pages.of_ablation)
 def ablate(
     *,
     profile: str | None = Option(

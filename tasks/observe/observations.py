@@ -227,10 +227,19 @@ def _findings_of_thirds(thirds: tuple[Json, ...]) -> Iterator[Finding]:
 
 
 def _sentences(found: Observations) -> Iterator[str]:
-    odds = found.estimate("odds_ratio_within_tasks").shown(".2f")
-    yield f"Longer by one standard deviation within a task: odds of being correct times {odds}."
-    rho = found.estimate("spearman_of_length_and_speedup").shown(".2f")
-    yield f"Length and speedup of correct samples: Spearman {rho}."
+    odds = found.estimate("odds_ratio_within_tasks")
+    yield (
+        "Longer by one standard deviation within a task: odds of being correct times"
+        f" {odds.shown('.2f')}."
+        if odds.value is not None
+        else f"Length against correctness within a task is not known: {odds.why_not}."
+    )
+    rho = found.estimate("spearman_of_length_and_speedup")
+    yield (
+        f"Length and speedup of correct samples: Spearman {rho.shown('.2f')}."
+        if rho.value is not None
+        else f"Length against speedup is not known: {rho.why_not}."
+    )
     if not found.thirds:
         yield f"{plural(found.tasks, 'task')}: too few to divide by average reasoning length."
         return

@@ -20,6 +20,7 @@ from flows.ablation.plan import (
 from flows.ablation.records import sole_writer
 from flows.ablation.samples import samples_of
 from flows.cli.main import main
+from flows.cli.pages import of_ablation
 from kernels_eval.errors import UsageError
 from tasks.store import Snapshot
 from tasks.synthesis import sizing
@@ -372,6 +373,10 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
             table[name]["exec_at_1"] - table["concur"]["exec_at_1"]
         )
         assert 0 < table[name]["p_holm"] <= 1 and table[name]["baseline"] == "concur"
+    data = third.model_dump(mode="json")
+    page = of_ablation(data | data["ablation"] | {"seconds": 61.0, "tracking_uri": "sqlite:///m"})
+    assert page.splitlines()[0].endswith("branches done in 61 s")
+    assert all(name in page for name in (*STRATEGIES, "against concur", str(third.comparison)))
     assert (
         json.loads((Path(third.directory) / "ablation.json").read_text())["fingerprint"]
         == third.ablation.fingerprint

@@ -227,7 +227,7 @@ LARGE_INTEGER = 2**28
 """Up to which some integers are enlarged that flow into arithmetic alone: fp32 does not hold all of
 these, and 32 bits hold them and a few such added up. A choice."""
 ITERATIONS = 16
-"""Calls of one operator from which on a task without weights iterates. A choice."""
+"""Calls of one operator from which on a task iterates that has fewer weights. A choice."""
 MOVED_SHARE = 1 / 16
 """How far an element of timed inputs is from the declared one, at most, as a share of it. A
 choice."""

@@ -239,9 +239,9 @@ def has_rare_values(task: TaskFindings) -> bool:
 
 
 def iterates(task: TaskFindings) -> bool:
-    """Whether a task without weights calls one operator again and again."""
+    """Whether a task calls one operator again and again, more often than it has weights."""
     most = max(Counter(task.loaded.operators).values(), default=0)
-    return most >= ITERATIONS and not task.loaded.parameters
+    return most >= ITERATIONS and most > len(task.loaded.parameters)
 
 
 def sums_products(task: TaskFindings) -> bool:

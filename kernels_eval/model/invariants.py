@@ -474,16 +474,26 @@ def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor
 
 
 def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """Two blocks near the largest element, the rest near the least: what iterates converges slowly.
-    The blocks are not of one size: else they would be in balance at once.
+    """Two blocks near the largest element, the rest near the least, in an order of their own: what
+    iterates converges slowly. The blocks are not of one size: else they would be in balance at
+    once. Of a square matrix, rows and columns are in one order.
     """
     if value.dim() < 2:
         return value
     (rows, columns), device = value.shape[-2:], value.device
-    upper = 32 * torch.arange(rows, device=device) < 15 * rows
-    left = 2 * torch.arange(columns, device=device) < columns
+    left = torch.randperm(columns, generator=generator, device=device)
+    upper = left
+    if rows != columns:
+        upper = torch.randperm(rows, generator=generator, device=device)
+    alike = (32 * upper < 15 * rows)[:, None] == (2 * left < columns)
     least, largest = computable(value).aminmax()
-    return torch.where(upper[:, None] == left, largest, least) * 0.75 + value / 4
+    return torch.where(alike, largest, least) * 0.75 + value / 4
+
+
+def _likely_blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """The same of probabilities."""
+    drawn = _blocks(computable(value), generator, note)
+    return drawn / drawn.sum(-1, keepdim=True)
 
 
 def tied(value: Tensor) -> Tensor:
@@ -522,7 +532,7 @@ RARE_FORMS: dict[str, Variation] = {
 FORMS = VARIATIONS_BY_DRAW | {
     MOVED: {"moved": _moved, "tied": _moved},
     RARE: RARE_FORMS,
-    BLOCKS: {"moved": _blocks},
+    BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},
 }
 """What redraws an argument, by its note's form, where elements are not drawn from a
 distribution."""

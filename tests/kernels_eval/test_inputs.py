@@ -505,10 +505,20 @@ def test_a_mask_of_one_row_stays():
 def test_blocks_lie_within_the_declared_range():
     value = torch.randn(3, 32, 64)
     drawn = redrawn(value, note_of([value]), 5, BLOCKS)
-    upper = (drawn > 0)[:, :15, :32].all() and (drawn < 0)[:, :15, 32:].all()
-    lower = (drawn < 0)[:, 15:, :32].all() and (drawn > 0)[:, 15:, 32:].all()
-    assert bool(upper and lower)
     assert value.min() <= drawn.min() and drawn.max() <= value.max()
+    alike = drawn[0] > 0
+    assert torch.equal(alike, (drawn > 0)[2])
+    assert sorted(alike.unique(dim=0).sum(1).tolist()) == [32, 32] and len(alike.unique(dim=0)) == 2
+    assert sorted(set(alike.sum(0).tolist())) == [15, 17]
+    assert bool(alike[0].diff().any()) and not torch.equal(alike[0, :32], ~alike[0, 32:])
+
+
+def test_blocks_of_probabilities_are_probabilities_in_one_order():
+    value = torch.softmax(torch.randn(64, 64), -1)
+    drawn = redrawn(value, note_of([value]), 5, BLOCKS)
+    assert torch.allclose(drawn.sum(-1), torch.ones(64)) and drawn.min() >= 0
+    likely = drawn > 1 / 64
+    assert likely.diagonal().float().mean() > 0.9 and 0.4 < likely.float().mean() < 0.6
 
 
 def test_offsets_are_equal_once():

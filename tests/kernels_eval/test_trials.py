@@ -220,7 +220,8 @@ FLAGS_SHAPES = {"shapes": "flag"}
         ("full_rows", ["torch.Tensor.amax"], [], [("rare", LAST)]),
         ("full_rows", ["torch.nn.functional.softmax"], [], [("rare", LAST)]),
         ("", ["torch.add", *["torch.mm"] * 16], [], [("blocks", OUTPUTS)]),
-        ("", ["torch.mm"] * 16, [[4]], []),
+        ("", ["torch.mm"] * 16, [[4]], [("blocks", OUTPUTS)]),
+        ("", ["torch.mm"] * 16, [[4]] * 16, []),
     ],
 )
 def test_rare_values_are_drawn_where_a_task_may_be_given_them(rare, operators, parameters, wanted):

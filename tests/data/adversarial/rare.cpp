@@ -213,3 +213,16 @@ torch::Tensor balanced(torch::Tensor x, int64_t steps) {
   }
   return v.to(torch::kFloat);
 }
+
+torch::Tensor chain(torch::Tensor p, int64_t steps) {
+  const int64_t n = p.size(0);
+  const float* a = p.data_ptr<float>();
+  auto v = torch::full({n}, 1.0 / n, p.options()), w = torch::empty_like(v);
+  for (int64_t step = 0; step < steps; ++step, std::swap(v, w)) {
+    w.zero_();
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < n; ++j)
+        w.data_ptr<float>()[j] += v.data_ptr<float>()[i] * a[i * n + j];
+  }
+  return v;
+}

@@ -112,7 +112,8 @@ def _refuse_answer(
     trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess
 ) -> None:
     row = trial.row
-    if row.tolerated(_wrong(outcome, process, uncleared=found.uncleared)):
+    uncleared = found.uncleared and process.reference.clears_nan
+    if row.tolerated(_wrong(outcome, process, uncleared=uncleared)):
         process.draft.flags.append(row.flag)
     elif row.reason is None:
         # a changed default dtype, say, explains more than the wrong output it leads to

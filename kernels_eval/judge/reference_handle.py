@@ -26,7 +26,14 @@ from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.quarantine import degenerate
 from kernels_eval.judge.task_memory import TaskMemory
-from kernels_eval.judge.trials import VARIED, TaskFindings, Trial, TrialRow, sums_products
+from kernels_eval.judge.trials import (
+    VARIED,
+    TaskFindings,
+    Trial,
+    TrialRow,
+    clears_nan,
+    sums_products,
+)
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (
@@ -316,6 +323,10 @@ class ReferenceProcess:
     @property
     def sums_products(self) -> bool:
         return sums_products(self.expected.task)
+
+    @property
+    def clears_nan(self) -> bool:
+        return clears_nan(self.expected.task)
 
     @property
     def output_bytes(self) -> int:

@@ -93,7 +93,7 @@ class WrongAnswer:
     dead: bool
     """the candidate's process has ended"""
     uncleared: bool = False
-    """an output has NaN where the reference's has none at all"""
+    """an output has NaN where that of a task that asks for NaN has none at all"""
 
 
 Condition = Callable[[TaskFindings], bool]
@@ -223,7 +223,7 @@ def could_save_work(task: TaskFindings) -> bool:
 
 
 SENTINELS = re.compile(
-    r"softmax|logsumexp|attention|masked_fill|where|\.exp$|\.(a|arg)?(max|min)(imum)?$"
+    r"softmax|logsumexp|cross_entropy|attention|\.exp$|\.(a|arg)?(max|min)(imum)?$"
 )
 """Operators of torch for which masked elements may be a large number or an infinity: what is right
 for a row without others is a matter of taste."""
@@ -232,6 +232,14 @@ for a row without others is a matter of taste."""
 def has_sentinels(task: TaskFindings) -> bool:
     masks = any(note.rare == "full_rows" for note in task.loaded.plan.notes)
     return masks and any(map(SENTINELS.search, task.loaded.operators))
+
+
+CLEARING = re.compile(r"nan|isfinite|isinf|\.f(max|min)$")
+"""Operators of torch that ask for NaN, or drop it: others, `triu` say, drop it by chance."""
+
+
+def clears_nan(task: TaskFindings) -> bool:
+    return any(map(CLEARING.search, task.loaded.operators))
 
 
 def has_rare_values(task: TaskFindings) -> bool:

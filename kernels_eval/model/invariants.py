@@ -45,20 +45,20 @@ AS_DECLARED = re.compile(
     r"^_local_scalar_dense|\.(repeats|lengths|batch_sizes|(compressed|plain|row|col)_indices)$"
 )
 """Integers that decide the shapes of others, or depend on them."""
-WRAPS = re.compile(r"^reads (_unsafe_|_)?(index|index_put|index_put_impl)\.indices$")
+WRAPS = re.compile(r"^reads (take\.index|(_unsafe_|_)?(index|index_put|index_put_impl)\.indices)$")
 """Operators that count negative integers from the end."""
 BOUNDED = re.compile(r"\.(index|indices|targets?)$|^(one_hot|bincount)\.")
 """Operators that refuse integers out of bounds, a GPU's by ending the process."""
 ARITHMETIC = re.compile(
-    r"^(reads )?(add|sub|rsub|neg|abs|div|floor_divide|remainder|fmod|gcd|_to_copy|clone|detach"
+    r"^(reads )?(add|sub|rsub|neg|abs|div|floor_divide|remainder|fmod|gcd|lcm|_to_copy|clone|detach"
     r"|alias|view|_unsafe_view|_reshape_alias|expand|unsqueeze|squeeze|transpose|permute|select"
     r"|slice|t|clamp|clamp_min|clamp_max|cat|stack)\."
 )
 """Operators that compute with integers of any size: neither indices nor lengths. (Products and long
 sums could overflow.)"""
-WIDE_INTEGERS = (torch.int32, torch.int64)
-DIVISIONS = re.compile(r"^(div|floor_divide|remainder|fmod|gcd)\.")
-IGNORED = re.compile(r"ignore_index\s*=\s*(-?\d+)")
+DIVISIONS = re.compile(r"^(div|floor_divide|remainder|fmod|gcd|lcm)\.")
+IGNORED = re.compile(r"(?:ignore_index|padding_idx)\s*=\s*(-?\d+)")
+IGNORING = re.compile(r"nll_loss|embedding")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
 TRIANGULAR = re.compile(r"triangular|^tri[lu]\.")
 
@@ -242,18 +242,21 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
         and bool(reads)
         and all(map(WRAPS.search, reads)),
         also=_also(samples, uses, text),
-        rare="large" if samples[0].dtype in WIDE_INTEGERS and _are_divided(uses) else "",
+        rare="large" if _may_be_large(samples[0].dtype, uses) else "",
     )
 
 
-def _are_divided(uses: Collection[str]) -> bool:
-    """Whether integers flow into divisions, and into arithmetic alone."""
-    return all(map(ARITHMETIC.search, uses)) and any(map(DIVISIONS.search, uses))
+def _may_be_large(dtype: torch.dtype, uses: Collection[str]) -> bool:
+    """Whether integers flow into divisions, and into arithmetic alone that their type holds."""
+    divided = all(map(ARITHMETIC.search, uses)) and any(map(DIVISIONS.search, uses))
+    multiplied = any(use.startswith("lcm.") for use in uses)
+    return divided and (dtype is torch.int64 or (dtype is torch.int32 and not multiplied))
 
 
 def _also(samples: list[Tensor], uses: Collection[str], text: str) -> int | None:
-    """A number that integers may be, too: what a loss ignores, or none of what is counted."""
-    ignored = IGNORED.search(text) if any("nll_loss" in use for use in uses) else None
+    """A number that integers may be, too: what a loss or an embedding ignores, or none of what is
+    counted."""
+    ignored = IGNORED.search(text) if any(map(IGNORING.search, uses)) else None
     if ignored:
         return int(ignored[1])
     positive = all(bool((x > 0).all()) for x in samples)
@@ -454,11 +457,14 @@ def _one_hot(value: Tensor, generator: torch.Generator, note: InputNote) -> Tens
 
 
 def _full_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """The same elements: one row has the least ones, one the largest, the rest is shuffled."""
+    """The same elements: one row has the least ones, one the largest, the rest is shuffled. Of one
+    row, all are the least."""
     size = next((size for size in reversed(value.shape) if size > 1), 1)
-    if not 2 * size <= value.numel() <= MOST_SHUFFLED:
+    if value.numel() > MOST_SHUFFLED:
         return value
     rising = value.reshape(-1).sort().values
+    if value.numel() < 2 * size:
+        return rising[:1].expand(value.shape).contiguous()
     rest = rising[size:-size]
     order = torch.randperm(len(rest), generator=generator, device=value.device)
     rows = torch.cat([rising[:size], rising[-size:], rest[order]]).view(-1, size)

@@ -630,9 +630,12 @@ CHOSEN = {
     "one_hot": lambda: torch.nn.functional.one_hot(AT).float(),
     "wider": lambda: X.double(),
     "branch": lambda: torch.relu(X) if (X > 9).any() else X.neg(),
+    "scaled": lambda: (X / 3 * 0.37).sort().values,
 }
 COMPUTED = {
     "sum": lambda: X + 1,
+    "products": lambda: X * X,
+    "steps": lambda: torch.div(X, 0.3, rounding_mode="floor"),
     "before": lambda: X.softmax(0).sort().values,
     "narrower": lambda: X.bfloat16(),
     "narrower_copy": lambda: torch.zeros(8, 16).half().copy_(X),

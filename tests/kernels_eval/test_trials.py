@@ -247,7 +247,8 @@ def test_rare_values_are_drawn_where_a_task_may_be_given_them(rare, operators, p
         ("eval_mode", VARIED, "wrong_output", {}, ["wrong_in_eval_mode"]),
         ("non_finite", LAST, "non_finite", {}, ["non_finite_inputs_differ"]),
         ("non_finite", LAST, "exception", {}, ["non_finite_inputs_differ"]),
-        ("non_finite", LAST, "non_finite", {"uncleared": True}, "non_finite"),
+        ("non_finite", LAST, "non_finite", {"uncleared": True, "clears": True}, "non_finite"),
+        ("non_finite", LAST, "non_finite", {"uncleared": True}, ["non_finite_inputs_differ"]),
         ("non_finite", OUTPUTS, "non_finite", {}, "non_finite"),
         ("rare", OUTPUTS, "non_finite", {}, "non_finite"),
         ("rare", LAST, "non_finite", {}, ["full_masks_differ"]),
@@ -268,6 +269,7 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
         trials=[declared, trial],
         judge=lambda _, trial: Reason.OK if trial is declared else Reason(outcome),
         sums_products=products,
+        clears_nan=options.get("clears", False),
         expected=SimpleNamespace(oracle="float64"),
         loaded=SimpleNamespace(gradients=None, effects=None, layout=0),
     )

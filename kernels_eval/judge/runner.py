@@ -63,6 +63,7 @@ class Runner(Workplace):
         self._reference: ReferenceProcess | None = None
         self._compiled: CompiledReference | None = None
         self._medians: dict[str, float] = {}
+        """by code: tasks of files may share an id"""
         self._sanitizing: ForkServer | None = None
 
     @contextmanager
@@ -152,7 +153,7 @@ class Runner(Workplace):
 
     def drift_flags(self, task: KernelTask, timing: Timing) -> list[str]:
         """What a verdict notes about the machine: another speed than before, or lowered clocks."""
-        ratio = timing.reference_ms / self._medians.setdefault(task.task_id, timing.reference_ms)
+        ratio = timing.reference_ms / self._medians.setdefault(task.code, timing.reference_ms)
         flags = {
             f"reference_drift:{ratio:.2f}": not 1 / REFERENCE_DRIFT <= ratio <= REFERENCE_DRIFT,
             "clock_drift": abs(timing.drift) > MOST_DRIFT,

@@ -2,6 +2,7 @@
 nothing here runs a kernel or depends on the machine's speed."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.config import DECIDED_WIDTH, MOST_NS, PRECISE_PAIRS, TimingConfig
+from kernels_eval.config import DECIDED_WIDTH, MOST_NS, PRECISE_PAIRS, EvalConfig, TimingConfig
 from kernels_eval.judge.paired_timing import PairedClock
+from kernels_eval.judge.runner import Runner
 from kernels_eval.judge.timing import (
     ImplausibleTime,
     drift,
@@ -19,6 +21,7 @@ from kernels_eval.judge.timing import (
     wanted_width,
     widened,
 )
+from kernels_eval.records import KernelTask, Timing
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
 __all__ = ["scripted_time"]
@@ -330,3 +333,26 @@ def test_a_call_alone_bounds_those_that_share_their_work(reference_ns, rounds, b
     clock._round = lambda calls: next(scripted)
     assert clock._alone(reference_ns) == pytest.approx(bound)
     assert next(scripted, None) is None
+
+
+def test_tasks_of_one_name_have_reference_times_of_their_own():
+    runner = SimpleNamespace(_medians={}, config=EvalConfig())
+    one, other = (KernelTask(task_id="file/task", name="task", code=code) for code in "ab")
+    fast, slow = (
+        Timing(
+            reference_ms=ms,
+            candidate_ms=1,
+            speedup=ms,
+            speedup_lower=ms,
+            speedup_upper=ms,
+            pairs=99,
+            calls_per_sample=1,
+            clock_bound_ms=1,
+        )
+        for ms in (1, 9)
+    )
+    drifts = [
+        any(flag.startswith("reference_drift") for flag in Runner.drift_flags(runner, *each))
+        for each in ((one, fast), (other, slow), (one, slow))
+    ]
+    assert drifts == [False, False, True]

@@ -223,9 +223,9 @@ float64, too, and a kernel that is exact there, as from logits, would differ fro
 any precision."""
 VARIED_SHARE = 1 / 8
 """Of a mask of ones, how many elements are 0 where that varies. A choice."""
-LARGE_INTEGER = 2**28
+LARGE_INTEGER, LARGE_EXPONENT = 2**28, 16
 """Up to which some integers are enlarged that flow into arithmetic alone: fp32 does not hold all of
-these, and 32 bits hold them and a few such added up. A choice."""
+these, and 32 bits hold them and a few such added up; and those that are exponents. Choices."""
 ITERATIONS = 16
 """Calls of one operator from which on a task iterates that has fewer weights. A choice."""
 MOVED_SHARE = 1 / 16

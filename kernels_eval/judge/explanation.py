@@ -118,7 +118,7 @@ def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess)
 
 
 def _has_edges(trial: Trial) -> bool:
-    return trial.distribution.startswith("edges")
+    return trial.distribution.startswith(("edges", "ends"))
 
 
 def _of_non_finite(
@@ -209,7 +209,7 @@ def _right_elsewhere(trial: Trial) -> str:
     if trial.name == RARE:
         return (
             "right only for arguments without what these have: a probability of 0, a row that is"
-            " masked whole, integers up to 2^28; "
+            " masked whole, integers up to 2^28, exponents up to 16; "
         )
     if trial.earlier_seeds:
         return (
@@ -217,7 +217,7 @@ def _right_elsewhere(trial: Trial) -> str:
             " to call, which its outputs tell of; "
         )
     if trial.weights_seed is None:
-        edges = "is it wrong for halves, thresholds or rows of zeros alone? "
+        edges = "is it wrong for halves, thresholds, ends of a domain or rows of zeros alone? "
         return edges if _has_edges(trial) else ""
     return (
         "right with the weights of the earlier calls (are some kept since then, or in another order"

@@ -335,8 +335,9 @@ def other_shape(
 TRIALS = (
     TrialRow(DECLARED, required=True, screen=True),
     distribution("normal", screen=True),
-    # with numbers at which an answer may jump, and zero slices, where these suit the task
-    distribution("mixed", ("edges", "mixed")),
+    # with numbers at which an answer may jump, the ends of a domain and zero slices, where these
+    # suit the task
+    distribution("mixed", ("ends", "edges", "mixed")),
     # as declared but for a few elements: an answer that is kept for what looks alike shows
     distribution("impulse", same_seed=True),
     distribution("large", LARGE, hard=True, screen=True),

@@ -34,19 +34,25 @@ def drawn_from(
     plan: InputPlan | None = None,
 ) -> Tensor:
     """A tensor of the shape of `value`, in float32, from a distribution, in the domain that its
-    name ends with (`DOMAINS`). `plan`: what may vary about the task's inputs.
+    name ends with (`DOMAINS`); `ends`: its own ends are in it. `plan`: what may vary about the
+    task's inputs.
     """
     domain = domain_of(distribution)
     name = distribution.removesuffix(domain)
-    mixed = name in ("mixed", "edges")
+    mixed = name in ("mixed", "edges", "ends")
     drawn = _mixed(value, generator) if mixed else _drawn(value, generator, name)
     least, largest = _limits(value, domain)
     if domain == POSITIVE:
         drawn = drawn.abs() + 0.01
     elif domain:
         drawn = _folded(drawn if least < 0 else drawn.abs(), least, largest)
-    if name == "edges":
-        _set_edges(drawn, generator, least, largest, plan or InputPlan(notes=[], shapes={}))
+    plan = plan or InputPlan(notes=[], shapes={})
+    if name == "ends":
+        least, largest = math.nextafter(least, -math.inf), math.nextafter(largest, math.inf)
+    if name in ("edges", "ends"):
+        _set_edges(drawn, generator, least, largest, plan)
+    if name == "ends" and plan.singular and least < 0 < largest:
+        _set_slices(drawn, Random(generator.initial_seed()))
     return drawn
 
 
@@ -74,9 +80,8 @@ def _set_edges(
     largest: float,
     plan: InputPlan,
 ) -> None:
-    """Make some elements numbers at which an answer may jump, and one slice of each dimension
-    zero."""
-    device, random = drawn.device, Random(generator.initial_seed())
+    """Make some elements numbers at which an answer may jump."""
+    device = drawn.device
     scales = [1.0, *(x for x in plan.constants if x >= LEAST_SCALE)]
     halves = {x for half in HALVES for scale in scales for x in (half * scale, half / scale)}
     signed = {sign * x for x in {*EDGES, *halves, *plan.constants} for sign in (-1, 1)}
@@ -88,7 +93,11 @@ def _set_edges(
         drawn.view(-1)[at] = edges[
             torch.randint(len(edges), (count,), generator=generator, device=device)
         ]
-    for dim in range(drawn.dim()) if plan.singular and least < 0 < largest else ():
+
+
+def _set_slices(drawn: Tensor, random: Random) -> None:
+    """Make one slice of each dimension zero."""
+    for dim in range(drawn.dim()):
         if drawn.shape[dim] > 3:
             drawn.select(dim, random.randrange(drawn.shape[dim])).zero_()
 
@@ -100,7 +109,7 @@ def warm_up(value: Tensor) -> None:
         *BLOCKS[1:],
         "mixed",
         "impulse",
-        "edges",
+        "ends",
         "offset",
         "small",
         "singles",

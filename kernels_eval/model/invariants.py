@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import (
+    LARGE_EXPONENT,
     LARGE_INTEGER,
     MOST_SHUFFLED,
     MOVED_SHARE,
@@ -60,6 +61,7 @@ DIVISIONS = re.compile(r"^(div|floor_divide|remainder|fmod|gcd|lcm)\.")
 IGNORED = re.compile(r"(?:ignore_index|padding_idx)\s*=\s*(-?\d+)")
 IGNORING = re.compile(r"nll_loss|embedding")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
+EXPONENTS = re.compile(r"^(reads )?(pow\.exponent|(_to_copy|clone|detach)\.self)$")
 TRIANGULAR = re.compile(r"triangular|^tri[lu]\.")
 
 Keep = Callable[[Tensor, Tensor], Tensor]
@@ -242,15 +244,19 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
         and bool(reads)
         and all(map(WRAPS.search, reads)),
         also=_also(samples, uses, text),
-        rare="large" if _may_be_large(samples[0].dtype, uses) else "",
+        rare=_enlarged(samples[0].dtype, uses),
     )
 
 
-def _may_be_large(dtype: torch.dtype, uses: Collection[str]) -> bool:
-    """Whether integers flow into divisions, and into arithmetic alone that their type holds."""
+def _enlarged(dtype: torch.dtype, uses: Collection[str]) -> str:
+    """The form of integers that flow into divisions, and into arithmetic alone that their type
+    holds, or of exponents."""
+    if "reads pow.exponent" in uses and all(map(EXPONENTS.search, uses)):
+        return "exponents"
     divided = all(map(ARITHMETIC.search, uses)) and any(map(DIVISIONS.search, uses))
     multiplied = any(use.startswith("lcm.") for use in uses)
-    return divided and (dtype is torch.int64 or (dtype is torch.int32 and not multiplied))
+    fits = dtype is torch.int64 or (dtype is torch.int32 and not multiplied)
+    return "large" if divided and fits else ""
 
 
 def _also(samples: list[Tensor], uses: Collection[str], text: str) -> int | None:
@@ -448,8 +454,11 @@ def _with_other_integers(drawn: Tensor, generator: torch.Generator, note: InputN
 
 
 def _one_hot(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """One row is certain: its probabilities are 0, but for a 1."""
-    drawn = value.clone(memory_format=torch.contiguous_format)
+    """One row is certain: its probabilities are 0, but for a 1. In the others, one in eight is 0,
+    never the largest."""
+    kept = (_uniform(value, generator) >= VARIED_SHARE) | (value == value.amax(-1, keepdim=True))
+    drawn = (value * kept).contiguous()
+    drawn = drawn / drawn.sum(-1, keepdim=True)
     random, rows = Random(generator.initial_seed()), drawn.view(-1, value.shape[-1])
     row = rows[random.randrange(len(rows))].zero_()
     row[random.randrange(len(row))] = 1
@@ -474,8 +483,9 @@ def _full_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Te
 
 def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """One in eight is larger, of its sign: indices and counts are never negative."""
-    share, size = _uniform(value, generator), _uniform(value, generator) * LARGE_INTEGER
-    chosen = (share < VARIED_SHARE) & (value.abs() < LARGE_INTEGER)
+    most = LARGE_EXPONENT if note.rare == "exponents" else LARGE_INTEGER
+    share, size = _uniform(value, generator), _uniform(value, generator) * most
+    chosen = (share < VARIED_SHARE) & (value.abs() < most)
     return torch.where(chosen, value + value.sign() * size.to(value.dtype), value)
 
 
@@ -534,6 +544,7 @@ RARE_FORMS: dict[str, Variation] = {
     "one_hot": _one_hot,
     "full_rows": _full_rows,
     "large": _large,
+    "exponents": _large,
 }
 FORMS = VARIATIONS_BY_DRAW | {
     MOVED: {"moved": _moved, "tied": _moved},

@@ -411,8 +411,18 @@ def test_edges_are_halves_whole_numbers_and_constants_within_the_domain(domain):
     halves = [half * scale for half in (0.5, 1.5) for scale in (1.0, 0.25, 4.0)]
     for edge in (*EDGES[1:], *halves, 0.7):
         assert bool((drawn == edge).any()) == (edge < largest), edge
-    zeros = [bool((drawn == 0).all(dim).any()) for dim in (0, 1)]
-    assert zeros == [domain != "_positive"] * 2
+    assert not any(bool((drawn == 0).all(dim).any()) for dim in (0, 1))
+
+
+@pytest.mark.parametrize("domain, least", [("", -99), ("_positive", 0), ("_unit", 0)])
+def test_ends_of_a_domain_and_slices_of_zeros_are_in_ends_alone(domain, least):
+    value, generator = torch.rand(48, 64), torch.Generator().manual_seed(5)
+    drawn = drawn_from(value, generator, f"ends{domain}")
+    inner = drawn_from(value, generator, f"edges{domain}")
+    assert all(bool((drawn == 0).all(dim).any()) for dim in (0, 1))
+    assert bool((drawn == 1).any()) and bool((drawn >= least).all())
+    assert not domain or bool((inner > 0).all())
+    assert domain != "_unit" or (drawn.max() == 1 and inner.max() < 1)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +436,7 @@ def test_edges_are_halves_whole_numbers_and_constants_within_the_domain(domain):
 )
 def test_no_slice_is_zero_where_matrices_are_factored(text, singular):
     value = torch.randn(48, 64)
-    drawn = redrawn(value, note_of([value]), 5, "edges", plan_inputs([[value]], text=text))
+    drawn = redrawn(value, note_of([value]), 5, "ends", plan_inputs([[value]], text=text))
     assert bool((drawn == 0).all(0).any()) == singular
 
 
@@ -482,11 +492,20 @@ def test_only_integers_of_arithmetic_are_enlarged(uses, dtype, enlarged):
     assert drawn.dtype == dtype and float((drawn != value).float().mean()) < 1 / 4
 
 
-def test_one_row_of_probabilities_is_certain():
-    value = torch.softmax(torch.randn(4, 3, 16), -1)
+def test_one_row_of_probabilities_is_certain_and_others_have_zeros():
+    value = torch.softmax(torch.randn(4, 30, 16), -1)
     drawn = redrawn(value, note_of([value]), 5, RARE)
-    assert torch.allclose(drawn.sum(-1), torch.ones(4, 3))
-    assert int(drawn.eq(0).sum()) == 15 and int(drawn.ne(value).any(-1).sum()) == 1
+    assert torch.allclose(drawn.sum(-1), torch.ones(4, 30))
+    assert int((drawn == 1).sum()) == 1 and 0.05 < float((drawn == 0).float().mean()) < 0.2
+    assert int((drawn.argmax(-1) != value.argmax(-1)).sum()) <= 1
+
+
+@pytest.mark.parametrize("other, most", [("pow.self", 3), ("clone.self", 19)])
+def test_exponents_are_enlarged_little(other, most):
+    value = torch.arange(-2, 4).repeat(999)
+    note = note_of([value], {"pow.exponent", "reads pow.exponent", other})
+    drawn = redrawn(value, note, 5, RARE)
+    assert most - 3 <= int(drawn.max()) <= most and torch.equal(drawn.sign(), value.sign())
 
 
 @pytest.mark.parametrize("shape", [(12, 16), (12, 1, 16), (3, 4, 16, 1)])

@@ -27,7 +27,8 @@ SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
 ALL = [*OWN, "other_weights", "non_finite", *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
-IN_DOMAINS = [f"{x}{domain}" for domain in ("", "_positive", "_unit") for x in ("edges", "mixed")]
+MIXED = ("ends", "edges", "mixed")
+IN_DOMAINS = [f"{x}{domain}" for domain in ("", "_positive", "_unit") for x in MIXED]
 RIGHT = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
 WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 
@@ -110,7 +111,7 @@ def in_a_row(*counts):
         ({}, {"varies": False}, without(*OWN[1:7], "non_finite")),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
         ({"refused": ["offset"]}, {}, without("offset")),
-        ({"refused": ["edges_within", "mixed_within", *IN_DOMAINS]}, {}, without("mixed")),
+        ({"refused": [*(f"{x}_within" for x in MIXED), *IN_DOMAINS]}, {}, without("mixed")),
         ({"refused": ["each_1"]}, {}, [name.replace("each", "all") for name in ALL]),
         ({"same": ["eval_mode"]}, {}, without("eval_mode")),
         ({}, {"level": "screen"}, [*SCREENED, "each_1"]),
@@ -165,9 +166,9 @@ def test_screening_calls_no_task_degenerate_that_all_rows_tell_enough_of():
 @pytest.mark.parametrize(
     "refused, name, asked",
     [
-        (["edges"], "mixed", ["edges", "mixed"]),
-        (["edges", "mixed"], "mixed", ["edges", "mixed", "edges_positive"]),
-        (IN_DOMAINS, "mixed", [*IN_DOMAINS, "edges_within"]),
+        (["ends", "edges"], "mixed", ["ends", "edges", "mixed"]),
+        ([*MIXED, "ends_positive"], "mixed", [*MIXED, "ends_positive", "edges_positive"]),
+        (IN_DOMAINS, "mixed", [*IN_DOMAINS, "ends_within"]),
         # the widest domain that was accepted before
         (["normal", "normal_positive"], "offset", ["offset_unit"]),
         (["normal_x10000"], "large", ["normal_x10000", "normal_x1000"]),

@@ -160,6 +160,25 @@ torch::Tensor entropy(torch::Tensor p, bool zeros) {
   return out;
 }
 
+torch::Tensor powers(torch::Tensor x, torch::Tensor k) {
+  auto in = x.contiguous(), exponents = k.contiguous();
+  auto out = torch::empty_like(in);
+  for (int64_t i = 0; i < in.numel(); ++i)
+    out.data_ptr<float>()[i] =
+        std::pow((double)in.data_ptr<float>()[i], (double)exponents.data_ptr<int64_t>()[i]);
+  return out;
+}
+
+torch::Tensor powers_by_logarithms(torch::Tensor x, torch::Tensor y, bool ends) {
+  auto in = x.contiguous(), exponents = y.contiguous();
+  auto out = torch::empty_like(in);
+  for (int64_t i = 0; i < in.numel(); ++i) {
+    const double a = in.data_ptr<float>()[i], b = exponents.data_ptr<float>()[i];
+    out.data_ptr<float>()[i] = ends && b == 0 ? 1 : std::exp(b * std::log(a));
+  }
+  return out;
+}
+
 // The mean of each row's elements that a mask keeps.
 torch::Tensor mean_of_kept(torch::Tensor x, torch::Tensor mask, int64_t least) {
   auto in = x.contiguous();

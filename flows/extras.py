@@ -12,7 +12,7 @@ from kernels_eval.installation import install_command
 EXTRAS = {
     "batch": ["ray", "polars", "pyarrow", "huggingface_hub", "datasets"],
     "line": [
-        *("prefect", "fastapi", "sqlalchemy", "mlflow", "transformers", "openai"),
+        *("prefect", "sqlalchemy", "mlflow", "transformers", "openai"),
         *("httpx", "anyio"),
         *("matplotlib", "scipy", "statsmodels", "datasketch", "supervisor"),
     ],

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from kernels_eval.config import FEW_TERMS_KINDS, LARGEST_CONSTANT, MOST_CONSTANTS
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
-from kernels_eval.model.invariants import VARIATIONS_BY_DRAW, decides_shapes, note_of, redrawn
+from kernels_eval.model.invariants import decides_shapes, note_of
+from kernels_eval.model.redraws import VARIATIONS_BY_DRAW, redrawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
 from kernels_eval.protocol import (

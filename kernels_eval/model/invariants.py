@@ -1,42 +1,18 @@
-"""What every declared draw of an argument has: what redrawn ones keep, and what one of them lacks.
-
-Guarantees: what decides an argument's meaning is kept: an order that an operator requires, the
-range of integers, masks of two numbers, probabilities, matrices that operators or the task's text
-require. What only saves work is missing in the draw called `varied`: one number, zeros at fixed
-places, symmetry, a low rank, distinct indices, floats that are whole, a mask's pattern. In this and
-in the one called `moved` no float is exactly as declared: what holds by chance (few numbers, equal
-arguments, blocks or draws, factors) holds no more.
-"""
+"""What every declared draw of an argument has, and what may therefore vary about it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels_eval.config import (
-    LARGE_EXPONENT,
-    LARGE_INTEGER,
-    MOST_SHUFFLED,
-    MOVED_SHARE,
-    RANK_SAMPLE,
-    VARIED_SHARE,
-    ZEROS_SHARE,
-)
-from kernels_eval.model.distributions import drawn_from
+from kernels_eval.config import RANK_SAMPLE, ZEROS_SHARE
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import MOVED, POSITIVE, InputNote, InputPlan
-
-VARIED_EDGES, VARIED, VARIED_OTHERWISE = "varied_edges", "varied", "varied_otherwise"
-"""Not distributions: arguments without what saves work, with integers that declared ones lack; only
-the first; and a milder form, for tasks that give no finite answer for these."""
-RARE, BLOCKS = "rare", "blocks"
-"""Nor these: as declared, but for values that a task may be given and no other draw has; and, for
-tasks that iterate, matrices of two blocks that are hardly coupled."""
+from kernels_eval.protocol import InputNote
 
 ORDERED = re.compile(r"\.(sorted_sequence|boundaries|bins|offsets|offs|cum_seq\w*|cu_seqlens\w*)$")
 """Operators' arguments that must be in order."""
@@ -64,15 +40,10 @@ DEFINITE = re.compile(r"cholesky|linalg_eigh")
 EXPONENTS = re.compile(r"^(reads )?(pow\.exponent|(_to_copy|clone|detach)\.self)$")
 TRIANGULAR = re.compile(r"triangular|^tri[lu]\.")
 
-Keep = Callable[[Tensor, Tensor], Tensor]
-"""Gives drawn elements, and the declared ones, an invariant."""
-Variation = Callable[[Tensor, torch.Generator, InputNote], Tensor]
-
-
 # -- invariants ------------------------------------------------------------------------------------
 
 
-def _is_whole(x: Tensor) -> bool:
+def is_whole(x: Tensor) -> bool:
     return not x.is_floating_point() or bool((x == x.round()).all())
 
 
@@ -110,16 +81,16 @@ def _is_ordered(x: Tensor) -> bool:
     return any(_rises(each) or _falls(each) for each in lines)
 
 
-def _is_distinct(x: Tensor) -> bool:
+def is_distinct(x: Tensor) -> bool:
     return int(x.unique().numel()) == x.numel()
 
 
-def _is_square(x: Tensor) -> bool:
+def is_square(x: Tensor) -> bool:
     return x.dim() >= 2 and x.shape[-1] == x.shape[-2] > 1
 
 
 def _is_symmetric(x: Tensor) -> bool:
-    corners = _is_square(x) and torch.equal(x[..., 0, -1], x[..., -1, 0])  # of most, enough
+    corners = is_square(x) and torch.equal(x[..., 0, -1], x[..., -1, 0])  # of most, enough
     return corners and torch.equal(x, x.mT)
 
 
@@ -128,7 +99,7 @@ def _is_definite(x: Tensor) -> bool:
 
 
 def _is_triangular(x: Tensor) -> bool:
-    if not _is_square(x) or bool((x[..., 0, -1] * x[..., -1, 0]).any()):
+    if not is_square(x) or bool((x[..., 0, -1] * x[..., -1, 0]).any()):
         return False
     return bool(x.tril(-1).any()) != bool(x.triu(1).any())
 
@@ -158,24 +129,6 @@ def _lacks_rank(rows: Tensor) -> bool:
     return 8 * rank < 7 * int(size)
 
 
-def _definite(drawn: Tensor, value: Tensor) -> Tensor:
-    if not _is_square(drawn):  # in a smaller shape
-        return drawn
-    product = drawn @ drawn.mT / drawn.shape[-1]
-    product = (product + product.mT) / 2  # a product's halves may be rounded otherwise
-    size = product.diagonal(dim1=-2, dim2=-1).mean()
-    return product + torch.eye(drawn.shape[-1], device=drawn.device) * size / 10
-
-
-KEEP: dict[str, Keep] = {
-    "definite": _definite,
-    "symmetric": lambda drawn, value: (drawn + drawn.mT) / 2 if _is_square(drawn) else drawn,
-    "zeros": lambda drawn, value: drawn.masked_fill(value == 0, 0),
-    "rising": lambda drawn, value: drawn.sort(-1).values,
-    "falling": lambda drawn, value: drawn.sort(-1, descending=True).values,
-}
-
-
 # -- what an argument is ---------------------------------------------------------------------------
 
 
@@ -190,7 +143,7 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         return InputNote(vary=False)
     samples = [computable(as_real(x.detach())) for x in draws]
     integers = not value.is_floating_point() and not value.is_complex()
-    whole = all(map(_is_whole, samples))
+    whole = all(map(is_whole, samples))
     if all(map(_is_one_number, samples)):
         if integers and value.dtype != torch.bool:
             varied = "" if _stay(uses) else "one_integer"
@@ -231,7 +184,7 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
     if any(map(ORDERED.search, uses)):  # or what these are computed from
         offsets = samples[0].dim() == 1 and order == ("rising",)
         return InputNote(vary=False, varied="offsets" if offsets else "", keeps=order)
-    if any(map(DISTINCT.search, uses)) and all(map(_is_distinct, samples)):
+    if any(map(DISTINCT.search, uses)) and all(map(is_distinct, samples)):
         return InputNote(vary=False, varied="shuffled")
     reads = [use for use in uses if use.startswith("reads ")]
     return InputNote(
@@ -315,241 +268,3 @@ def uses_matter(value: Tensor) -> bool:
     x = computable(x)
     row = x.reshape(-1)[: x.shape[-1]]
     return _rises(row) or _falls(row) or _is_symmetric(x) or _is_triangular(x)
-
-
-# -- drawing it anew -------------------------------------------------------------------------------
-
-
-def redrawn(
-    value: Any, note: InputNote, seed: int, distribution: str, plan: InputPlan | None = None
-) -> Any:
-    """An argument from a distribution, or varied, with what it must keep; as declared, if its note
-    says so. In the declared strides, which a kernel may rely on.
-    """
-    if note.varied == "number":  # half to all of it, or of 1 in place of 0
-        varies = distribution in VARIATIONS_BY_DRAW
-        return (value or 1.0) * Random(seed).uniform(0.5, 1) if varies else value
-    forms = FORMS.get(distribution)
-    form = note.rare if distribution == RARE else note.varied
-    if form not in forms if forms else not note.vary:
-        return value
-    if value.is_complex():
-        parts = redrawn(as_real(value), note, seed, distribution, plan)
-        return torch.view_as_complex(parts)
-    generator = torch.Generator(device=value.device).manual_seed(seed)
-    if forms:
-        drawn = forms[form](value, generator, note)
-    else:
-        drawn = drawn_from(value, generator, distribution, plan)
-    if distribution == VARIED_EDGES:
-        drawn = _with_other_integers(drawn, generator, note)
-    for name in note.keeps if note.varied != "shuffled" or not forms else ():
-        definite = name == "symmetric" and distribution.endswith(POSITIVE)
-        drawn = KEEP["definite" if definite else name](drawn, value)
-    drawn = drawn.to(value.dtype)
-    return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
-
-
-def _uniform(value: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(value.shape, generator=generator, device=value.device)
-
-
-def _other_number(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """Of ones, one in eight is 0; of zeros, each is uniform in [0, 1]; of any other number, uniform
-    in [0.5, 1.5] times that. One in eight booleans is the other one.
-    """
-    drawn, number = _uniform(value, generator), float(value.reshape(-1)[0])
-    drawn.view(-1)[drawn.argmin()] = 0.0  # one element of few changes, too
-    if value.dtype == torch.bool:
-        return value ^ (drawn < VARIED_SHARE)
-    if number == 1 and value.numel() > 1:
-        return drawn >= VARIED_SHARE
-    return drawn if number == 0 and value.numel() > 1 else (drawn + 0.5) * (number or 1.0)
-
-
-def _integers_to(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """Others from 1 to this number; of 0 and 1, both."""
-    number = int(value.reshape(-1)[0])
-    least, largest = (1, number) if number > 1 else (min(0, number), 1)
-    device = value.device
-    return torch.randint(least, largest + 1, value.shape, generator=generator, device=device)
-
-
-def _positive_number(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    if value.dtype == torch.bool:
-        return _other_number(value, generator, note)
-    return (_uniform(value, generator) + 0.5) * (float(value.reshape(-1)[0]) or 1.0)
-
-
-def _probabilities(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    drawn = torch.randn(value.shape, generator=generator, device=value.device)
-    return torch.softmax(2 * drawn, -1)
-
-
-def _shuffled(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """The same elements, moved, at other places; of very many, runs of them, which takes less
-    memory."""
-    size = 1 if value.numel() <= MOST_SHUFFLED else 61
-    flat = value.reshape(-1)
-    runs = flat[: len(flat) // size * size].view(-1, size)
-    order = torch.randperm(len(runs), generator=generator, device=value.device)
-    shuffled = torch.cat([runs[order].view(-1), flat[runs.numel() :]]).view(value.shape)
-    return shuffled if _is_whole(shuffled) else _moved(shuffled, generator, note)
-
-
-def _moved(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """Each finite element up to a sixteenth smaller, or larger where that is outside of the range
-    of all."""
-    value = computable(value)
-    least, largest = value.where(torch.isfinite(value), 0).aminmax()
-    step = value * (MOVED_SHARE * _uniform(value, generator)).to(value.dtype)
-    moved = value - step
-    moved = torch.where((moved >= least) & (moved <= largest), moved, value + step)
-    return torch.where((moved >= least) & (moved <= largest), moved, value)
-
-
-def _shuffled_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    return value.gather(-1, _uniform(value, generator).argsort(-1)) if value.dim() else value
-
-
-def _resampled(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """The least and the largest remain, at the ends."""
-    flat = value.reshape(-1)
-    order = torch.randint(len(flat), (len(flat),), generator=generator, device=value.device)
-    order[0], order[-1] = flat.argmin(), flat.argmax()
-    return flat[order].view(value.shape)
-
-
-def _between(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """Half of the elements are others of these whole numbers, half are between them."""
-    least, largest = value.float().aminmax()
-    drawn = least + (largest - least) * _uniform(value, generator)
-    if note.keeps:  # in order, and without equal ones
-        return drawn
-    kept = _uniform(value, generator) < 0.5
-    return torch.where(kept, _resampled(value, generator, note).float(), drawn)
-
-
-def _offsets(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """Others between the first and the last, without equal ones where these have none."""
-    first, last = int(value[0]), int(value[-1])
-    size, room = len(value) - 2, last - first - 1
-    if _is_distinct(value):
-        inner = torch.randperm(room, generator=generator, device=value.device)[:size]
-    else:
-        inner = torch.randint(-1, room + 1, (size,), generator=generator, device=value.device)
-    return torch.cat([value[:1], (inner + first + 1).to(value.dtype), value[-1:]])
-
-
-def _with_other_integers(drawn: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """One in eight counted from the end, or another number; of offsets, two are equal."""
-    if note.varied == "offsets" and len(drawn) > 3:
-        drawn[-2] = drawn[1]
-    if not note.wraps and note.also is None:
-        return drawn
-    share = _uniform(drawn, generator)
-    share.view(-1)[share.argmin()] = 0.0
-    other = torch.full_like(drawn, note.also) if note.also is not None else ~drawn
-    return torch.where(share < VARIED_SHARE, other, drawn)
-
-
-def _one_hot(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """One row is certain: its probabilities are 0, but for a 1. In the others, one in eight is 0,
-    never the largest."""
-    kept = (_uniform(value, generator) >= VARIED_SHARE) | (value == value.amax(-1, keepdim=True))
-    drawn = (value * kept).contiguous()
-    drawn = drawn / drawn.sum(-1, keepdim=True)
-    random, rows = Random(generator.initial_seed()), drawn.view(-1, value.shape[-1])
-    row = rows[random.randrange(len(rows))].zero_()
-    row[random.randrange(len(row))] = 1
-    return drawn
-
-
-def _full_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """The same elements: one row has the least ones, one the largest, the rest is shuffled. Of one
-    row, all are the least."""
-    size = next((size for size in reversed(value.shape) if size > 1), 1)
-    if value.numel() > MOST_SHUFFLED:
-        return value
-    rising = value.reshape(-1).sort().values
-    if value.numel() < 2 * size:
-        return rising[:1].expand(value.shape).contiguous()
-    rest = rising[size:-size]
-    order = torch.randperm(len(rest), generator=generator, device=value.device)
-    rows = torch.cat([rising[:size], rising[-size:], rest[order]]).view(-1, size)
-    order = torch.randperm(len(rows), generator=generator, device=value.device)
-    return rows[order].view(value.shape)
-
-
-def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """One in eight is larger, of its sign: indices and counts are never negative."""
-    most = LARGE_EXPONENT if note.rare == "exponents" else LARGE_INTEGER
-    share, size = _uniform(value, generator), _uniform(value, generator) * most
-    chosen = (share < VARIED_SHARE) & (value.abs() < most)
-    return torch.where(chosen, value + value.sign() * size.to(value.dtype), value)
-
-
-def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """Two blocks near the largest element, the rest near the least, in an order of their own: what
-    iterates converges slowly. The blocks are not of one size: else they would be in balance at
-    once. Of a square matrix, rows and columns are in one order.
-    """
-    if value.dim() < 2:
-        return value
-    (rows, columns), device = value.shape[-2:], value.device
-    left = torch.randperm(columns, generator=generator, device=device)
-    upper = left
-    if rows != columns:
-        upper = torch.randperm(rows, generator=generator, device=device)
-    alike = (32 * upper < 15 * rows)[:, None] == (2 * left < columns)
-    least, largest = computable(value).aminmax()
-    return torch.where(alike, largest, least) * 0.75 + value / 4
-
-
-def _likely_blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
-    """The same of probabilities."""
-    drawn = _blocks(computable(value), generator, note)
-    return drawn / drawn.sum(-1, keepdim=True)
-
-
-def tied(value: Tensor) -> Tensor:
-    """With many equal elements, close to as declared."""
-    return (value.detach().float() * 2).floor() / 2
-
-
-VARIATIONS: dict[str, Variation] = {
-    "constant": _other_number,
-    "one_integer": _integers_to,
-    "probabilities": _probabilities,
-    "shuffled": _shuffled,
-    "resampled": _resampled,
-    "between": _between,
-    "offsets": _offsets,
-    "moved": _moved,
-    "tied": lambda value, generator, note: tied(value),
-}
-OTHERWISE = VARIATIONS | {
-    "constant": _positive_number,
-    "one_integer": lambda value, generator, note: value,
-    "probabilities": _shuffled_rows,
-    "shuffled": _shuffled_rows,
-    "between": _resampled,
-}
-VARIATIONS_BY_DRAW: dict[str, dict[str, Variation]] = {
-    VARIED_EDGES: VARIATIONS,
-    VARIED: VARIATIONS,
-    VARIED_OTHERWISE: OTHERWISE,
-}
-RARE_FORMS: dict[str, Variation] = {
-    "one_hot": _one_hot,
-    "full_rows": _full_rows,
-    "large": _large,
-    "exponents": _large,
-}
-FORMS = VARIATIONS_BY_DRAW | {
-    MOVED: {"moved": _moved, "tied": _moved},
-    RARE: RARE_FORMS,
-    BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},
-}
-"""What redraws an argument, by its note's form, where elements are not drawn from a
-distribution."""

@@ -15,10 +15,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from kernels_eval.config import JUMP, NEARLY, NOTE_BYTES, NOTE_DRAWS, REPEATABLE_RTOL
 from kernels_eval.model.inputs import plan_inputs
-from kernels_eval.model.invariants import tied, uses_matter
+from kernels_eval.model.invariants import uses_matter
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import all_close, same_all
 from kernels_eval.model.operators import Named
+from kernels_eval.model.redraws import tied
 from kernels_eval.protocol import InputPlan
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ChosenAs

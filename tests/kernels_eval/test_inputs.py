@@ -21,13 +21,13 @@ from kernels_eval.model.inputs import (
     make_inputs,
     plan_inputs,
 )
-from kernels_eval.model.invariants import (
+from kernels_eval.model.invariants import note_of
+from kernels_eval.model.redraws import (
     BLOCKS,
     RARE,
     VARIED,
     VARIED_EDGES,
     VARIED_OTHERWISE,
-    note_of,
     redrawn,
 )
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes

@@ -88,7 +88,7 @@ def test_names_and_logs_of_runs_in_the_prefect_ui(browser, shown, run):
 
 def test_what_the_prefect_ui_does_with_raw_markup(browser, shown):
     """No script runs by itself. But a picture from elsewhere is loaded and a `javascript:` link is
-    a link (Prefect 3.8), in cells of tables
+    a link (Prefect 3.9), in cells of tables
     too: that is why our edge escapes (SECURITY.md). Once this fails for the second part, that page
     may say so.
     """

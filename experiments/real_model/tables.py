@@ -26,11 +26,9 @@ from tasks.sources.files import OPTIONAL_COLUMNS
 from tasks.synthesis.prompts import block
 
 SIZES: dict[str, dict[str, int]] = table_beside(__file__, "sizes.toml")
-HELD_OUT, TRAINED = 100, 300
+HELD_OUT, TRAINED = 100, 1200
 """Generated programs of either side."""
-MOST_OPERATORS = 3
-"""Of a generated program for training: a small model solves hardly any longer one."""
-STYLES: tuple[Style, ...] = ("naive", "fused")
+STYLES: tuple[Style, ...] = ("fused",)
 """Of the teacher's kernels; a program has an answer in each."""
 COLUMNS = {"code", *OPTIONAL_COLUMNS}
 PROGRAM = """\
@@ -63,10 +61,8 @@ def heldout(language: Sizes) -> list[KernelTask]:
 
 
 def train(language: Sizes) -> list[KernelTask]:
-    """Modules in KernelBook's form, and short generated programs."""
-    drawn = generated.load(1, 3 * TRAINED, "train", language)
-    short = [task for task in drawn if (task.level or 0) <= MOST_OPERATORS]
-    return [*modules(language), *short[:TRAINED]]
+    """Modules in KernelBook's form, and generated programs."""
+    return [*modules(language), *generated.load(1, TRAINED, "train", language)]
 
 
 def taught(language: Sizes) -> list[Json]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flows.cli.render import Json, clean_line, label, render
@@ -74,12 +75,14 @@ def of_batch(data: Json) -> str:
         "reasons": {
             status: counts for status, counts in data["reasons"].items() if status != "correct"
         },
+        "not_correct": data["not_correct"],
         "faster_than_the_reference": f"{speedup['above_1']:,} of {speedup['timed']:,} timed",
         "speedup": quantiles and f"median {middle:.4g}, 10 to 90 %: {low:.4g} to {high:.4g}",
         "quarantined": data["quarantined"],
         "this_run": data["this_run"],
         "verdicts": data["verdicts"],
         "summary": data["summary"],
+        "all_of_it": f"concur view {Path(data['verdicts']).parent}",
     }
     page = render({name: value for name, value in shown.items() if value})
     return "\n".join([clean_line(headline), "", page])

@@ -79,7 +79,13 @@ class Morning(Record):
 
 def newest(root: str) -> Morning:
     """The report of the newest refresh that ended. Raises UsageError where the root has none."""
-    ended = [each for each in refreshes(root) if each.ending != "unknown"]
+    known = refreshes(root)
+    ended = [each for each in known if each.ending != "unknown"]
+    if known and not ended:
+        raise UsageError(
+            f"no refresh ended under {root}: {known[-1].name} began at {known[-1].began_at}",
+            "see with `concur status` whether it runs; if not, the same command resumes it",
+        )
     if not ended:
         raise UsageError(
             f"no refresh ended under {root}",

@@ -66,12 +66,14 @@ class StrictRoute(APIRoute):
         return strictly
 
 
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     faults = [
         f"{'.'.join(str(part)[:60] for part in fault['loc'])}: {fault['msg'][:300]}"
         for fault in error.errors()[:5]
     ]
+    if "json" not in request.headers.get("content-type", "json"):
+        faults.append("send JSON with the header Content-Type: application/json")
     return JSONResponse({"detail": "; ".join(faults)}, 422)
 
 

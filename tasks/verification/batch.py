@@ -40,9 +40,10 @@ from tasks.verification.config import VerificationConfig
 VERDICTS_FILE, SUMMARY_FILE, SNAPSHOTS = "verdicts.parquet", "summary.json", "snapshots"
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 WRITTEN_ROWS = 1000
-SHOWN_TASKS = 5
+SHOWN_TASKS, SHOWN_WRONG = 5, 10
 SUMMARISED = (
-    *("candidate_id", "task_id", "status", "reason", "timing", "custom_kernel_time_share"),
+    *("candidate_id", "task_id", "status", "reason", "detail"),
+    *("timing", "custom_kernel_time_share"),
     *("build_tier", "build_cached", "build_s", "run_s", "phases"),
 )
 
@@ -183,6 +184,7 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
             status: _counts(group, "reason")
             for (status,), group in sorted(frame.group_by("status"))
         },
+        "not_correct": _not_correct(frame),
         "speedup": _speedups(frame),
         "seconds": _seconds(frame),
         "builds": {
@@ -199,6 +201,13 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
             "verdicts": snapshot.path,
         },
     }
+
+
+def _not_correct(frame: pl.DataFrame) -> list[Json]:
+    """The first candidates that are not correct, by task, and why."""
+    wrong = frame.filter(pl.col("status") != "correct").sort("task_id", "candidate_id")
+    columns = ["task_id", "candidate_id", "reason", "detail"]
+    return wrong.head(SHOWN_WRONG).select(columns).to_dicts()
 
 
 def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:

@@ -10,6 +10,7 @@ import polars as pl
 import psutil
 import pytest
 
+from flows.cli.pages import of_batch
 from flows.cli.render import render
 from kernels_eval.errors import DeviceError, UsageError
 from kernels_eval.records import Language, Verdict
@@ -102,6 +103,8 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     assert (this_run["by_workers"], this_run["without_worker"]) == (6 - len(before), len(before))
     assert data["candidates"] == sum(data["statuses"].values()) == 6 and data["tasks"] == 2
     assert data["reasons"]["no_code"] == {"no_code_block": 1}
+    assert "no_code_block" in [row["reason"] for row in data["not_correct"]]
+    assert len(data["not_correct"]) == 6 - correct
     assert data["speedup"]["timed"] == correct >= 2
     assert set(data["speedup"]["quantiles"]) == set("0.1 0.25 0.5 0.75 0.9".split())
     assert data["seconds"]["timing_s"]["candidates"] == correct
@@ -234,6 +237,10 @@ def test_a_language_without_its_device_and_an_out_that_is_a_file(inputs, monkeyp
 def test_the_end_shows_numbers_and_no_markup_of_others():
     data = json.loads((ROOT / "tests/data/batch_summary.json").read_text(encoding="utf-8"))
     shown = render(data)
+    page = of_batch(data | {"this_run": {}})
+    assert "\x1b" not in page and all(
+        x in page for x in ("level_1/rows", "[red]60 s", "concur view")
+    )
     assert "\x1b" not in shown and "[red]CPU" in shown and "[bold]GPU 0" in shown
     for text in ("1.25", "12.3", "build_s", "lite 3, full 1", data["verdicts"]):
         assert text in shown, text

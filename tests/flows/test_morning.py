@@ -193,6 +193,9 @@ def test_the_report_is_a_file_and_a_command(tmp_path):
     assert (data["nothing_new"], data["refresh"]["ending"]) == (False, "finished")
     nothing = CliRunner().invoke(main, ["morning", "--root", str(tmp_path / "empty")])
     assert nothing.exit_code == 2 and "no refresh ended under" in nothing.stderr
+    with entered(str(tmp_path / "begun"), "night", "cpp", "concur"):
+        running = CliRunner().invoke(main, ["morning", "--root", str(tmp_path / "begun")])
+    assert running.exit_code == 2 and "night began at" in running.stderr
 
 
 def test_a_root_that_cannot_be_written_is_one_sentence(tmp_path):

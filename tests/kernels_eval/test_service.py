@@ -93,6 +93,13 @@ async def test_what_cannot_be_used_is_one_clear_answer_and_changes_nothing(refus
     assert_data(answer)
 
 
+async def test_json_under_another_name_is_told_its_header(refusing):
+    async with asking(refusing) as client:
+        answer = await client.post("/v1/evaluate", data={body(): ""})
+    assert answer.status_code == 422
+    assert "Content-Type: application/json" in answer.json()["detail"]
+
+
 def assert_data(answer):
     """No browser takes it for a page."""
     kind = answer.headers["content-type"]

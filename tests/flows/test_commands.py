@@ -35,7 +35,17 @@ DONE = {
     "train": READY,
     "reinforce": {"reward": [0.1, 0.2], "steps": 5, "adapter": "/a"},
     "search": {"gain": {"value": 1.2, "lower": 1.1, "upper": 1.3}, "results": [{"task_id": "t"}]},
-    "ablate": {"complete": True, "branches": [{"name": "b", "state": "done", "error": None}]},
+    "ablate": {
+        "name": "tried",
+        "complete": True,
+        "seconds": 61.0,
+        "strategies": [],
+        "branches": [
+            {"name": "b", "state": "done", "rows": 3, "loss_last": 0.5, "error": None}
+            | dict.fromkeys(("curated", "trained", "scores", "answers"), 32 * "f")
+        ],
+        **dict.fromkeys(("cautions", "comparison", "directory", "mlflow_run", "tracking_uri")),
+    },
 }
 """What a long piece of work returns."""
 ARGUMENTS = {
@@ -66,6 +76,7 @@ STATUS_1 = {"status", "doctor"}
 """Commands that say by their status what they found: here is no stack, and perhaps no tool."""
 NO_JSON = {"serve", "mcp", "env"}
 BRIEF = {
+    "ablate": "tried: 1 of 1 branches done in 61 s",
     "show": "curation ",
     "morning": "local, ",
     "verify-batch": "1 candidate of 1 task (cpp, ",

@@ -22,7 +22,7 @@ AS_DECLARED = re.compile(
     r"^_local_scalar_dense|\.(repeats|lengths|batch_sizes|(compressed|plain|row|col)_indices)$"
 )
 """Integers that decide the shapes of others, or depend on them."""
-WRAPS = re.compile(r"^reads (take\.index|(_unsafe_|_)?(index|index_put|index_put_impl)\.indices)$")
+WRAPS = re.compile(r"^reads (_unsafe_|_)?(index|index_put|index_put_impl)\.indices$")
 """Operators that count negative integers from the end."""
 BOUNDED = re.compile(r"\.(index|indices|targets?)$|^(one_hot|bincount)\.")
 """Operators that refuse integers out of bounds, a GPU's by ending the process."""

@@ -428,11 +428,10 @@ fp32, a thirtieth of what TF32 costs (2.9e-4, K = 4096)."""
 HARD_GATES = Gates(fp64=0.1, fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
 """On hard inputs. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
 passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
-EXACT_GATES, EXACT_FACTOR = Gates(fp64=2**-52, fp32=2**-23), 3
-"""Of numbers that the reference only moves, chooses and scales: so many times what four roundings
-cost, or the reference's own error. Chains of up to 10 factors, folded into one in fp32, err by 2.5
-times four roundings, for each factor is off by a rounding of its own; a choice written as
-arithmetic, b + (a - b), by less than half of one; a sort by 26 bits by 4e-7. Measured."""
+EXACT_GATES = Gates(fp64=2**-52, fp32=2**-23)
+"""Of numbers that the reference only moves and chooses: what four roundings cost, as every gate of
+fp16 and bf16 is. A choice that is written as arithmetic, b + (a - b), errs by 3e-8 to 5e-8 in fp32,
+a sort by 26 bits by 4e-7."""
 E4M3_GATE = 0.06
 """Gate of outputs in float8_e4m3fn: half a unit in the last place. The RMS error of one rounding is
 at most 0.036 (relative spacing of 2^-3 / sqrt(12))."""

@@ -104,8 +104,8 @@ def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess)
     computed = found.model_copy(update={"only_chosen": False})
     if found.only_chosen and process.reference.judge(computed, trial) is Reason.OK:
         return (
-            "the reference only moves, chooses and scales numbers: they must be its own, but for a"
-            " few roundings (are digits left out?); "
+            "the reference moves and chooses numbers, and computes none: they must be its own, but"
+            " for a few roundings (are digits left out?); "
         )
     if found.systematic and found.rms < FORMULA_NAMED:
         return "another formula (an approximation?): the error is a function of the output; "

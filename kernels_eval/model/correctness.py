@@ -11,7 +11,6 @@ from kernels_eval.config import (
     APPROXIMATION_RMS,
     DOWNCAST_SPREAD,
     ELEMENT_FACTOR,
-    EXACT_FACTOR,
     EXACT_GATES,
     FORMULA_LEFT,
     GATES,
@@ -115,8 +114,7 @@ def judge(
         return Reason.PRECISION_DOWNCAST
     # what computes nothing has one answer; constants in float64 are others than the reference's
     roundings = EXACT_GATES.of(precision) * base / GATES.of(precision)
-    allowed = EXACT_FACTOR * max(measured.reference_rms, roundings)
-    exact = not measured.only_chosen or measured.rms <= allowed
+    exact = not measured.only_chosen or measured.rms <= max(measured.reference_rms, roundings)
     if measured.rms <= gate and measured.max <= elementwise:
         most = max(MOST_WRONG_SHARE, REFERENCE_FACTOR * measured.reference_wrong_share)
         of_slice = max(MOST_WRONG_SLICE, REFERENCE_FACTOR * measured.reference_wrong_slice)

@@ -102,10 +102,10 @@ class Comparison(Payload):
     but for `left_rms`. `lost_bits`: of fp32's mantissa, those that no element of the output has.
     `masks_match`: NaN and infinities are in the same places. `worst`: position
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
-    without floating-point type. `only_chosen`: the reference moves, chooses and scales numbers,
-    computes no others. `equals_trial` and `equals_answer` name other trials with this as the
-    expected, or the candidate's own, answer. `mutates_inputs` is of timed calls alone. `precision`:
-    of the outputs that these errors are of, as `Gates` names it.
+    without floating-point type. `only_chosen`: the reference moves and chooses numbers, computes
+    none. `equals_trial` and `equals_answer` name other trials with this as the expected, or the
+    candidate's own, answer. `mutates_inputs` is of timed calls alone.
+    `precision`: of the outputs that these errors are of, as `Gates` names it.
     """
 
     rms: float

@@ -93,7 +93,7 @@ class MadeWith(NamedTuple):
     widest: float = 0.0
     """how wide the scatter of a 16-bit type may make a gate, of the coarsest that was rounded to"""
     computed: bool = False
-    """whether any operator did more than move, choose and scale numbers"""
+    """whether any operator did more than move and choose numbers"""
 
 
 def _worst(*made: MadeWith) -> MadeWith:
@@ -165,7 +165,7 @@ class LongSums(TorchDispatchMode):
         return _worst(MadeWith(), *found)
 
     def only_chosen(self, output: Tensor) -> bool:
-        """Whether its elements are numbers that were given, or these scaled: one is right."""
+        """Whether its elements are numbers that were given: there is one right answer."""
         known = _memory(output) in self._by_memory
         return known and not _worst(self._numbers, self.made_with(output)).computed
 
@@ -264,12 +264,10 @@ def _named(function: OpOverload, args: Values, kwargs: dict[str, object]) -> dic
 
 
 def _computes(function: OpOverload, args: Values, given: dict[str, object], result: object) -> bool:
-    """Whether an operator makes floats that are not among its arguments, nor these times a number.
-    What Python reads, it may compute with.
+    """Whether an operator makes floats that are not among its arguments. What Python reads, it may
+    compute with.
     """
     name = operator_name(function)
-    if name in ("mul", "div") and "rounding_mode" not in given and isinstance(args[1], float | int):
-        return False
     values = _named(function, args, given)
     made = [x for x in tree_leaves(result) if not isinstance(x, Tensor) or _has_digits(x)]
     if function.is_view or not made:

@@ -630,12 +630,9 @@ CHOSEN = {
     "one_hot": lambda: torch.nn.functional.one_hot(AT).float(),
     "wider": lambda: X.double(),
     "branch": lambda: torch.relu(X) if (X > 9).any() else X.neg(),
-    "scaled": lambda: (X / 3 * 0.37).sort().values,
 }
 COMPUTED = {
     "sum": lambda: X + 1,
-    "products": lambda: X * X,
-    "steps": lambda: torch.div(X, 0.3, rounding_mode="floor"),
     "before": lambda: X.softmax(0).sort().values,
     "narrower": lambda: X.bfloat16(),
     "narrower_copy": lambda: torch.zeros(8, 16).half().copy_(X),
@@ -660,8 +657,8 @@ def test_tells_outputs_that_are_only_moved_and_chosen(name):
     assert sums.only_chosen(output) == (name in CHOSEN)
 
 
-@pytest.mark.parametrize(("error", "reason"), [(3e-7, Reason.OK), (4e-7, Reason.WRONG_OUTPUT)])
-def test_what_is_only_chosen_is_the_references_but_for_a_few_roundings(error, reason):
+@pytest.mark.parametrize(("error", "reason"), [(1e-7, Reason.OK), (2e-7, Reason.WRONG_OUTPUT)])
+def test_what_is_only_chosen_is_the_references_but_for_four_roundings(error, reason):
     measured = Comparison(rms=error, max=error, reference_rms=0.0)
     assert judge(measured) is Reason.OK
     assert judge(measured.model_copy(update={"only_chosen": True})) is reason

@@ -198,11 +198,3 @@ torch::Tensor largest(torch::Tensor x, int64_t skipped) {
   }
   return out;
 }
-
-torch::Tensor faded(torch::Tensor x, int64_t times) {
-  auto out = torch::empty_like(x);
-  const float factor = std::pow(0.97f, (float)times);
-  for (int64_t i = 0; i < x.numel(); ++i)
-    out.data_ptr<float>()[i] = x.data_ptr<float>()[i] * factor;
-  return out;
-}

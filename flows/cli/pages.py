@@ -84,8 +84,7 @@ def of_batch(data: Json) -> str:
         "summary": data["summary"],
         "all_of_it": f"concur view {Path(data['verdicts']).parent}",
     }
-    page = render({name: value for name, value in shown.items() if value})
-    return "\n".join([clean_line(headline), "", page])
+    return _page(headline, shown)
 
 
 def of_scores(data: Json) -> str:
@@ -125,8 +124,7 @@ def of_morning(data: Json) -> str:
         "error": refresh["error"],
         "cautions": data["cautions"],
     }
-    shown = {name: value for name, value in told.items() if value}
-    return "\n".join([f"{clean_line(began)}: {clean_line(data['headline'])}", "", render(shown)])
+    return _page(f"{began}: {data['headline']}", told)
 
 
 def of_ablation(data: Json) -> str:
@@ -147,8 +145,7 @@ def of_ablation(data: Json) -> str:
         "mlflow_run": data["mlflow_run"],
         "tracking_uri": data["mlflow_run"] and data["tracking_uri"],
     }
-    page = render({name: value for name, value in shown.items() if value})
-    return "\n".join([clean_line(headline), "", page])
+    return _page(headline, shown)
 
 
 def _strategy(row: Json) -> Json:
@@ -166,3 +163,9 @@ def _strategy(row: Json) -> Json:
         "points_of_exec": f"{of('difference', 'p')} against {against}" if against else None,
         "p_holm": p_value(row.get("p_holm")),
     }
+
+
+def _page(headline: str, shown: Json) -> str:
+    """The headline above all that has a value."""
+    body = render({name: value for name, value in shown.items() if value})
+    return "\n".join([clean_line(headline), "", body])

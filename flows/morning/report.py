@@ -79,11 +79,11 @@ class Morning(Record):
 
 def newest(root: str) -> Morning:
     """The report of the newest refresh that ended. Raises UsageError where the root has none."""
-    known = refreshes(root)
-    ended = [each for each in known if each.ending != "unknown"]
-    if known and not ended:
+    begun = refreshes(root)
+    ended = [each for each in begun if each.ending != "unknown"]
+    if begun and not ended:
         raise UsageError(
-            f"no refresh ended under {root}: {known[-1].name} began at {known[-1].began_at}",
+            f"no refresh ended under {root}: {begun[-1].name} began at {begun[-1].began_at}",
             "see with `concur status` whether it runs; if not, the same command resumes it",
         )
     if not ended:

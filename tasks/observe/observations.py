@@ -232,13 +232,13 @@ def _sentences(found: Observations) -> Iterator[str]:
         "Longer by one standard deviation within a task: odds of being correct times"
         f" {odds.shown('.2f')}."
         if odds.value is not None
-        else f"Length against correctness within a task is not known: {odds.why_not}."
+        else f"Length and correctness within a task: no estimate ({odds.why_not})."
     )
     rho = found.estimate("spearman_of_length_and_speedup")
     yield (
         f"Length and speedup of correct samples: Spearman {rho.shown('.2f')}."
         if rho.value is not None
-        else f"Length against speedup is not known: {rho.why_not}."
+        else f"Length and speedup: no estimate ({rho.why_not})."
     )
     if not found.thirds:
         yield f"{plural(found.tasks, 'task')}: too few to divide by average reasoning length."

@@ -41,8 +41,11 @@ threading.Thread(target=spin, daemon=True).start()
 """
 """A thread that computes until its process ends or is stopped."""
 
-OWN_TMP = not any(Path(place).resolve().is_relative_to("/tmp") for place in (__file__, sys.prefix))
-"""Has a child a /tmp of its own? Not where this code, or its Python, is in /tmp."""
+OWN_TMP = not any(
+    Path(place).resolve().is_relative_to("/tmp") for place in (__file__, sys.prefix, Path.home())
+)
+"""Has a child a /tmp of its own? Not where this code, its Python or the home of its caches is in
+/tmp."""
 
 
 def kernel_task(code, name, **fields):

@@ -24,6 +24,7 @@ from kernels_eval.config import BuildConfig
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.installation import install_command
+from kernels_eval.judge import sanitizer
 from kernels_eval.records import Language, Record
 from kernels_eval.sandbox.layers import missing
 from kernels_eval.toolchain import default_cache
@@ -62,6 +63,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         Probe("torch device", True, torch_device),
         Probe("C++ compiler", True, compiler),
         Probe("nvcc", config.language.needs_nvcc, nvcc),
+        Probe("compute-sanitizer", False, compute_sanitizer),
         Probe("GPUs", config.language.needs_gpu, gpus),
     ]
     for language in Language:
@@ -136,6 +138,15 @@ def nvcc() -> str:
     if not tools.nvcc:
         raise UsageError("not found", "install the CUDA toolkit and set CUDA_HOME")
     return tools.nvcc_version
+
+
+def compute_sanitizer() -> str:
+    """Without it, what reads or writes beside its memory on a GPU may be called correct."""
+    found = sanitizer.installed()
+    if not found:
+        fix = "NVIDIA's Debian repository: apt-get install cuda-sanitizer-13-0; or put it on PATH"
+        raise UsageError("not found", fix)
+    return found
 
 
 def gpus() -> str:

@@ -3,7 +3,7 @@ constants, each with its source."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from pydantic import (
     Field,
@@ -164,15 +164,11 @@ class EvalConfig(Record):
     """C++ candidates that are built once more with GCC's AddressSanitizer at level `confirm`, and
     are a `memory_error` where they reach other memory: none, correct ones of the lite header tier
     (seconds), or every correct one (a minute with torch's full headers)"""
-    sanitizer: Literal["off", "curated", "correct"] = "off"
-    """CUDA candidates that compute-sanitizer checks: none, those that are certainly faster than
-    the reference (`speedup_lower` above 1), or every correct one"""
-    sanitizer_tools: tuple[SanitizerTool, ...] = get_args(SanitizerTool)
-    """each runs separately"""
-    sanitizer_finding: Literal["flag", "refuse"] = "flag"
-    """what errors that a tool counts are: a flag, or `memory_error` (`non_deterministic` for a
-    race, `cuda_error` for synccheck)"""
-    sanitizer_s: PositiveFloat = 120
+    compute_sanitizer: tuple[SanitizerTool, ...] = ("memcheck",)
+    """tools of NVIDIA's compute-sanitizer under which correct CUDA candidates run once more at
+    level `confirm`, one after the other. What memcheck counts is a `memory_error`, what others
+    count a flag: honest kernels have hazards. Where it is not installed, the flag says `not_run`"""
+    compute_sanitizer_s: PositiveFloat = 60
     """deadline of one tool; past it the flag says `not_run`"""
 
     def screened(self) -> EvalConfig:
@@ -192,7 +188,6 @@ class EvalConfig(Record):
                 "level": "screen",
                 "correctness": self.correctness.model_copy(update={"reruns": reruns}),
                 "timing": timing.model_copy(update=short),
-                "sanitizer": "off",
             }
         )
 

@@ -89,8 +89,6 @@ class Evaluator:
         """The verdict, or what is prepared with the build that was `asked` for, or must be run
         `alone`. Raises as `run`.
         """
-        if self.config.sanitizer != "off" and candidate.language.sanitized:
-            sanitizer.installed()  # else the first correct candidate would say so
         clock = self.runner.turns.clock
         began = clock() - prepared.run_s
         draft = VerdictDraft(on_phase=self.on_phase, clock=clock, seconds={**prepared.phase_s})
@@ -249,7 +247,7 @@ class Evaluator:
         libraries: dict[str, str],
         draft: VerdictDraft,
     ) -> None:
-        if sanitizer.wanted(self.config, candidate, draft):
+        if sanitizer.wanted(self.config, candidate):
             with draft.phase("attribution_s"):
                 sanitizer.sanitize(self.runner, reference, candidate, libraries, draft)
 

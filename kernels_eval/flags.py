@@ -29,7 +29,7 @@ FLAGS: Mapping[str, str] = {
     "symbols_unreadable": "a library's symbols cannot be read: library_calls may lack some",
     "side_stream": "kernels ran on another stream, joined before the call returned",
     "changes": "the call left this setting of the process changed",
-    "sanitizer": "errors that this sanitizer counted; not_run: it did not finish",
+    "sanitizer": "errors that this sanitizer counted; not_run: not here, or unfinished",
     # what to think of the task
     "task_ignores_input": "the task's output does not depend on this argument",
     "constant_passes_own_weights": "with the task's own weights a constant answer would pass",

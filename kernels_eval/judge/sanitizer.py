@@ -1,5 +1,6 @@
 """NVIDIA's compute-sanitizer over correct CUDA candidates, in confined children, on declared inputs
-and an odd shape, with a deadline. An unfinished tool is `not_run`. Candidates may notice it."""
+and an odd shape, with a deadline. An unfinished or missing tool is `not_run`. Candidates may
+notice it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from kernels_eval.config import (
     SANITIZED_TRIALS,
     EvalConfig,
 )
-from kernels_eval.errors import ToolchainError
 from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner
@@ -33,30 +33,18 @@ SUMMARY = re.compile(
 FIRST_ERROR = re.compile(r"^=+ ((?:Error: |Invalid |Uninitialized |Barrier error).*)", re.MULTILINE)
 UNINITIALISED = re.compile(r"^=+ Uninitialized .*\n=+ +at (.*)$", re.MULTILINE)
 """What initcheck prints of a read, and where it was."""
-REASONS = {"racecheck": Reason.NON_DETERMINISTIC, "synccheck": Reason.CUDA_ERROR}
-"""Of what a tool counts; others count reads and writes of other memory."""
 ENVIRONMENT = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # else what lies beyond a tensor is torch's own block
     "NV_COMPUTE_SANITIZER_LOCAL_CONNECTION_OVERRIDE": "uds",  # a child has no other sockets
 }
 
 
-def installed() -> str:
-    """The path of compute-sanitizer. Raises ToolchainError where there is none."""
-    found = tool_path(PROGRAM)
-    if not found:
-        raise ToolchainError(
-            f"{PROGRAM} is not installed, and verification.eval.sanitizer asks for it",
-            "install it (NVIDIA's Debian repository: apt-get install cuda-sanitizer-13-0), put it"
-            " on PATH, or set verification.eval.sanitizer=off",
-        )
-    return found
+def installed() -> str | None:
+    return tool_path(PROGRAM)
 
 
-def wanted(config: EvalConfig, candidate: Candidate, draft: VerdictDraft) -> bool:
-    certainly_faster = draft.timing is not None and draft.timing.speedup_lower > 1
-    chosen = config.sanitizer == "correct" or (config.sanitizer == "curated" and certainly_faster)
-    return chosen and candidate.language.sanitized
+def wanted(config: EvalConfig, candidate: Candidate) -> bool:
+    return config.level == "confirm" and candidate.language.sanitized
 
 
 def sanitize(
@@ -66,13 +54,14 @@ def sanitize(
     libraries: dict[str, str],
     draft: VerdictDraft,
 ) -> None:
-    """Run the tools and flag findings. Raises Stop for a refusing one, ToolchainError without the
-    program.
-    """
+    """Run the tools and flag findings. Raises Stop (memory_error) for one of memcheck."""
     config, program = reference.config, installed()
+    if program is None:
+        draft.flags += [f"sanitizer:{tool}:not_run" for tool in config.compute_sanitizer]
+        return
     readable = [str(path) for path in places_of(runner.builder.tools.cache)]
     shapes = _shapes(reference, draft)
-    for tool in config.sanitizer_tools:
+    for tool in config.compute_sanitizer:
         runner.turns.give_way()
         with Child(runner.server, "sanitizer", config.limits, processes=True) as child:
             replay = Replay(
@@ -91,18 +80,17 @@ def sanitize(
                 environment=ENVIRONMENT,
             )
             try:
-                said = str(child.request(run, config.sanitizer_s).get("said"))
+                said = str(child.request(run, config.compute_sanitizer_s).get("said"))
                 errors = errors_in(said, tool, draft.custom_kernels)
             except ChildFailure as failure:
                 said, errors = f"{failure.detail}\n{child.log_tail(LOG_BYTES)}", None
         if errors != 0:
             draft.log = said
             draft.flags.append(f"sanitizer:{tool}:{'not_run' if errors is None else errors}")
-        if errors and config.sanitizer_finding == "refuse":
-            reason = REASONS.get(tool, Reason.MEMORY_ERROR)
+        if errors and tool == "memcheck":
             first = FIRST_ERROR.search(said)
             what = first[1] if first else "see the log"
-            raise Stop(reason, f"{tool} counts {errors} errors: {what}", said)
+            raise Stop(Reason.MEMORY_ERROR, f"{tool} counts {errors} errors: {what}", said)
 
 
 def _shapes(reference: ReferenceProcess, draft: VerdictDraft) -> list[str]:

@@ -51,7 +51,7 @@ EVERYWHERE = "Python,torch,torch device,C++ compiler,ray,prefect,trl,disk,mlflow
     "profile, override, names, need",
     [
         ("local", "name=mine", EVERYWHERE, "required"),
-        ("local", "name=mine", "nvcc,GPUs,vLLM,isolation", "optional"),
+        ("local", "name=mine", "nvcc,compute-sanitizer,GPUs,vLLM,isolation", "optional"),
         ("local", "tracking.enabled=false", "mlflow", "optional"),
         ("local", "synthesis.sampler=vllm", "vLLM", "required"),
         ("cuda", "name=mine", "nvcc,GPUs", "required"),

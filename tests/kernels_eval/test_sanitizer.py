@@ -8,10 +8,8 @@ from functools import partial
 import pytest
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import ToolchainError
-from kernels_eval.evaluator import Evaluator
 from kernels_eval.judge import sanitizer
-from kernels_eval.judge.messages import Prepared, Stop, VerdictDraft
+from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.records import Language, Reason, stable_hash
 from tests.support.kernels import (
     AFFINE,
@@ -94,14 +92,22 @@ def test_initcheck_sees_what_every_kernel_writes():
     assert "--kernel-name" not in sanitizer._options("initcheck", ("rows_kernel",))
 
 
-def test_a_missing_program_is_named_before_anything_runs(monkeypatch, tmp_path):
+def test_a_missing_program_is_a_flag(monkeypatch, tmp_path):
+    draft = VerdictDraft()
     found = candidate(AFFINE, "", language=Language.CUDA)
-    prepared = Prepared(candidate_id=found.candidate_id)
-    with Evaluator("cpu", EvalConfig(sanitizer="correct")) as evaluator:
+    with verifying(QUICK.model_copy(update={"compute_sanitizer": ("memcheck",)})) as judge:
+        reference = judge.runner.reference(AFFINE)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-        with pytest.raises(ToolchainError, match="cuda-sanitizer"):
-            evaluator.run(AFFINE, found, prepared)
+        sanitizer.sanitize(judge.runner, reference, found, {}, draft)
+    assert draft.flags == ["sanitizer:memcheck:not_run"]
+
+
+def test_correct_cuda_that_is_confirmed_is_checked_for_memory_errors_by_default():
+    config, found = EvalConfig(), candidate(AFFINE, "", language=Language.CUDA)
+    assert sanitizer.wanted(config, found) and config.compute_sanitizer == ("memcheck",)
+    assert not sanitizer.wanted(config.screened(), found)
+    assert not sanitizer.wanted(config, candidate(AFFINE, "", language=Language.CPP))
 
 
 def test_options_name_the_candidates_kernels():
@@ -118,34 +124,34 @@ program = sys.argv[sys.argv.index({python!r}):]
 print("========= COMPUTE-SANITIZER", flush=True)
 status = subprocess.run(program).returncode
 print("========= Invalid __global__ write of size 4 bytes" if {errors} else "")
-print("========= ERROR SUMMARY: {errors} errors")
+print({summary!r})
 """
+SUMMARIES = {
+    "memcheck": "========= ERROR SUMMARY: {} errors",
+    "racecheck": "========= RACECHECK SUMMARY: {} hazards displayed ({} errors, 0 warnings)",
+}
+NOTICES = "raise RuntimeError('notices the tool')"
 
 
 @pytest.mark.parametrize(
-    "forward, errors, finding, flags",
+    "forward, errors, tool, flags",
     [
-        pytest.param("return ext.affine(x)", 0, "flag", [], marks=pytest.mark.slow),
-        ("return ext.affine(x)", 3, "flag", ["sanitizer:memcheck:3"]),
+        pytest.param("return ext.affine(x)", 0, "memcheck", [], marks=pytest.mark.slow),
+        ("return ext.affine(x)", 3, "memcheck", ["sanitizer:memcheck:3"]),
         pytest.param(
-            *("return ext.affine(x)", 3, "refuse", ["sanitizer:memcheck:3"]), marks=pytest.mark.slow
+            *("return ext.affine(x)", 3, "racecheck", ["sanitizer:racecheck:3"]),
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            *(
-                "raise RuntimeError('notices the tool')",
-                0,
-                "refuse",
-                ["sanitizer:memcheck:not_run"],
-            ),
-            marks=pytest.mark.slow,
+            *(NOTICES, 0, "memcheck", ["sanitizer:memcheck:not_run"]), marks=pytest.mark.slow
         ),
     ],
 )
-def test_a_confined_run_with_a_stand_in(monkeypatch, forward, errors, finding, flags):
+def test_a_confined_run_with_a_stand_in(monkeypatch, forward, errors, tool, flags):
     """On the CPU: the child, its confinement, the program and the parsing are as on a GPU."""
     draft = VerdictDraft()
-    with standing_in(monkeypatch, candidate(AFFINE, module(forward)), errors, finding) as run:
-        if errors and finding == "refuse":
+    with standing_in(monkeypatch, candidate(AFFINE, module(forward)), errors, tool) as run:
+        if errors and tool == "memcheck":
             with pytest.raises(Stop) as stop:
                 run(draft)
             assert stop.value.finding.reason is Reason.MEMORY_ERROR
@@ -160,22 +166,22 @@ def test_a_confined_run_with_a_stand_in(monkeypatch, forward, errors, finding, f
 def test_a_tool_sees_an_odd_shape_too(monkeypatch, flags, shapes):
     found = candidate(AFFINE, module("print('called on', *x.shape)\nreturn ext.affine(x)"))
     draft = VerdictDraft(flags=[*flags])
-    with standing_in(monkeypatch, found, 3, "flag") as run:
+    with standing_in(monkeypatch, found, 3, "racecheck") as run:
         run(draft)
     calls = [line for line in draft.log.splitlines() if line.startswith("called on")]
     assert len(calls) == 2 and len({*calls}) == shapes
 
 
 @contextmanager
-def standing_in(monkeypatch, found, errors, finding):
+def standing_in(monkeypatch, found, errors, tool):
     """A run of one tool, which counts so many errors."""
-    tools = {"sanitizer_tools": ("memcheck",), "sanitizer_finding": finding}
-    with verifying(QUICK.model_copy(update=tools)) as judge:
+    with verifying(QUICK.model_copy(update={"compute_sanitizer": (tool,)})) as judge:
         reference = judge.runner.reference(AFFINE)
         reference.open()
         libraries = judge.preparer.prepare(found, AFFINE).libraries
         stand_in = judge.runner.server.base / "compute-sanitizer"
-        stand_in.write_text(STAND_IN.format(python=sys.executable, errors=errors))
+        summary = SUMMARIES[tool].format(errors, errors)
+        stand_in.write_text(STAND_IN.format(python=sys.executable, errors=errors, summary=summary))
         stand_in.chmod(0o755)
         monkeypatch.setattr(sanitizer, "installed", lambda: str(stand_in))
         yield partial(sanitizer.sanitize, judge.runner, reference, found, libraries)
@@ -234,13 +240,12 @@ def judges():
     made = {}
     with ExitStack() as stack:
 
-        def judge(tool, finding):
-            update = {"sanitizer": "correct", "sanitizer_tools": (tool,)}
-            update |= {"sanitizer_finding": finding, "sanitizer_s": 300.0}
-            if (tool, finding) not in made:
+        def judge(tool):
+            if tool not in made:
+                update = {"compute_sanitizer": (tool,), "compute_sanitizer_s": 300.0}
                 config = QUICK.model_copy(update=update)
-                made[tool, finding] = stack.enter_context(verifying_on_gpu(config))
-            return made[tool, finding]
+                made[tool] = stack.enter_context(verifying_on_gpu(config))
+            return made[tool]
 
         yield judge
 
@@ -249,8 +254,8 @@ def judges():
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", FAULTS)
 def test_a_fault_that_passes_every_other_check_is_found(judges, tool):
-    verdict = judges(tool, "flag")(ROWS, kernel(FAULTS[tool]), language=Language.CUDA)
-    assert_reason(verdict, "ok")
+    verdict = judges(tool)(ROWS, kernel(FAULTS[tool]), language=Language.CUDA)
+    assert_reason(verdict, "memory_error" if tool == "memcheck" else "ok")
     counts = [flag for flag in verdict.flags if flag.startswith(f"sanitizer:{tool}:")]
     assert len(counts) == 1 and counts[0].rpartition(":")[2].isdigit(), verdict.flags
 
@@ -259,15 +264,15 @@ def test_a_fault_that_passes_every_other_check_is_found(judges, tool):
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", FAULTS)
 def test_an_honest_kernel_has_no_finding(judges, tool):
-    verdict = judges(tool, "flag")(ROWS, kernel(HONEST), language=Language.CUDA)
+    verdict = judges(tool)(ROWS, kernel(HONEST), language=Language.CUDA)
     assert_reason(verdict, "ok")
     assert not [flag for flag in verdict.flags if flag.startswith("sanitizer")], verdict.flags
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_a_finding_in_an_odd_shape_refuses_where_it_is_to(judges):
+def test_a_fault_in_an_odd_shape_is_found(judges):
     odd = FAULTS["memcheck"].replace("t == 0 && row == 0", "columns % 2 && t == 0 && row == 0")
-    verdict = judges("memcheck", "refuse")(ROWS, kernel(odd), language=Language.CUDA)
+    verdict = judges("memcheck")(ROWS, kernel(odd), language=Language.CUDA)
     assert_reason(verdict, "memory_error")
     assert "memcheck" in verdict.detail

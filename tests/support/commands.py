@@ -125,7 +125,7 @@ def tiny(name, *, tasks, training, benchmark, **more):
     bundled = {"source": "bundled"}
     recipe = {"base_model": "small", "max_length": 8192, "gradient_accumulation": 1}
     suite = {"tasks": bundled | {"split": "heldout", "limit": 1}, "samples_per_task": 2}
-    quick = {"timing": {"max_s": 0.3}, "address_sanitizer": "off"}
+    quick = {"timing": {"max_s": 0.3}, "address_sanitizer": "off", "compute_sanitizer": ()}
     return {
         "name": name,
         "language": "cpp",

@@ -25,6 +25,7 @@ QUICK = EvalConfig(
     timing=TimingConfig(max_s=20, min_pairs=6, min_side_s=0.02, interval_width=0.5),
     limits=LimitsConfig(run_s=20, load_s=60),
     address_sanitizer="off",
+    compute_sanitizer=(),
 )
 """A verdict in about a second on an idle machine; every gate as in production. Deadlines and the
 budget of timing are those of a busy machine: no verdict depends on how much of it others use."""

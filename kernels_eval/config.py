@@ -483,6 +483,10 @@ outputs, 0.03 of 1,024)."""
 MARK_SIZE, MARKS_ALIKE = 1e3, 1 - 1e-3
 """How large a mark is (such as -1e9 for what is masked), and how many times larger than all others;
 how much alike marks are. A choice."""
+ORDER_UNITS, FEWEST_IN_ORDER = 4, 64
+"""By how many units in the last place of |y| + RMS(y) neighbours may be out of order that a task
+sorted, and of how many at least it is asked whether they are in order. Choices: exp may err by two
+on either side, and a sort by 26 bits of 32 by 63."""
 KERNELBENCH_TOLERANCES = (1e-4, 1e-2)
 """KernelBench's absolute and relative tolerances: v0.1's, v0's."""
 

@@ -101,11 +101,16 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
 
 
 def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
-    computed = found.model_copy(update={"only_chosen": False})
+    computed = found.model_copy(update={"only_chosen": False, "misplaced": 0})
     if found.only_chosen and process.reference.judge(computed, trial) is Reason.OK:
         return (
             "the reference moves and chooses numbers, and computes none: they must be its own, but"
             " for a few roundings (are digits left out?); "
+        )
+    if found.misplaced:
+        return (
+            f"{found.misplaced} neighbours are in order in the reference's output, not in this (are"
+            " they sorted by a part of their digits?); "
         )
     if found.systematic and found.rms < FORMULA_NAMED:
         return "another formula (an approximation?): the error is a function of the output; "

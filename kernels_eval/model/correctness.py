@@ -35,7 +35,7 @@ WORST = (
     *("rms", "reference_rms", "max", "reference_max", "sequential_rms", "scatter_rms"),
     *("scatter_max", "widest", "left_rms", "wrong_share", "reference_wrong_share"),
     *("wrong_slice", "reference_wrong_slice"),
-    *("lost_bits", "unequal"),
+    *("lost_bits", "unequal", "misplaced"),
 )
 
 
@@ -53,6 +53,7 @@ def merge(comparisons: Sequence[Comparison]) -> Comparison:
         precision=next((each["precision"] for each in found if each["precision"]), ""),
         systematic=any(each["systematic"] for each in found),
         only_chosen=any(each["only_chosen"] for each in found),
+        ordered=any(each["ordered"] for each in found),
         **{name: max((each[name] for each in found), key=_nan_last) for name in WORST},
         **{name: all(each[name] for each in found) for name in ALL},
     )
@@ -119,7 +120,7 @@ def judge(
         most = max(MOST_WRONG_SHARE, REFERENCE_FACTOR * measured.reference_wrong_share)
         of_slice = max(MOST_WRONG_SLICE, REFERENCE_FACTOR * measured.reference_wrong_slice)
         few = measured.wrong_share <= most and measured.wrong_slice <= of_slice
-        return Reason.OK if few and exact else Reason.WRONG_OUTPUT
+        return Reason.OK if few and exact and not measured.misplaced else Reason.WRONG_OUTPUT
     if precision not in MANTISSA:
         return Reason.WRONG_OUTPUT
     if measured.systematic:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels_eval.config import (
     COMPARED_AT_ONCE,
+    FEWEST_IN_ORDER,
     FEWEST_IN_SLICE,
     FORMULA_BINS,
     FORMULA_MAX,
@@ -25,6 +26,7 @@ from kernels_eval.config import (
     MARK_SIZE,
     MARKS_ALIKE,
     NEIGHBOUR_SHARE,
+    ORDER_UNITS,
 )
 from kernels_eval.model.correctness import PRECISION_OF
 from kernels_eval.protocol import Comparison
@@ -374,6 +376,27 @@ def row_differences(actual: Tensor, own: Tensor) -> Tensor:
         errors, sizes = errors.masked_fill(same, 0), sizes.nan_to_num(0, 0, 0)
     difference, scale = (x.amax(1).float() for x in (errors, sizes))
     return (difference / scale.clamp(min=1e-30)).nan_to_num(math.inf, math.inf)
+
+
+def misplaced(actual: Tensor, expected: Tensor) -> int:
+    """How many neighbours are not in order, by more than rounding, along dimensions in which all
+    expected ones are.
+    """
+    if not expected.is_floating_point() or not expected.dim() or not expected.numel():
+        return 0
+    few = slice(max(2, COMPARED_AT_ONCE * len(expected) // expected.numel()))
+    y, a = (computable(x[few]).double() for x in (expected, actual))
+    scale = _unmarked_rms(y.reshape(-1), finite=False)
+    bound = ORDER_UNITS * torch.finfo(expected.dtype).eps * (y.abs() + scale)
+    bound = bound.masked_fill(~(torch.isfinite(y) & torch.isfinite(a)), math.inf)
+    found = 0
+    for dim in range(y.dim()):
+        own = y.diff(dim=dim).nan_to_num()
+        rises, falls = bool((own > 0).any()), bool((own < 0).any())
+        if rises is not falls and own.numel() >= FEWEST_IN_ORDER:
+            back = -a.diff(dim=dim) if rises else a.diff(dim=dim)
+            found += int((back > bound.unfold(dim, 2, 1).amax(-1)).sum())
+    return found
 
 
 def close(a: Tensor, b: Tensor, rtol: float) -> bool:

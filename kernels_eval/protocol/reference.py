@@ -103,7 +103,8 @@ class Comparison(Payload):
     `masks_match`: NaN and infinities are in the same places. `worst`: position
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
     without floating-point type. `only_chosen`: the reference moves and chooses numbers, computes
-    none. `equals_trial` and `equals_answer` name other trials with this as the expected, or the
+    none. `ordered`: it sorted them; `misplaced`: neighbours that are in order in its output, not in
+    this. `equals_trial` and `equals_answer` name other trials with this as the expected, or the
     candidate's own, answer. `mutates_inputs` is of timed calls alone.
     `precision`: of the outputs that these errors are of, as `Gates` names it.
     """
@@ -129,7 +130,9 @@ class Comparison(Payload):
     systematic: bool = False
     worst: int = 0
     unequal: int = 0
+    misplaced: int = 0
     only_chosen: bool = False
+    ordered: bool = False
     uncleared: bool = False
     equals_trial: list[str] = []
     equals_answer: list[str] = []

@@ -44,6 +44,7 @@ from kernels_eval.model.measurement import (
     computable,
     least_step,
     measure,
+    misplaced,
     row_differences,
     same,
     same_all,
@@ -317,6 +318,11 @@ class ReferenceRole:
                 for old, new in zip(found, again, strict=True)
             ]
         hard = known.trial.hard
+        if known.trial.distribution != NON_FINITE:
+            found = [
+                each.model_copy(update={"misplaced": misplaced(x, y) if own.ordered else 0})
+                for each, own, x, y in zip(found, known.error, actual, known.expected, strict=True)
+            ]
         if not hard:
             lost = map(lost_bits, actual, known.expected)
             found = [

@@ -50,6 +50,7 @@ EXPONENTIALS = frozenset("_softmax _log_softmax logsumexp".split())
 LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "soft_margin_loss": 2}
 LOSSES |= {"binary_cross_entropy": 3, "nll_loss_forward": 3, "binary_cross_entropy_with_logits": 4}
 """Operators that sum a loss over elements, and which argument says how."""
+SORTS = frozenset({"sort", "topk", "msort"})
 LARGEST_OF = frozenset("amax amin max min argmax argmin".split())
 """Operators that choose an element."""
 DECIDING = frozenset("any all".split())
@@ -94,6 +95,8 @@ class MadeWith(NamedTuple):
     """how wide the scatter of a 16-bit type may make a gate, of the coarsest that was rounded to"""
     computed: bool = False
     """whether any operator did more than move and choose numbers"""
+    ordered: bool = False
+    """whether it was sorted, and only moved or changed one by one since then"""
 
 
 def _worst(*made: MadeWith) -> MadeWith:
@@ -139,7 +142,9 @@ class LongSums(TorchDispatchMode):
             before = _worst(self._numbers, self.made_with(args, given))
             result = function(*args, **given)
             computed = _computes(function, args, given, result)
-            own = MadeWith(error, self._rounding(name, args, result), computed)
+            own = MadeWith(error, self._rounding(name, args, result), computed, name in SORTS)
+            if not _keeps_order(function):
+                before = before._replace(ordered=False)
             self._note(function, before, own, args, given, result)
             return result
         if not made:
@@ -279,6 +284,11 @@ def _computes(function: OpOverload, args: Values, given: dict[str, object], resu
         return True
     read = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor) and _has_digits(x)]
     return not all(_holds(x, y) for x in made for y in read)
+
+
+def _keeps_order(function: OpOverload) -> bool:
+    each = torch.Tag.pointwise in function.tags or operator_name(function) in CHOOSING
+    return each or function.is_view
 
 
 def _has_digits(x: Tensor) -> bool:

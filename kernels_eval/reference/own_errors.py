@@ -192,6 +192,7 @@ def _cost(sums: LongSums, output: Tensor) -> Comparison:
             "sequential_rms": made.error,
             "widest": made.widest,
             "only_chosen": sums.only_chosen(output),
+            "ordered": made.ordered,
         }
     )
 

@@ -98,6 +98,16 @@ def _refill(
         tensor.copy_(drawn.reshape(tensor.shape))
 
 
+def _row_of_padding(weight: Tensor) -> Tensor:
+    """The one row of zeros of a matrix, as an embedding has at its `padding_idx`, where no training
+    changes it.
+    """
+    if weight.dim() != 2 or min(weight.shape) < 2:
+        return weight[:0]
+    rows = (computable(weight) == 0).all(1).nonzero()
+    return weight[int(rows)] if rows.numel() == 1 else weight[:0]
+
+
 def randomise_weights(
     model: nn.Module,
     seed: int,
@@ -109,7 +119,7 @@ def randomise_weights(
     their names and dimensions of size 1.
 
     A model with all `names` is filled in their order first. `only`: positions; `but`: not these
-    names. Odd seeds give vectors either sign, and some large elements.
+    names. Odd seeds give vectors either sign, and some large elements. A row for padding stays.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in parameters_of(model).items() if name not in but}
@@ -119,7 +129,9 @@ def randomise_weights(
         shape = tuple(squeezed(parameter))
         if only is None or index in only:
             nth = seen[shape] = seen.get(shape, -1) + 1
+            padding = _row_of_padding(parameter.detach())
             _refill(parameter, [seed, shape, nth], signed=seed % 2 == 1)
+            padding.zero_()
 
 
 def weights_of(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

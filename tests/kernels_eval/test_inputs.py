@@ -175,6 +175,19 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones():
     assert not torch.equal(one.gain, torch.ones(4))
 
 
+def test_a_row_for_padding_stays_and_other_zeros_do_not():
+    words, plain = torch.nn.Embedding(6, 4, padding_idx=2), torch.nn.Embedding(6, 4)
+    halves = torch.nn.Linear(4, 6, bias=False)
+    with torch.no_grad():
+        plain.weight[2] = 0
+        halves.weight[:3] = 0
+    for each in (words, plain, halves):
+        randomise_weights(each, 7)
+    assert torch.equal(words.weight, plain.weight)
+    assert (words.weight == 0).all(1).tolist() == [False, False, True, False, False, False]
+    assert (halves.weight != 0).all()
+
+
 def test_running_statistics_map_whatever_their_names_and_nothing_else_is_redrawn():
     class Renamed(torch.nn.Module):
         def __init__(self):

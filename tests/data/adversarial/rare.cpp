@@ -245,3 +245,13 @@ torch::Tensor chain(torch::Tensor p, int64_t steps) {
   }
   return v;
 }
+// For each row of the index, the sum of these rows of a weight, but of none below `first`.
+torch::Tensor sum_of_rows(torch::Tensor index, torch::Tensor weight, int64_t first) {
+  const int64_t rows = index.size(0), terms = index.size(1), width = weight.size(1);
+  auto out = torch::zeros({rows, width}, weight.options());
+  const int64_t* at = index.data_ptr<int64_t>();
+  for (int64_t i = 0; i < rows * terms; ++i)
+    for (int64_t k = 0; k < width && at[i] >= first; ++k)
+      out.data_ptr<float>()[i / terms * width + k] += weight.data_ptr<float>()[at[i] * width + k];
+  return out;
+}

@@ -610,6 +610,8 @@ BOUND_ATTEMPTS, BOUND_SAMPLES = 3, 20
 each but the first. A choice."""
 MOST_DRIFT = 0.1
 """A change of the reference's time within a measurement that quiet machines do not show."""
+CONTENDED_SHARE = 0.2
+"""Of the processor time that several threads wanted, what others may have had."""
 DISTURBED_RATIO, DISTURBED_LEAST_MS = 2.0, 0.1
 """A call that takes so many milliseconds takes at most so many times its bound."""
 REFERENCE_DRIFT = 1.2

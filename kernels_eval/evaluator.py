@@ -238,6 +238,7 @@ class Evaluator:
             reference.end_timing()
             clock.check_idle_samples()
             draft.flags += self.runner.drift_flags(reference.task, timing)
+            draft.flags += ["unstable"] if clock.contended else []
             draft.timing = timing
 
     def _sanitize(

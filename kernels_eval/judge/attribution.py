@@ -210,13 +210,13 @@ def _no_custom_kernel(what: str, process: CandidateProcess, otherwise: str) -> S
 
 def _busy_share(child: Child) -> float:
     # on a busy machine a process that wants to run does not always get a processor
-    started, used = time.monotonic(), child.demand_ns()
+    started, used = time.monotonic(), sum(child.demand_ns())
     if not used:
         return 0.0
     while True:
         time.sleep(IDLE_WINDOW_S)  # the window that is measured, not a wait for something
         passed = time.monotonic() - started
-        share = (child.demand_ns() - used) / 1e9 / passed
+        share = (sum(child.demand_ns()) - used) / 1e9 / passed
         # The kernel counts a wait for the processor when it ends: on a busy machine more is to
         # come.
         if share > IDLE_SHARE or passed > LONGEST_IDLE_WINDOW_S or not _wants_to_run(child):

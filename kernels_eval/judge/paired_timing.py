@@ -48,6 +48,7 @@ from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.timing import (
     ImplausibleTime,
+    contended,
     measure,
     unsettled,
 )
@@ -92,7 +93,8 @@ def most_calls(reference: ReferenceProcess, sets: int) -> int:
 
 class PairedClock:
     """Times a candidate against its reference. `idle_samples`: samples and rounds with a call
-    without custom kernel.
+    without custom kernel. `contended`: others had the processors that several threads wanted, which
+    spin while they wait for each other: no clock leaves that out, and it slows one side alone.
     """
 
     def __init__(self, process: CandidateProcess) -> None:
@@ -101,6 +103,7 @@ class PairedClock:
         self.on_gpu = process.reference.device.startswith("cuda")
         self.by_processor = process.by_processor
         self.idle_samples = 0
+        self.contended = False
         self.needs_copy = process.needs_copy
         """what a round copies of its outputs is then a part of the work"""
         self.burnt_ns = self.waited_ns = 0
@@ -117,7 +120,7 @@ class PairedClock:
             timing = self._measure_once()
             # in case the machine is quieter now; where a wide interval will do, flags are enough
             for _ in range(REMEASURED if self.config.interval_width < MOST_DRIFT else 0):
-                if unsettled(timing, self.config):
+                if self.contended or unsettled(timing, self.config):
                     timing = self._measure_once()
         except ImplausibleTime as error:
             raise Stop(Reason.IMPLAUSIBLE_TIME, str(error)) from error
@@ -141,8 +144,10 @@ class PairedClock:
         """Nanoseconds of a call in each round on unseen inputs"""
         confirms = self.process.config.level == "confirm"
         shared = self.on_gpu or self.process.config.threads == 1
-        with on_one_core([self.reference.child, self.process.child] if shared else []):
-            return measure(
+        children = [self.reference.child, self.process.child]
+        before = [] if shared else [x.demand_ns() for x in children]
+        with on_one_core(children if shared else []):
+            timing = measure(
                 self._reference_sample,
                 self._candidate_sample,
                 self.config,
@@ -152,6 +157,9 @@ class PairedClock:
                 throttled=throttled if self.on_gpu else lambda: None,
                 most_calls=most_calls(self.reference, self.sets),
             )
+        after = [x.demand_ns() for x in children] if before else []
+        self.contended = any(map(contended, before, after))
+        return timing
 
     def _draw(self) -> None:
         self.seeds, one_set_s = draw_sets(self.reference, self.reference.timed_distribution)

@@ -16,6 +16,7 @@ from kernels_eval.config import (
     BOUND_ATTEMPTS,
     BOUND_SAMPLES,
     CLOCK_BOUND_SHARE,
+    CONTENDED_SHARE,
     DECIDED_WIDTH,
     DISTURBED_LEAST_MS,
     DISTURBED_RATIO,
@@ -150,6 +151,12 @@ def unsettled(timing: Timing, config: TimingConfig) -> bool:
     ratio = timing.candidate_ms / timing.clock_bound_ms
     slowed = ratio > DISTURBED_RATIO and timing.clock_bound_ms > DISTURBED_LEAST_MS
     return drifted or slowed or abs(ratio - 1) < 1e-6
+
+
+def contended(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Whether threads waited for processors (`Child.demand_ns`) for much of what they wanted."""
+    ran, waited = (now - then for now, then in zip(after, before, strict=True))
+    return waited > CONTENDED_SHARE * (ran + waited)
 
 
 def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: TimingConfig) -> bool:

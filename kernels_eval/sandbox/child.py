@@ -258,15 +258,16 @@ class Child:
                 total += time.clock_gettime_ns(~pid << 3 | 2)
         return total
 
-    def demand_ns(self) -> int:
-        """Nanoseconds that living threads of the tree ran or were ready to (schedstat); 0 where
-        unknown.
+    def demand_ns(self) -> tuple[int, int]:
+        """Nanoseconds that living threads of the tree ran, and were ready to and waited for a
+        processor (schedstat); 0 where unknown.
         """
-        total = 0
+        ran = waited = 0
         for path in self.thread_files("schedstat"):
             with suppress(OSError, ValueError):  # a thread that has just ended
-                total += sum(map(int, path.read_text().split()[:2]))
-        return total
+                each = path.read_text().split()
+                ran, waited = ran + int(each[0]), waited + int(each[1])
+        return ran, waited
 
     @contextmanager
     def stopped(self, known: Sequence[int] = ()) -> Iterator[None]:

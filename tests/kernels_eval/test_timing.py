@@ -2,6 +2,8 @@
 nothing here runs a kernel or depends on the machine's speed."""
 
 import math
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels_eval.config import DECIDED_WIDTH, MOST_NS, PRECISE_PAIRS, EvalConfig, TimingConfig
+from kernels_eval.judge import paired_timing
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.runner import Runner
 from kernels_eval.judge.timing import (
@@ -333,6 +336,29 @@ def test_a_call_alone_bounds_those_that_share_their_work(reference_ns, rounds, b
     clock._round = lambda calls: next(scripted)
     assert clock._alone(reference_ns) == pytest.approx(bound)
     assert next(scripted, None) is None
+
+
+@pytest.mark.parametrize(
+    "threads, ran, waited, contended",
+    [(2, 100, 80, True), (2, 100, 20, False), (2, 0, 0, False), (1, 100, 80, False)],
+)
+def test_a_measurement_of_threads_that_waited_for_processors_is_contended(
+    monkeypatch, threads, ran, waited, contended
+):
+    """One thread counts by its processor time, which has no waits."""
+    idle, busy = (iter([(7, 7), each]) for each in ((7, 7), (7 + ran, 7 + waited)))
+    children = [SimpleNamespace(demand_ns=partial(next, each)) for each in (idle, busy)]
+    clock = object.__new__(PairedClock)
+    clock.on_gpu = clock.by_processor = clock.contended = False
+    clock.sets, clock.config, clock._draw = 1, TimingConfig(), lambda: None
+    clock.reference = SimpleNamespace(child=children[0])
+    config = SimpleNamespace(threads=threads, level="screen")
+    clock.process = SimpleNamespace(child=children[1], config=config, renew=None)
+    monkeypatch.setattr(paired_timing, "measure", lambda *_, **__: "timing")
+    monkeypatch.setattr(paired_timing, "most_calls", lambda *_: 1)
+    monkeypatch.setattr(paired_timing, "on_one_core", lambda _: nullcontext())
+    assert clock._measure_once() == "timing"
+    assert clock.contended is contended
 
 
 def test_tasks_of_one_name_have_reference_times_of_their_own():

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,11 +64,10 @@ RELATIVES = (
 
 
 class Traced(NamedTuple):
-    """Fingerprints by task_id, and the seconds that each took in its process, without those of the
-    first ones, which start it."""
+    """Fingerprints by task_id, and the mean seconds that each took in its process."""
 
     fingerprints: dict[str, Fingerprint]
-    seconds: list[float]
+    seconds: float
 
 
 def main() -> None:
@@ -101,10 +99,7 @@ def report(options: argparse.Namespace) -> Iterator[str]:
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}. {len(tasks)} tasks of levels 1 to 3 in"
         f" {len(set(families.values()))} families, {len(untraced)} not traced: {untraced}."
     )
-    yield (
-        f"Seconds a task in its process: median {statistics.median(known.seconds):.3f}, mean"
-        f" {statistics.fmean(known.seconds):.3f}, longest {max(known.seconds):.1f}."
-    )
+    yield f"Seconds a task in its process: mean {known.seconds:.3f}."
     yield ""
     drawn = drawn_evenly(tasks, options.tasks)
     yield from planted_lines(drawn, known, families, options)
@@ -121,13 +116,13 @@ def drawn_evenly(tasks: Sequence[KernelTask], count: int) -> list[KernelTask]:
 
 
 def traced(tasks: Iterable[KernelTask], jobs: int) -> Traced:
-    found, seconds = {}, []
-    for task, result in measured(tasks, jobs):
-        graph = result.workload.graph
+    found, started = {}, time.monotonic()
+    for task, workload in measured(tasks, jobs):
+        graph = workload.graph
         row = graph.model_dump(mode="json") if graph else None
         found[task.task_id] = Fingerprint(task.task_id, task.code, row)
-        seconds.append(result.seconds)
-    return Traced(dict(sorted(found.items())), seconds[jobs:] or seconds)
+    seconds = jobs * (time.monotonic() - started) / max(1, len(found))
+    return Traced(dict(sorted(found.items())), seconds)
 
 
 def index_of(fingerprints: Iterable[Fingerprint]) -> Index:
@@ -250,7 +245,7 @@ def clean_lines(location: str, known: Traced, jobs: int) -> list[str]:
     for each in tasks.fingerprints.values():
         everything.find(each)
     comparing = (time.process_time() - started) / max(1, len(tasks.fingerprints))
-    mean = statistics.fmean(tasks.seconds)
+    mean = tasks.seconds
     return [
         "## Further tasks, to be read by a person",
         "",

@@ -135,23 +135,19 @@ def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageErro
 
 
 def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:
-    from tasks.curation.pool import known_ratio
-    from tasks.operators import is_single_operator
-    from tasks.shares import left_out
+    from tasks.observe.composition import composition
 
-    timed = taken.with_columns(speedup=known_ratio(taken, "speedup"))
-    single = is_single_operator(pl.col("reference_operators"))
-    singles = int(taken.select(single.sum()).item())
+    held = composition(config.strategy, taken)
     return {
         "strategy": config.strategy,
         "size": config.size,
-        "samples": taken.height,
-        "tasks": taken["task_id"].n_unique(),
+        "samples": held.samples,
+        "tasks": held.tasks,
         "criterion_counts": {},
-        "composition": {"single_operator": singles, "fusion": taken.height - singles},
-        "median_reasoning_tokens": taken["reasoning_tokens"].median(),
-        "median_speedup": timed["speedup"].median(),
-        "min_kernel_share": [each.model_dump() for each in left_out(timed)],
+        "composition": {"single_operator": held.single_operator, "fusion": held.fusion},
+        "median_reasoning_tokens": held.median_tokens,
+        "median_speedup": held.median_speedup,
+        "min_kernel_share": [each.model_dump() for each in held.left_out],
         "config": config.model_dump(mode="json"),
         "seconds": 0.0,
     }

@@ -257,7 +257,7 @@ def profile_of(task: KernelTask, code: str, verdict: Verdict) -> KernelProfile:
         code=code,
     )
     with Measurer() as measurer:
-        work = measurer.measure(task).workload
+        work = measurer.measure(task)
     arch = gpu_arch() if language.needs_gpu else None
     with Profiler(EvalConfig(), device_for(language), cuda_arch=arch) as profiler:
         return profiler.profile(

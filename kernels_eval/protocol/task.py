@@ -54,7 +54,7 @@ class GraphReport(Payload):
 
 class WorkloadReport(Payload):
     """Operators, floating-point operations and least bytes of one forward call; `executed` says on
-    what. `peak_rss_bytes` are the process's.
+    what.
     """
 
     operators: list[str]
@@ -62,7 +62,6 @@ class WorkloadReport(Payload):
     bytes_min: int
     executed: str
     graph: GraphReport | None
-    peak_rss_bytes: int
 
 
 class MeasureWorkload(AboutTask[WorkloadReport]):

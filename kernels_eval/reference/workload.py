@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import resource
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
@@ -248,7 +247,6 @@ def _workload_of(module: ModuleType, spec: ModelSpec) -> WorkloadReport:
         bytes_min=tally.read.bytes + tally.bytes_written(leaves),
         executed="meta" if device == "meta" else "declared inputs",
         graph=graph,
-        peak_rss_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     )
 
 

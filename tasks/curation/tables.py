@@ -111,8 +111,7 @@ def texts_of(candidates: Snapshot, taken: pl.DataFrame) -> pl.DataFrame:
 
 def places_of(candidates: Snapshot, wanted: pl.DataFrame) -> pl.DataFrame:
     """candidate_id and place of the wanted candidates, each once."""
-    places = candidates.index(["candidate_id"])
-    places = places.unique("candidate_id", keep="first", maintain_order=True)
+    places = candidates.index(["candidate_id"], unique=True)
     ids = wanted.select("candidate_id")
     return places.join(ids, on="candidate_id", how="semi", maintain_order="left")
 

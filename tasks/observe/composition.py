@@ -54,11 +54,15 @@ def leading_family(families: Sequence[str]) -> str:
     return next((name for name in (*LEADING, *families) if name in families), UNKNOWN)
 
 
-def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetComposition:
+def composition(
+    name: str, rows: pl.DataFrame, families: pl.DataFrame | None = None
+) -> SetComposition:
     """Content of a set: `rows` has a line per sample with task_id, reasoning_tokens, timing and
-    reference_operators; `families` has task_id and family."""
-    tasks = rows.select(pl.col("task_id").cast(pl.String))
-    family = tasks.join(families, on="task_id", how="left")["family"].fill_null(UNKNOWN)
+    reference_operators; `families` has task_id and family (None: all unknown)."""
+    family = pl.Series([UNKNOWN] * rows.height, dtype=pl.String)
+    if families is not None:
+        tasks = rows.select(pl.col("task_id").cast(pl.String))
+        family = tasks.join(families, on="task_id", how="left")["family"].fill_null(UNKNOWN)
     singles = int(rows.select(is_single_operator(pl.col("reference_operators")).sum()).item())
     ratio = nested(rows, "timing", "speedup").cast(pl.Float64)
     speedups = rows.select(ratio).to_series()

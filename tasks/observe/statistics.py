@@ -4,7 +4,8 @@ cannot support has no value and a reason."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def _moments(slope: float, exposure: Floats, count: int) -> tuple[float, float]:
 def rank_correlation(x: Floats, y: Floats, task: Codes) -> Estimate:
     """Return Spearman's rho with a delete-a-group jackknife interval over tasks (Kott 2001) on
     Fisher's scale: up to `MAX_GROUPS` random groups of whole tasks."""
-    from scipy.stats import t
+    from scipy.stats import spearmanr, t
 
     names, codes = np.unique(task, return_inverse=True)
     groups = min(len(names), MAX_GROUPS)
@@ -110,34 +111,19 @@ def rank_correlation(x: Floats, y: Floats, task: Codes) -> Estimate:
         return estimate.unknown(f"{len(x)} correct samples have a speedup")
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return estimate.unknown("length or speedup does not vary")
-    rho = _spearman(x, y)
-    value = rho(np.ones(len(x), dtype=bool))
+    value = float(spearmanr(x, y).statistic)
     if groups < MIN_GROUPS:
         return estimate.found(value)
     group = (np.random.default_rng(0).permutation(len(names)) % groups)[codes]
-    left = np.array([_fisher(rho(group != number)) for number in range(groups)])
+    kept = [group != number for number in range(groups)]
+    with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):
+        rhos = [spearmanr(x[each], y[each]).statistic for each in kept]
+    left = np.array([_fisher(float(rho)) for rho in rhos])
     error = math.sqrt((groups - 1) / groups * float(np.sum((left - left.mean()) ** 2)))
     if not math.isfinite(error) or error == 0:
         return estimate.found(value)
     centre, reach = _fisher(value), float(t.ppf(0.975, groups - 1)) * error
     return estimate.found(value, math.tanh(centre - reach), math.tanh(centre + reach))
-
-
-def _spearman(x: Floats, y: Floats) -> Callable[[Mask], float]:
-    codes = [np.unique(values, return_inverse=True)[1] for values in (x, y)]
-
-    def rho(keep: Mask) -> float:
-        first, second = (_mean_ranks(code[keep]) for code in codes)
-        with np.errstate(invalid="ignore"):
-            return float(np.corrcoef(first, second)[0, 1])
-
-    return rho
-
-
-def _mean_ranks(codes: Codes) -> Floats:
-    counts = np.bincount(codes)
-    middle: Floats = np.cumsum(counts) - (counts - 1) / 2
-    return middle[codes]
 
 
 def _fisher(rho: float) -> float:

@@ -241,9 +241,10 @@ class Snapshot:
                 return name in file.schema_arrow.names
         return False
 
-    def index(self, columns: Sequence[str]) -> pl.DataFrame:
+    def index(self, columns: Sequence[str], *, unique: bool = False) -> pl.DataFrame:
         """Some columns of every row with its place (`part`, and its number `row` there), in the
-        order of writing. Raises polars' ColumnNotFoundError where no part has one."""
+        order of writing. `unique` keeps the first row per value of the first column. Raises polars'
+        ColumnNotFoundError where no part has one."""
         import polars as pl
 
         kinds = {**dict.fromkeys(columns, pl.String), "part": pl.Categorical}
@@ -253,7 +254,8 @@ class Snapshot:
         ]
         found = combine_parts(frames, self.path) if frames else pl.DataFrame(schema=kinds)
         number = pl.int_range(pl.len(), dtype=pl.UInt32).over("part")
-        return found.select(*kinds, row=number)
+        places = found.select(*kinds, row=number)
+        return places.filter(pl.col(columns[0]).is_first_distinct()) if unique else places
 
     def batches_at(
         self, part: str, rows: NDArray[Any], columns: Sequence[str] | None = None
@@ -296,7 +298,7 @@ class Snapshot:
         """The first row of each of a column's values (None: of all), in the order of writing."""
         import polars as pl
 
-        found = self.index([column]).unique(column, keep="first", maintain_order=True)
+        found = self.index([column], unique=True)
         if values is not None:
             found = found.filter(pl.col(column).is_in(list(values)))
         return self.rows_of(found, columns)

@@ -188,5 +188,4 @@ def _limits(profiles: Snapshot) -> dict[str, str]:
 
 
 def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
-    found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
-    return found.unique("candidate_id", keep="first", maintain_order=True)
+    return candidates.index(["candidate_id", "turn"], unique=True).filter(pl.col("turn") == turn)

@@ -113,9 +113,7 @@ class Synthesis:
     def _bring_along(self) -> None:
         if self._before:
             before, snapshot = self._before[0].open(), self.snapshot
-            every = before.index(["candidate_id"]).unique(
-                "candidate_id", keep="first", maintain_order=True
-            )
+            every = before.index(["candidate_id"], unique=True)
             there = snapshot.index(["candidate_id"])
             left = every.join(there, on="candidate_id", how="anti", maintain_order="left")
             snapshot.append(before.rows_of(left), CANDIDATES)

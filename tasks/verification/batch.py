@@ -251,9 +251,7 @@ def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> Non
     schema = pa.schema([*VERDICTS, *added])
     origin = candidates.read(columns=columns, unique="candidate_id").select(columns)
     places = {row["candidate_id"]: row for row in origin.iter_rows(named=True)}
-    index = verdicts.index(["candidate_id"]).unique(
-        "candidate_id", keep="first", maintain_order=True
-    )
+    index = verdicts.index(["candidate_id"], unique=True)
 
     def rows() -> Iterator[Json]:
         for row in verdicts.rows_of(index, VERDICTS.names):

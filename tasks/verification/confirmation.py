@@ -134,9 +134,7 @@ class Confirmation(Verification):
     def publish(self) -> SnapshotRef:
         self._end_stream()
         there = self.snapshot.index(["candidate_id"])
-        places = self._screened.index(["candidate_id"]).unique(
-            "candidate_id", keep="first", maintain_order=True
-        )
+        places = self._screened.index(["candidate_id"], unique=True)
         rest = places.join(there, on="candidate_id", how="anti", maintain_order="left")
         self.snapshot.append(self._screened.rows_of(rest, VERDICTS.names), VERDICTS)
         return super().publish()

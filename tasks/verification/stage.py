@@ -236,9 +236,7 @@ class Verification:
         return keyed.unique("key", keep="first", maintain_order=True).drop("key")
 
     def _wanted(self) -> pl.DataFrame:
-        return self._candidates.index(PLANNED).unique(
-            "candidate_id", keep="first", maintain_order=True
-        )
+        return self._candidates.index(PLANNED, unique=True)
 
     def _without_verdict(self) -> pl.DataFrame:
         wanted = self._wanted()
@@ -248,7 +246,7 @@ class Verification:
 
     def _pairs(self, left: pl.DataFrame) -> Generator[tuple[KernelTask, Candidate], None, None]:
         asked = left.select("task_id").unique(maintain_order=True)
-        known = self._tasks.index(["task_id"]).unique("task_id", keep="first")
+        known = self._tasks.index(["task_id"], unique=True)
         places = asked.join(known, on="task_id", how="left", maintain_order="left")
         if places["part"].has_nulls():
             missing = places.filter(places["part"].is_null())["task_id"][0]

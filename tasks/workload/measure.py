@@ -4,12 +4,11 @@ lie: it runs in the process that counts."""
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
@@ -109,15 +108,6 @@ def record_of(kind: type[Answer], task: KernelTask, answer: Row) -> Answer:
     return kind.model_validate({"task_id": task.task_id, "problem": short})
 
 
-class Measured(NamedTuple):
-    """A workload with its cost: wall seconds, and the process's peak resident bytes (torch's own
-    included)."""
-
-    workload: Workload
-    seconds: float
-    peak_rss_bytes: int | None
-
-
 class Measurer(ReferenceProcess):
     """Counts workloads, one task at a time."""
 
@@ -126,18 +116,15 @@ class Measurer(ReferenceProcess):
     def __init__(self, timeout_s: float = TIMEOUT_S, memory_gb: float = COUNTING_GB) -> None:
         super().__init__(timeout_s, memory_gb, partial(ForkServer, readable=(), warm="workload"))
 
-    def measure(self, task: KernelTask) -> Measured:
+    def measure(self, task: KernelTask) -> Workload:
         """Count one task; its failures are a `problem`. Raises SandboxError as `ask` does."""
-        started = time.monotonic()
         answer = self.ask(MeasureWorkload, task, declared_max_bytes=DECLARED_MAX_BYTES)
-        peak = answer.pop("peak_rss_bytes", None)
         found = record_of(Workload, task, answer)
         complete = None not in (found.flops, found.bytes_min, found.executed)
         if complete == (found.problem is not None):
             problem = "its process answered with half a workload"
             found = Workload(task_id=task.task_id, problem=problem)
-        seconds = time.monotonic() - started
-        return Measured(found, seconds, peak if isinstance(peak, int) else None)
+        return found
 
 
 class Profiler(ReferenceProcess):
@@ -160,8 +147,8 @@ class Profiler(ReferenceProcess):
 
 def measured(
     tasks: Iterable[KernelTask], jobs: int | None = None
-) -> Iterator[tuple[KernelTask, Measured]]:
-    """Tasks with measurements as they are done, `jobs` at a time (default: as many as pay off
+) -> Iterator[tuple[KernelTask, Workload]]:
+    """Tasks with their workloads as they are done, `jobs` at a time (default: as many as pay off
     here). Raises SandboxError as `Measurer.measure` does."""
     wanted = list(tasks)
     worthwhile = 1 + len(wanted) // TASKS_A_JOB
@@ -171,7 +158,7 @@ def measured(
     for measurer in measurers:
         idle.put(measurer)
 
-    def one(task: KernelTask) -> tuple[KernelTask, Measured]:
+    def one(task: KernelTask) -> tuple[KernelTask, Workload]:
         measurer = idle.get()
         try:
             return task, measurer.measure(task)

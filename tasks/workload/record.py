@@ -1,4 +1,4 @@
-"""Records and columns of workloads and profiles, and the roofline bound."""
+"""Records of workloads and profiles."""
 
 from __future__ import annotations
 
@@ -58,22 +58,6 @@ class Workload(Record):
         return self.model_dump(mode="json") | derived
 
 
-def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> float:
-    """Least milliseconds of a forward call on a machine with `peak_bytes_per_s` and `peak_flops`
-    per second: the roofline model (Williams, Waterman and Patterson, Communications of the ACM
-    52(4), 2009).
-
-    Take the fastest usable unit's `peak_flops`, and `peak_bytes_per_s` of the nearest memory that
-    holds the data between calls. Other algorithms may need fewer operations (Winograd's). Raises
-    ValueError for an uncounted workload and non-positive peaks.
-    """
-    if workload.flops is None or workload.bytes_min is None:
-        raise ValueError(f"{workload.task_id} has no counted workload: {workload.problem}")
-    if not (peak_bytes_per_s > 0 and peak_flops > 0):
-        raise ValueError("peaks must be positive numbers per second")
-    return 1e3 * max(workload.bytes_min / peak_bytes_per_s, workload.flops / peak_flops)
-
-
 class Profile(Record):
     """Operator times of a forward call at the declared shapes, slowest first.
 
@@ -87,8 +71,3 @@ class Profile(Record):
     clock: Literal["device", "cpu"] | None = None
     device: str = ""
     problem: str | None = None
-
-    @property
-    def shares(self) -> dict[str, float]:
-        total = self.total_us
-        return {each.name: each.us / total for each in self.operators} if total else {}

@@ -43,8 +43,8 @@ def run(tasks: SnapshotRef) -> SnapshotRef:
     found = read_tasks(tasks)
 
     def counted(programs: Programs) -> Iterator[Json]:
-        for task, result in measured(programs.values()):
-            yield result.workload.row() | {KEY: workload_key(task)}
+        for task, workload in measured(programs.values()):
+            yield workload.row() | {KEY: workload_key(task)}
 
     fill(snapshot, WORKLOADS, [(workload_key(task), task) for task in found], counted)
     rows = snapshot.read(columns=[TASK, "operator_kind", "families"], unique=TASK)

@@ -2,7 +2,6 @@
 themselves."""
 
 import json
-import math
 from functools import partial
 
 import polars as pl
@@ -17,7 +16,6 @@ from tasks.sources.stage import keep
 from tasks.workload import measure, stage
 from tasks.workload.families import FAMILIES, TABLE, families_of, family_of
 from tasks.workload.measure import Measurer
-from tasks.workload.record import Workload, least_ms
 from tests.support.cases import cases
 
 CASES = cases("workload")
@@ -56,7 +54,7 @@ def measurer():
 
 
 def counted(measurer, *args, **kwargs):
-    found = measurer.measure(task(*args, **kwargs)).workload
+    found = measurer.measure(task(*args, **kwargs))
     assert found.problem is None
     return found
 
@@ -119,17 +117,16 @@ def test_two_steps_stand_for_all_steps_exactly():
 
 
 def test_gigabytes_of_inputs_cost_no_memory(measurer):
-    idle = measurer.measure(task("return x + 1", "torch.rand(1)")).peak_rss_bytes
+    """More than the process may hold (COUNTING_GB)."""
     large = measurer.measure(task("return torch.relu(x) + 1", "torch.rand(4, 1024, 1024, 1024)"))
-    assert large.workload.problem is None
-    assert large.workload.bytes_min == 2 * 4 * (4 << 30)
-    assert idle and large.peak_rss_bytes and large.peak_rss_bytes < idle + (64 << 20)
+    assert (large.problem, large.executed) == (None, "meta")
+    assert large.bytes_min == 2 * 4 * (4 << 30)
 
 
 def test_real_inputs_are_not_made_where_they_are_too_large(measurer, monkeypatch):
     monkeypatch.setattr(measure, "DECLARED_MAX_BYTES", (1 << 22) - 1)
     large = task("return x * x.sum().item()", "torch.rand(1 << 20)")
-    found = measurer.measure(large).workload
+    found = measurer.measure(large)
     assert found.problem and "0.00419 GB" in found.problem and "item()" in found.problem
     assert (found.flops, found.bytes_min, found.operator_kind, found.executed) == (
         None,
@@ -180,7 +177,7 @@ def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer):
         "import kernels_eval.reference.workload as w\nw.Storages.bytes = property(lambda self:"
         " -10**9)\nreturn x + 1"
     )
-    found = measurer.measure(task(forward, "torch.rand(4)")).workload
+    found = measurer.measure(task(forward, "torch.rand(4)"))
     assert found.problem and "no workload" in found.problem
 
 
@@ -278,7 +275,7 @@ def test_bundled_tasks_are_named_as_verification_names_them(measurer):
         exec(compile(item.code, item.name, "exec"), space)
         model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
         seen = reference_operators(lambda model=model, inputs=inputs: model(*inputs))[:256]
-        found = measurer.measure(item).workload
+        found = measurer.measure(item)
         assert found.problem is None
         assert list(found.operators) == seen, item.name
         assert found.operator_kind == operator_kind(seen)
@@ -296,15 +293,3 @@ def test_every_name_is_in_one_family_only():
 def test_spellings_of_one_operator_are_one_family(operator, family):
     assert family_of(operator) == family
     assert families_of([operator, operator]) == (family,)
-
-
-def test_least_ms_is_the_slower_of_memory_and_arithmetic():
-    memory = Workload(task_id="m", flops=10, bytes_min=3 * 10**9, executed="meta")
-    compute = Workload(task_id="c", flops=4 * 10**12, bytes_min=8, executed="meta")
-    assert least_ms(memory, 3e12, 1e15) == pytest.approx(1.0)
-    assert least_ms(compute, 3e12, 1e15) == pytest.approx(4.0)
-    assert least_ms(compute, math.inf, 2e15) == pytest.approx(2.0)
-    with pytest.raises(ValueError, match="it hung"):
-        least_ms(Workload(task_id="p", problem="it hung"), 1.0, 1.0)
-    with pytest.raises(ValueError, match="positive"):
-        least_ms(memory, 0.0, 1.0)

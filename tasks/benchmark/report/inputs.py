@@ -78,9 +78,7 @@ def traces_of(candidates: SnapshotRef, flagged: Flagger) -> Traces:
     Without reasoning, the whole response counts.
     """
     snapshot = candidates.open()
-    places = snapshot.index(["candidate_id"]).unique(
-        "candidate_id", keep="first", maintain_order=True
-    )
+    places = snapshot.index(["candidate_id"], unique=True)
     flags: Counter[str] = Counter()
     lengths: list[int] = []
 

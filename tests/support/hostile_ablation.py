@@ -6,26 +6,13 @@ Its pages must not lean on that: a record may come of an older version, another 
 somebody's hand.
 """
 
-from typing import NamedTuple
-
 from tasks.benchmark.comparison.records import Ablation, Branch
-from tasks.tracking.connection import Destination
-from tasks.tracking.mlflow_sink import AblationSink
-from tasks.tracking.records import RunRecord, StageRecord
 from tests.support.ablations import answers, branch, drawn, verdict, written_comparison
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 
 OUTSIDE = f"http://{CANARY}/run'\"><script>{ACT}</script>"
 SCRIPT = f"javascript:{ACT}"
 LINKS = {"mlflow_url": OUTSIDE, "prefect_url": SCRIPT}
-
-
-class HostileRuns(NamedTuple):
-    """Ids in MLflow."""
-
-    parent: str
-    children: list[str]
-    experiment: str
 
 
 def hostile_ablation(root):
@@ -75,39 +62,3 @@ def hostile_ablation(root):
 
 def hostile_comparison(root):
     return written_comparison(hostile_ablation(root), root / "comparison", resamples=100)
-
-
-def log_hostile_ablation(root, uri):
-    """The ablation in MLflow, as `flows.ablation.track` writes it: a parent with the comparison's
-    files, and two children to compare."""
-    files = hostile_comparison(root)
-    sink = AblationSink(Destination(uri, str(root), "concur"))
-    parent = sink.open(
-        RunRecord(
-            run_fingerprint="hostile-ablation",
-            name=HOSTILE,
-            tags={"profile": HOSTILE},
-            params={"strategies": HOSTILE, "pipeline.name": LINES},
-        )
-    )
-    children = []
-    for number in range(2):
-        run = RunRecord(
-            run_fingerprint=f"branch-{number}",
-            name=f"branch {number} {HOSTILE}",
-            tags={"strategy": HOSTILE, "state": "done"},
-            params={"strategy": f"{number} {HOSTILE}", "size": LINES, "seed": str(number)},
-            metrics={"exec_at_1": 0.25 * (number + 1), "fast_1_at_1": 0.1},
-            tables={"scores": ({"metric": HOSTILE, HOSTILE: 0.5},)},
-            error=LINES if number else None,
-        )
-        children.append(sink.child(f"branch-{number}", run))
-    sink.close(
-        StageRecord(
-            name="summary",
-            metrics={"branches_done": 2.0},
-            artifacts=(files.html, files.markdown, files.json_file),
-            tables={"strategies": ({"strategy": HOSTILE, HOSTILE: 0.5},)},
-        )
-    )
-    return HostileRuns(parent, children, sink.experiment_id)

@@ -61,7 +61,7 @@ def trace():
             form = "args_kwargs" if "return [[" in code else "args"
             asked = {"entry_point": entry_point, "init_form": form}
             found = measurer.measure(KernelTask(task_id="t", name="t", code=code, **asked))
-            graph = found.workload.graph
+            graph = found.graph
             return graph and graph.model_dump(mode="json")
 
         yield traced

@@ -36,17 +36,6 @@ _MODULES = {
 }
 
 
-def comments(code: str) -> str | None:
-    """Comments and docstrings gone, others in their place."""
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return "# A module.\n\n" + ast.unparse(tree).replace(
-        "\n\ndef ", "\n\n\n# what it is called with\ndef "
-    )
-
-
 def renamed(code: str) -> str | None:
     """Another name for every variable, parameter, attribute, helper class and constant of the
     module."""
@@ -86,29 +75,6 @@ def renamed(code: str) -> str | None:
         ) and (node.attr in attributes or node.attr in methods & own):
             node.attr = f"{node.attr}_k"
     return ast.unparse(tree)
-
-
-def reordered(code: str) -> str | None:
-    """The functions before the class, and neighbours in `__init__` that do not need each other
-    swapped."""
-    tree = ast.parse(code)
-    init = _method(tree, "__init__")
-    swapped = False
-    for i in range(len(init.body) - 1) if init else ():
-        first, second = init.body[i : i + 2]
-        if (
-            isinstance(first, ast.Assign)
-            and isinstance(second, ast.Assign)
-            and not _touches(first, second)
-        ):
-            init.body[i : i + 2] = [second, first]
-            swapped = True
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    constants = [node for node in tree.body if isinstance(node, ast.Assign)]
-    rest = [node for node in tree.body if node not in functions and node not in constants]
-    imports = [node for node in rest if isinstance(node, ast.Import | ast.ImportFrom)]
-    tree.body = imports + functions + constants + [node for node in rest if node not in imports]
-    return ast.unparse(tree) if swapped or functions else None
 
 
 def shapes(code: str) -> str | None:
@@ -158,26 +124,6 @@ class Model(nn.Module):
     )
 
 
-def wrapped_any(code: str) -> str | None:
-    """The same with starred arguments."""
-    tree = ast.parse(code)
-    _rename_class(tree, "Model", "Block")
-    return (
-        f"""{ast.unparse(tree)}
-
-class Model(nn.Module):
-    def __init__(self, *args, **kwargs):
-        super(Model, self).__init__()
-        self.block = Block(*args, **kwargs)
-
-    def forward(self, *args):
-        return self.block(*args)
-"""
-        if "torch.nn as nn" in code
-        else None
-    )
-
-
 def other_form(code: str) -> str | None:
     """Activations: functions become modules, modules become functions."""
     tree = ast.parse(code)
@@ -208,53 +154,6 @@ def other_form(code: str) -> str | None:
                 True,
             )
     return ast.unparse(tree) if changed else None
-
-
-def split(code: str) -> str | None:
-    """Calls inside calls of `forward` get a variable each."""
-    tree = ast.parse(code)
-    forward = _method(tree, "forward")
-    body: list[ast.stmt] = []
-    count = 0
-    for statement in forward.body if forward else ():
-        if isinstance(statement, ast.Return | ast.Assign) and statement.value is not None:
-            call = statement.value
-            while isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Call):
-                call = call.args[0]
-                break
-            if isinstance(statement.value, ast.Call) and call is not statement.value:
-                body.append(
-                    ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call)
-                )
-                statement.value.args[0] = ast.Name(f"part_{count}", ast.Load())
-                count += 1
-            elif isinstance(statement, ast.Return) and not isinstance(call, ast.Name):
-                body.append(
-                    ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call)
-                )
-                statement.value = ast.Name(f"part_{count}", ast.Load())
-                count += 1
-        body.append(statement)
-    if not count:
-        return None
-    forward.body = body
-    return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def in_methods(code: str) -> str | None:
-    """`forward` hands over to a helper method."""
-    tree = ast.parse(code)
-    forward = _method(tree, "forward")
-    if forward is None or forward.args.vararg:
-        return None
-    owner = next(
-        node for node in tree.body if isinstance(node, ast.ClassDef) and forward in node.body
-    )
-    helper, passed = copy.deepcopy(forward), ", ".join(arg.arg for arg in forward.args.args[1:])
-    helper.name = "compute"
-    owner.body.append(helper)
-    forward.body = ast.parse(f"return self.compute({passed})").body
-    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def commutative(code: str) -> str | None:
@@ -353,12 +252,6 @@ def kernelbook_sizes(code: str) -> str | None:
     return _as_kernelbook(code, lambda size: min(size, 4))
 
 
-def kernelbook_fours(code: str) -> str | None:
-    """The same where each dimension and each argument but an axis is 4, as where KernelBook fills
-    in arguments by their type."""
-    return _as_kernelbook(code, lambda size: 4)
-
-
 def _as_kernelbook(code: str, resize: Callable[[int], int]) -> str | None:
     """The two functions are called on torch's meta device, which holds no numbers."""
     import torch
@@ -383,105 +276,6 @@ def _as_kernelbook(code: str, resize: Callable[[int], int]) -> str | None:
         f"{ast.unparse(tree)}\n\n\ndef get_inputs():\n    return [{drawn}]\n\n\n"
         f"def get_init_inputs():\n    return [[], {arguments}]\n"
     )
-
-
-def by_name(code: str) -> str | None:
-    """Arguments of torch's layers by name, and those that are defaults written out."""
-    import torch
-
-    tree, changed = ast.parse(code), False
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(ast.Attribute(ast.Name("nn"), name)):
-                listed = inspect.signature(getattr(torch.nn, name)).parameters.values()
-                if any(each.kind is each.VAR_POSITIONAL for each in listed):
-                    continue
-                names = [each.name for each in listed]
-                given = zip(names, node.args, strict=False)
-                node.keywords = [ast.keyword(*pair) for pair in given] + node.keywords
-                present = {word.arg for word in node.keywords}
-                node.args, changed = [], True
-                node.keywords += [
-                    ast.keyword(each.name, ast.Constant(each.default))
-                    for each in listed
-                    if each.name not in present and type(each.default) in (bool, int, float)
-                ]
-    return ast.unparse(tree) if changed else None
-
-
-def methods(code: str) -> str | None:
-    """`torch.sum(x, dim=1)` as `x.sum(dim=1)`, where the first argument is a variable."""
-    import torch
-
-    tree, changed = ast.parse(code), False
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(ast.Attribute(ast.Name("torch"), name), [ast.Name() as tensor, *rest]):
-                if hasattr(torch.Tensor, name):
-                    node.func, changed = ast.Attribute(tensor, name, ast.Load()), True
-                    node.args = rest
-    return ast.unparse(tree) if changed else None
-
-
-def in_config(code: str) -> str | None:
-    """The constructor's arguments as attributes of one object."""
-    given = _kernelbook_arguments(code)
-    words = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    places = {name: f"config.{name}" for name in given}
-    inputs = f"[[], {{'config': SimpleNamespace({words})}}]"
-    found = _replaced(code, places, "lambda self, config: 0", inputs)
-    return found and f"from types import SimpleNamespace\n{found}"
-
-
-def written_out(code: str) -> str | None:
-    """The constructor's arguments written into the class as numbers."""
-    values = {name: repr(value) for name, value in _kernelbook_arguments(code).items()}
-    return _replaced(code, values, "lambda self: 0", "[]")
-
-
-def _replaced(code: str, values: dict[str, str], signature: str, inputs: str) -> str | None:
-    """The task with expressions in the places of the constructor's parameters. None where it has
-    no such constructor."""
-    tree = ast.parse(code)
-    init = _method(tree, "__init__")
-    if init is None or not values:
-        return None
-
-    class Written(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            known = isinstance(node.ctx, ast.Load) and node.id in values
-            return ast.parse(values[node.id], mode="eval").body if known else node
-
-    init.body = [Written().visit(statement) for statement in init.body]
-    stated = ast.parse(signature, mode="eval").body
-    assert isinstance(stated, ast.Lambda)
-    init.args = stated.args
-    return _with_init_inputs(tree, inputs)
-
-
-def _kernelbook_arguments(code: str) -> dict[str, object]:
-    """Every parameter of the constructor and what it is given, in either form."""
-    names = _executed(code)
-    if names is None:
-        return {}
-    given, words = names["get_init_inputs"](), {}
-    match given:
-        case [list(), dict()]:
-            given, words = given
-    try:
-        bound = inspect.signature(names["Model"]).bind(*given, **words)
-        bound.apply_defaults()
-        ast.literal_eval(repr(dict(bound.arguments)))
-    except (TypeError, ValueError, SyntaxError):
-        return {}  # more arguments than the class takes, or one that is an object
-    return {} if "args" in bound.arguments else dict(bound.arguments)
-
-
-def _with_init_inputs(tree: ast.Module, returned: str) -> str:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "get_init_inputs":
-            node.body = ast.parse(f"return {returned}").body
-    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _executed(code: str) -> dict[str, Any] | None:
@@ -515,41 +309,20 @@ def _chain(*changes: Callable[[str], str | None]) -> Callable[[str], str | None]
 
 PLANTED: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "verbatim": ("exact", lambda code: code + "  \n\n"),
-    "comments": ("normalised", comments),
     "renamed": ("normalised", renamed),
-    "reordered": ("normalised", reordered),
     "wrapped": ("normalised", wrapped),
-    "wrapped, starred": ("normalised", wrapped_any),
-    "renamed, reordered and wrapped": ("normalised", _chain(renamed, reordered, wrapped)),
+    "renamed and wrapped": ("normalised", _chain(renamed, wrapped)),
     "shapes": ("shapes", shapes),
     "shapes, renamed and wrapped": ("shapes", _chain(shapes, renamed, wrapped)),
     "KernelBook's form": ("normalised", kernelbook_form),
     "KernelBook's form and sizes": ("shapes", kernelbook_sizes),
-    "renamed and by name, KernelBook's form": (
-        "normalised",
-        _chain(renamed, by_name, kernelbook_form),
-    ),
-    "renamed and by name, KernelBook's sizes": (
-        "shapes",
-        _chain(renamed, by_name, kernelbook_sizes),
-    ),
-    "arguments in a config": ("normalised", in_config),
-    "arguments written out": ("normalised", written_out),
-    "arguments written out, KernelBook's sizes": ("shapes", _chain(kernelbook_sizes, written_out)),
-    "arguments in a config, KernelBook's sizes": ("shapes", _chain(kernelbook_sizes, in_config)),
-    "methods": ("normalised", methods),
+    "wrapped, KernelBook's sizes": ("shapes", _chain(wrapped, kernelbook_sizes)),
     "commutative": ("normalised", commutative),
     "in place": ("normalised", in_place),
     "dead code": ("normalised", dead_code),
     "reshaped": ("normalised", reshaped),
     "functional or module form": ("normalised", other_form),
-    "split": ("normalised", split),
-    "in helper methods": ("normalised", in_methods),
-    "split, other shapes": ("shapes", _chain(split, shapes)),
     "other form, shapes and renamed": ("shapes", _chain(other_form, shapes, renamed)),
-    "methods, KernelBook's sizes": ("shapes", _chain(methods, kernelbook_sizes)),
-    "wrapped, KernelBook's sizes": ("shapes", _chain(wrapped, kernelbook_sizes)),
-    "KernelBook's form, every size 4": ("shapes", kernelbook_fours),
     "edited": ("near", edited),
     "edited and renamed": ("near", _chain(edited, renamed)),
     "broken text": ("near", broken),
@@ -577,23 +350,6 @@ def _rename_class(tree: ast.Module, old: str, new: str) -> None:
             node.name = new
         elif isinstance(node, ast.Name) and node.id == old:
             node.id = new
-
-
-def _touches(first: ast.stmt, second: ast.stmt) -> bool:
-    """Do two statements share a name that one of them sets?"""
-
-    def names(node: ast.AST, store: bool) -> set[str]:
-        kinds = (ast.Store,) if store else (ast.Store, ast.Load)
-        found = [
-            n
-            for n in ast.walk(node)
-            if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, kinds)
-        ]
-        return {ast.unparse(n) for n in found} - {"self"}
-
-    return bool(
-        names(first, True) & names(second, False) or names(second, True) & names(first, False)
-    )
 
 
 def near_misses() -> Iterator[tuple[str, str, str]]:

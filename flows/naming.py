@@ -1,17 +1,42 @@
-"""Names of flow runs: what they do, and for which configuration."""
+"""Names of flow runs: what they do, and for which configuration. A name that a person typed
+stays."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+GREEK = (
+    *("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"),
+    *("iota", "kappa", "lambda", "mu", "nu", "xi", "omicron", "pi"),
+    *("rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"),
+)
+PRAISE = (
+    *("Awesome", "Rustic", "Small", "Gorgeous", "Fantastic", "Sleek", "Intelligent", "Unbranded"),
+    *("Refined", "Licensed", "Generic", "Practical", "Ergonomic", "Handcrafted", "Tasty"),
+    *("Handmade", "Incredible"),
+)
+OF_FORMS = re.compile(
+    rf"(?:{'|'.join(GREEK)})(?:\d+(?:-[a-z]+)+|(?:-[a-z]+){{2,}})"
+    rf"|(?:{'|'.join(PRAISE)})-[A-Z].{{1,5}}"
+)
+"""What the forms of Prefect 3.9 put into Run Name: a star (V1) or an animal (V2). The one star in
+twenty that has two words and no number stays: a person may type `beta-run`."""
 
 
 def run_name(verb: str) -> Callable[[], str]:
-    """A `flow_run_name`: the verb, and the name in the overrides of `advanced`, else the name or
-    the profile of `config` or `run`. Never stops a run: a name that parameters lack is left out."""
+    """A `flow_run_name`: the one that was typed; else the verb, and the name in the overrides of
+    `advanced`, else the name or the profile of `config` or `run`. Never stops a run: a name that
+    parameters lack is left out."""
 
     def name() -> str:
         from prefect.runtime import flow_run
 
+        given = flow_run.name
+        if given and not is_generated(given):
+            return given
         parameters = flow_run.parameters or {}
         told = parameters.get("config") or parameters.get("run")
         about = getattr(told, "name", "") or getattr(told, "profile", "")
@@ -22,3 +47,22 @@ def run_name(verb: str) -> Callable[[], str]:
         return f"{verb} {about}".rstrip()
 
     return name
+
+
+def is_generated(name: str) -> bool:
+    """Whether Prefect made up this name: nothing else in a flow run tells. Its server joins two
+    words of a list, its forms are `OF_FORMS`."""
+    first, separator, second = name.partition("-")
+    of_server = bool(separator) and {first, second} <= _words()
+    return of_server or OF_FORMS.fullmatch(name) is not None
+
+
+@cache
+def _words() -> frozenset[str]:
+    """The words of which Prefect's server makes names; none where it has another list."""
+    try:
+        from coolname.data import config
+    except ImportError:
+        return frozenset()
+    lists: list[dict[str, Any]] = list(config.values())
+    return frozenset(word for each in lists for word in each.get("words", ()))

@@ -4,6 +4,7 @@ sentence."""
 from operator import attrgetter
 
 import pytest
+from prefect.utilities.names import generate_slug
 from pydantic import ValidationError
 
 from flows.config import load_profile, profile_names
@@ -19,7 +20,7 @@ from flows.forms import (
     TrainingSetForm,
     configuration,
 )
-from flows.naming import run_name
+from flows.naming import is_generated, run_name
 from kernels_eval.errors import UsageError
 
 
@@ -80,7 +81,20 @@ def test_every_field_reaches_its_key(tmp_path):
 def test_a_flow_run_has_the_name_that_its_form_gives(run, overrides, expected, monkeypatch):
     given = {"run": RunForm(**run), "advanced": AdvancedForm(overrides=overrides)}
     monkeypatch.setattr("prefect.runtime.flow_run.parameters", given, raising=False)
+    monkeypatch.setattr("prefect.runtime.flow_run.name", "jasper-cuttlefish", raising=False)
     assert run_name("refresh")() == expected
+    monkeypatch.setattr("prefect.runtime.flow_run.name", "tonight", raising=False)
+    assert run_name("refresh")() == "tonight"
+
+
+def test_only_a_name_that_prefect_made_up_is_replaced():
+    """Its server's, and those that its two forms show before anybody types."""
+    of_server = [generate_slug(2) for _ in range(500)]
+    of_forms = ["delta712-janus-collapse", "mu3-canis-majoris", "xi-velorum-ring"]
+    of_forms += ["Incredible-Olingo", "Small-Ant", "Tasty-Emu"]
+    assert [name for name in of_server + of_forms if not is_generated(name)] == []
+    typed = ["tonight", "my-run", "beta-run", "qwq-32b", "small-run", "try 2", "refresh local", ""]
+    assert [name for name in typed if is_generated(name)] == []
 
 
 def test_own_profiles_are_chosen_like_those_that_ship(tmp_path, monkeypatch):

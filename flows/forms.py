@@ -4,6 +4,7 @@ left alone keeps the profile's value; `advanced.overrides` reaches every key. Li
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -24,8 +25,8 @@ from tasks.synthesis import config as synthesis
 ROOT_VARIABLE = "CONCUR_ROOT"
 """Environment variable of a worker: the root of forms that name none."""
 AS_PROFILE = "as the profile says"
-USUAL = "nightly"
-"""The profile whose values forms show."""
+MOST_VALUES = 3
+"""Different values of the profiles that a hint tells."""
 MOST = 1_000_000
 """Bound of every count of a form."""
 
@@ -53,8 +54,27 @@ Sampler = Annotated[str, *_one_of([AS_PROFILE, *known_names(synthesis.GROUP, syn
 
 
 @cache
-def _usual() -> PipelineConfig:
-    return load_profile(USUAL)
+def _profiles() -> dict[str, PipelineConfig]:
+    """Every profile of the list, but those of one's own that cannot be read."""
+    found = {}
+    for name in profile_names():
+        with suppress(UsageError):
+            found[name] = load_profile(name)
+    return found
+
+
+def _what_profiles_say(key: str) -> str:
+    """The value of every profile, whichever is chosen above: ` (5; paper: 10)`. Nothing where each
+    has its own."""
+    named: dict[str, list[str]] = {}
+    for name, config in _profiles().items():
+        value = attrgetter(key)(config)
+        named.setdefault("not set" if value is None else str(value), []).append(name)
+    if not 0 < len(named) <= MOST_VALUES:
+        return ""
+    usual, *others = sorted(named, key=lambda value: -len(named[value]))
+    told = [usual, *(f"{', '.join(named[value])}: {value}" for value in others)]
+    return f" ({'; '.join(told)})"
 
 
 def _sets(key: str, empty: str | int, otherwise: str, **more: Any) -> Any:
@@ -63,9 +83,7 @@ def _sets(key: str, empty: str | int, otherwise: str, **more: Any) -> Any:
         field = found.model_fields[name]
         found = field.annotation
     text = " ".join(str(field.description).split())
-    value = attrgetter(key)(_usual())
-    said = "not set" if value is None else value
-    description = f"{text[0].upper()}{text[1:]}. {otherwise} ({USUAL}: {said})."
+    description = f"{text[0].upper()}{text[1:]}. {otherwise}{_what_profiles_say(key)}."
     return Field(default=empty, description=description, json_schema_extra={"key": key}, **more)
 
 

@@ -1,6 +1,7 @@
 """From a form to a configuration: what is left empty is the profile's, what cannot be used is one
 sentence."""
 
+import re
 from operator import attrgetter
 
 import pytest
@@ -95,6 +96,25 @@ def test_only_a_name_that_prefect_made_up_is_replaced():
     assert [name for name in of_server + of_forms if not is_generated(name)] == []
     typed = ["tonight", "my-run", "beta-run", "qwq-32b", "small-run", "try 2", "refresh local", ""]
     assert [name for name in typed if is_generated(name)] == []
+
+
+def test_a_hint_is_true_of_whichever_profile_is_chosen():
+    """A form cannot know the choice above a field: its hint tells every profile's value, or none
+    where each has its own."""
+    hints = {
+        field.json_schema_extra["key"]: field.description
+        for form in (RunForm, CandidatesForm, TrainingSetForm, TrainingForm, BenchmarkForm)
+        for field in form.model_fields.values()
+        if field.json_schema_extra
+    }
+    assert hints.pop("name").endswith("Empty: as the profile says.")
+    for key, hint in hints.items():
+        usual, *others = re.search(r"as the profile says \((.*)\)\.$", hint)[1].split("; ")
+        told = {name: value for each in others for name, _, value in [each.partition(": ")]}
+        for name in profile_names():
+            value = attrgetter(key)(load_profile(name))
+            assert told.get(name, usual) == ("not set" if value is None else str(value)), hint
+    assert hints["training.workers"].endswith("(1; paper: 8).")
 
 
 def test_own_profiles_are_chosen_like_those_that_ship(tmp_path, monkeypatch):

@@ -10,8 +10,7 @@ from flows.artifacts import (
 )
 from flows.config import PipelineConfig
 from flows.confirm import confirmed_samples
-from flows.morning.history import entered
-from flows.morning.step import write_morning_report
+from flows.morning.step import reported
 from flows.naming import run_name
 from flows.runtime.guard import guarding, optional, shown
 from flows.set_tables import table_of_set
@@ -59,10 +58,9 @@ def refresh(config: PipelineConfig) -> Refreshed:
     """`refresh_dataset` inside a guarded run: run the stages, enter them in the history of the
     root, and write the morning report."""
     about = (config.name, config.language.value, config.curation.strategy)
-    with entered(config.root, *about) as entry:
+    with reported(config.root, *about) as entry:
         refreshed = run_stages(config)
-        ended = entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
-    optional("The files of the morning report", write_morning_report, config.root, ended)
+        entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
     return refreshed
 
 

@@ -1,9 +1,12 @@
 """The refreshes of a root in order of start: `<root>/refreshes/<id>.began.json`, and `<id>.json` at
-the end. A killed refresh is listed as begun. Light to import."""
+the end. A refresh that runs holds a lock on the first, which ends with its process. Light to
+import."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,8 +25,9 @@ from tasks.store.snapshot import SnapshotRef
 PLACE = "refreshes"
 BEGAN, ENDED = ".began.json", ".json"
 ERROR_CHARS = 2000
-Ending = Literal["finished", "failed", "stopped", "unknown"]
-"""unknown: begun and not ended, so still running or killed."""
+Ending = Literal["finished", "failed", "stopped", "killed", "running", "unknown"]
+"""running: a process holds its lock. killed: begun, not ended, and no process does. unknown: begun,
+where no lock can be asked for, such as behind a URL."""
 
 
 class Refresh(Record):
@@ -76,18 +80,18 @@ def entered(root: str, name: str, language: str, strategy: str) -> Iterator[Entr
         strategy=strategy,
         began_at=began.isoformat(timespec="milliseconds"),
     )
-    _write(root, begun, BEGAN)
     entry = Entry(root, begun)
-    try:
-        yield entry
-    except BaseException as error:
-        if entry.ended is None:
-            with suppress(UsageError):  # the error itself says that the disk is full
-                entry.ends(
-                    "failed" if isinstance(error, Exception) else "stopped",
-                    error=f"{type(error).__name__}: {error}"[:ERROR_CHARS],
-                )
-        raise
+    with _locked(_write(root, begun, BEGAN)):
+        try:
+            yield entry
+        except BaseException as error:
+            if entry.ended is None:
+                with suppress(UsageError):  # the error itself says that the disk is full
+                    entry.ends(
+                        "failed" if isinstance(error, Exception) else "stopped",
+                        error=f"{type(error).__name__}: {error}"[:ERROR_CHARS],
+                    )
+            raise
 
 
 def refreshes(root: str) -> list[Refresh]:
@@ -97,17 +101,21 @@ def refreshes(root: str) -> list[Refresh]:
     if not fs.exists(folder):
         return []
     found: dict[str, Refresh] = {}
-    # what ended replaces what began
-    paths = sorted(fs.ls(folder, detail=False), key=lambda path: not path.endswith(BEGAN))
-    for path in paths:
-        if path.endswith(ENDED) and not path.rsplit("/", 1)[-1].startswith("."):
+    for begun in (True, False):  # what ended replaces what began, also a moment ago
+        for path in fs.ls(folder, detail=False, refresh=True):
+            name = path.rsplit("/", 1)[-1]
+            if not name.endswith(ENDED) or name.startswith(".") or name.endswith(BEGAN) != begun:
+                continue
             with suppress(OSError, ValueError, ValidationError):
                 refresh = Refresh.model_validate(json_of(fs.cat_file(path)))
                 moved = {
                     name: ref.model_copy(update={"root": str(root)})
                     for name, ref in refresh.snapshots.items()
                 }
-                found[refresh.id] = refresh.model_copy(update={"snapshots": moved})
+                changes: dict[str, Any] = {"snapshots": moved}
+                if begun:
+                    changes["ending"] = _state(path)
+                found[refresh.id] = refresh.model_copy(update=changes)
     return [found[name] for name in sorted(found)]
 
 
@@ -130,9 +138,35 @@ def write_under(root: str, name: str, text: str) -> str:
     return target
 
 
-def _write(root: str, refresh: Refresh, suffix: str) -> None:
+def _write(root: str, refresh: Refresh, suffix: str) -> str:
     text = json.dumps(refresh.model_dump(mode="json"), indent=2) + "\n"
-    write_under(root, f"{PLACE}/{refresh.id}{suffix}", text)
+    return write_under(root, f"{PLACE}/{refresh.id}{suffix}", text)
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock of a refresh, where its file system has one."""
+    handle = -1
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def _state(path: str) -> Ending:
+    """What the lock of a refresh that has begun says."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "running"
+    except OSError:
+        return "unknown"
+    return "killed"
 
 
 def _located(root: str, name: str) -> tuple[Any, str]:

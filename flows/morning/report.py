@@ -78,13 +78,15 @@ class Morning(Record):
 
 
 def newest(root: str) -> Morning:
-    """The report of the newest refresh that ended. Raises UsageError where the root has none."""
+    """The report of the newest refresh that ended or was killed. Raises UsageError without one."""
     begun = refreshes(root)
-    ended = [each for each in begun if each.ending != "unknown"]
+    ended = [each for each in begun if each.ending not in ("running", "unknown")]
     if begun and not ended:
+        state = "runs" if begun[-1].ending == "running" else "has not ended"
         raise UsageError(
-            f"no refresh ended under {root}: {begun[-1].name} began at {begun[-1].began_at}",
-            "see with `concur status` whether it runs; if not, the same command resumes it",
+            f"no refresh ended under {root}: {begun[-1].name}, begun at {begun[-1].began_at},"
+            f" {state}",
+            "once it has ended, ask again; if nothing runs, the same command resumes it",
         )
     if not ended:
         raise UsageError(

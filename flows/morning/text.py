@@ -14,6 +14,8 @@ ENDINGS = {
     "finished": "finished",
     "failed": "failed",
     "stopped": "was stopped",
+    "killed": "was killed",
+    "running": "is running",
     "unknown": "did not end: it was killed or is still running",
 }
 WORDS = {"curated": "training samples", "flags": "flags of traces"}

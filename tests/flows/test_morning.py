@@ -2,6 +2,9 @@
 compares with."""
 
 import json
+import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,12 +14,14 @@ from click.testing import CliRunner
 from flows.cli.main import main
 from flows.morning.history import BEGAN, PLACE, before, entered, refreshes
 from flows.morning.report import report_of
-from flows.morning.step import write_files
+from flows.morning.step import reported, write_files
 from flows.morning.text import headline, markdown
 from kernels_eval.errors import UsageError
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tests.support.cases import cases
+from tests.support.commands import ROOT
+from tests.support.typed import data_of, typed
 
 CASES = cases("flows")
 
@@ -142,7 +147,7 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
     with begun(tmp_path, "other") as entry:
         entry.ends("finished", snapshots=snapshots)
     found = morning(str(tmp_path), night(tmp_path, snapshots))
-    assert [each.ending for each in found.unfinished] == ["failed", "stopped", "unknown"]
+    assert [each.ending for each in found.unfinished] == ["failed", "stopped", "killed"]
     assert [each.name for each in found.unfinished] == ["nightly", "by hand", "nightly"]
     assert found.compared_with.name == "nightly"
     assert found.nothing_new
@@ -195,7 +200,40 @@ def test_the_report_is_a_file_and_a_command(tmp_path):
     assert nothing.exit_code == 2 and "no refresh ended under" in nothing.stderr
     with entered(str(tmp_path / "begun"), "night", "cpp", "concur"):
         running = CliRunner().invoke(main, ["morning", "--root", str(tmp_path / "begun")])
-    assert running.exit_code == 2 and "night began at" in running.stderr
+    assert running.exit_code == 2 and re.search("night, begun at .* runs", running.stderr)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("cancelled"), RuntimeError("no disk")])
+def test_what_morning_says_of_a_refresh_that_did_not_finish_its_file_says_too(tmp_path, error):
+    write_files(str(tmp_path), night(tmp_path, planted(tmp_path, "one", 2, FIRST, ["c01"])))
+    with pytest.raises(type(error)), reported(str(tmp_path), "nightly", "cpp", "concur"):
+        raise error
+    said = data_of(f"morning --root {tmp_path}")
+    assert said["refresh"]["ending"] in ("stopped", "failed")
+    assert said["headline"] in (tmp_path / "morning.md").read_text()
+
+
+def test_a_refresh_runs_while_its_process_does(tmp_path):
+    """Without any server. A killed one is told from one that runs, and by `morning` too."""
+    script = f"""
+import time
+from flows.morning.history import entered
+with entered({str(tmp_path)!r}, "night", "cpp", "concur"):
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            while_it_runs = typed(f"ls --root {tmp_path}")
+        finally:
+            process.kill()
+    assert "running" in while_it_runs and "killed" not in while_it_runs
+    assert "killed" in typed(f"ls --root {tmp_path}")
+    assert "The refresh was killed." in typed(f"morning --root {tmp_path}")
+    with begun(tmp_path):
+        assert refreshes(str(tmp_path))[-1].ending == "running"  # asked by its own process
 
 
 def test_a_root_that_cannot_be_written_is_one_sentence(tmp_path):

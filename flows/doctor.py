@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,24 +32,30 @@ from kernels_eval.toolchain import default_cache
 from tasks.synthesis.config import SynthesisConfig
 
 Need = Literal["required", "optional"]
+Work = Literal["verify", "refresh", "training"]
+WORKS: tuple[Work, ...] = ("verify", "refresh", "training")
+"""What runs, least first: each needs what those before it need. training: with the benchmark."""
 FREE_DISK_GB = 8  # precompiled headers are 3 GB, snapshots and a small model the rest
 
 
 class Probe(NamedTuple):
-    """One check: `look` says what it found, and raises EvalError where it is missing."""
+    """One check: `look` says what it found, and raises EvalError where it is missing. `work` is the
+    least that needs it, or None."""
 
     name: str
-    required: bool
+    work: Work | None
     look: Look
 
 
 class Check(Record):
-    """One line of the table. `fix` is empty where nothing is missing."""
+    """One line of the table. `fix` is empty where nothing is missing; `work` is the least that
+    needs what is required."""
 
     name: str
     found: str
     ok: bool
     need: Need
+    work: Work | None = None
     fix: str = ""
 
 
@@ -57,32 +64,46 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
     profile."""
     config = load_profile(profile, overrides)
     synthesis = config.synthesis
+
+    def only(needed: bool, work: Work) -> Work | None:
+        return work if needed else None
+
     probes = [
-        Probe("Python", True, python),
-        Probe("torch", True, partial(package, "torch")),
-        Probe("torch device", True, torch_device),
-        Probe("C++ compiler", True, compiler),
-        Probe("nvcc", config.language.needs_nvcc, nvcc),
-        Probe("compute-sanitizer", False, compute_sanitizer),
-        Probe("GPUs", config.language.needs_gpu, gpus),
+        Probe("Python", "verify", python),
+        Probe("torch", "verify", partial(package, "torch")),
+        Probe("torch device", "verify", torch_device),
+        Probe("C++ compiler", "verify", compiler),
+        Probe("nvcc", only(config.language.needs_nvcc, "verify"), nvcc),
+        Probe("compute-sanitizer", None, compute_sanitizer),
+        Probe("GPUs", only(config.language.needs_gpu, "verify"), gpus),
     ]
     for language in Language:
-        probes.append(Probe(f"language {language}", language == config.language, language.doctor))
+        work = only(language == config.language, "verify")
+        probes.append(Probe(f"language {language}", work, language.doctor))
     probes += [
-        *(Probe(name, True, partial(package, name)) for name in ("ray", "prefect", "trl")),
-        Probe("mlflow", config.tracking.enabled, partial(package, "mlflow")),
-        Probe("vLLM", synthesis.sampler == "vllm", lambda: vllm(synthesis)),
+        Probe("ray", "refresh", partial(package, "ray")),
+        Probe("prefect", "refresh", partial(package, "prefect")),
+        Probe("trl", "training", partial(package, "trl")),
+        Probe("mlflow", only(config.tracking.enabled, "refresh"), partial(package, "mlflow")),
+        Probe("vLLM", only(synthesis.sampler == "vllm", "refresh"), lambda: vllm(synthesis)),
     ]
-    probes += [Probe(name, True, look) for name, look in ready.checks(config)]
+    probes += [Probe(name, "refresh", look) for name, look in ready.checks(config, ("refresh",))]
+    trained = ready.checks(config, ("training", "benchmark"))
+    probes += [Probe(name, "training", look) for name, look in trained]
     probes += [
-        Probe("disk", True, lambda: disk(config.root)),
-        Probe("build cache", True, build_cache),
+        Probe("disk", "refresh", lambda: disk(config.root)),
+        Probe("build cache", "verify", build_cache),
     ]
     return [check_of(probe) for probe in probes] + isolation()
 
 
-def runnable(checks: list[Check]) -> bool:
-    return all(check.ok for check in checks if check.need == "required")
+def runs(checks: Collection[Check]) -> dict[Work, bool]:
+    """What runs here with what there is."""
+    found: dict[Work, bool] = {}
+    for work in WORKS:
+        ready_for = all(check.ok for check in checks if check.work == work)
+        found[work] = ready_for and all(found.values())
+    return found
 
 
 def check_of(probe: Probe) -> Check:
@@ -90,11 +111,12 @@ def check_of(probe: Probe) -> Check:
     try:
         found = probe.look()
     except ModuleNotFoundError as error:
-        found, fix = str(error), install_command("line")  # a run needs all of it
+        extra = "train" if probe.work == "training" else "line"
+        found, fix = str(error), install_command(extra)
     except EvalError as error:
         found, fix = str(error.args[0]), error.hint or str(error)
-    need: Need = "required" if probe.required else "optional"
-    return Check(name=probe.name, found=found, ok=not fix, need=need, fix=fix)
+    need: Need = "required" if probe.work else "optional"
+    return Check(name=probe.name, found=found, ok=not fix, need=need, work=probe.work, fix=fix)
 
 
 def python() -> str:

@@ -7,10 +7,11 @@ from typing import Any
 
 from typer import Option
 
+from flows.cli import pages
 from flows.cli.common import Group, Json, Root, command, setting
 
 
-@command(Group.MACHINE, succeeded="runnable")
+@command(Group.MACHINE, succeeded="runnable", page=pages.of_doctor)
 def doctor(
     *,
     profile: str = Option(
@@ -19,13 +20,19 @@ def doctor(
     ),
     overrides: list[str] = setting("the profile", "language=cuda"),
 ) -> Json:
-    """Check what a profile needs on this machine, and print a fix for each problem."""
-    from flows.doctor import examine, runnable
+    """Check what a profile needs on this machine, and print a fix for each problem.
+
+    Says of verify, refresh and training (with the benchmark) whether they run; `runnable` is
+    whether all do.
+    """
+    from flows.doctor import examine, runs
 
     checks = examine(profile, tuple(overrides))
+    found = runs(checks)
     return {
         "profile": profile,
-        "runnable": runnable(checks),
+        "runnable": all(found.values()),
+        "runs": found,
         "checks": [check.model_dump() for check in checks],
     }
 

@@ -60,6 +60,19 @@ def _brief(row: Json) -> Json:
     return {name: plain[name] for name in names}
 
 
+def of_doctor(data: Json) -> str:
+    """What runs here, what stops the rest, and every check."""
+    checks: list[Json] = data["checks"]
+    told = {}
+    for work, ready in data["runs"].items():
+        stops = [each for each in checks if each["work"] == work and not each["ok"]]
+        lines = [f"{each['name']}: {each['fix']}" for each in stops]
+        told[work] = "yes" if ready else ["no", *lines]
+    missing = {each["name"]: each["fix"] for each in checks if each["fix"] and not each["work"]}
+    found = [{name: each[name] for name in ("name", "found", "ok", "need")} for each in checks]
+    return render({"profile": data["profile"], **told, "checks": found, "optional_fixes": missing})
+
+
 def of_batch(data: Json) -> str:
     """What became of a table of candidates, and where it is."""
     correct = data["statuses"].get("correct", 0)

@@ -9,12 +9,13 @@ from importlib import metadata
 import pytest
 
 from flows import doctor
-from flows.doctor import Check, examine, runnable
+from flows.doctor import Check, examine, runs
 from kernels_eval.compile.cache import BuildCache
 from kernels_eval.errors import UsageError
 from kernels_eval.installation import install_command
 from kernels_eval.source.spec import Build
 from tasks.synthesis.config import SynthesisConfig
+from tests.support.typed import invoked
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(
         doctor, "ask", lambda command, **_: "yes" if "torch" in command[-1] else None
     )
-    monkeypatch.setattr(doctor.ready, "checks", lambda config: ())  # tests/flows/test_ready.py
+    monkeypatch.setattr(doctor.ready, "checks", lambda *_: ())  # tests/flows/test_ready.py
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
 
@@ -66,15 +67,40 @@ def test_what_is_required_follows_the_profile(quick, profile, override, names, n
 
 def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick):
     cuda = examined("cuda")
-    assert "--set language=cpp" in cuda["GPUs"].fix and not runnable(list(cuda.values()))
+    assert "--set language=cpp" in cuda["GPUs"].fix and not any(runs(cuda.values()).values())
 
 
-def test_only_what_is_required_decides():
-    def check(ok, need):
-        return Check(name="x", found="y", ok=ok, need=need)
+@pytest.mark.parametrize(
+    "missing, able",
+    [
+        ("", [True, True, True]),
+        ("vLLM", [True, True, True]),
+        ("trl", [True, True, False]),
+        ("prefect", [True, False, False]),
+        ("torch", [False, False, False]),
+    ],
+)
+def test_what_lacks_stops_only_what_needs_it(missing, able):
+    works = {"torch": "verify", "prefect": "refresh", "trl": "training", "vLLM": None}
+    checks = [
+        Check(name=name, found="x", ok=name != missing, need="required", work=work)
+        for name, work in works.items()
+    ]
+    assert list(runs(checks).values()) == able
 
-    assert runnable([check(True, "required"), check(False, "optional")])
-    assert not runnable([check(True, "required"), check(False, "required")])
+
+def test_without_trl_a_person_reads_that_verify_and_refresh_run(quick, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def absent(name):
+        return metadata.version("no-such-trl" if name == "trl" else name)
+
+    monkeypatch.setattr(doctor, "version", absent)
+    done = invoked("doctor")
+    head = [" ".join(line.split()) for line in done.stdout.split("\nchecks\n")[0].splitlines()]
+    assert head[:3] == ["profile local", "verify yes", "refresh yes"]
+    assert " ".join(head[3:]) == f"training no, trl: {install_command('train')}"
+    assert done.exit_code == 1  # not all that the profile runs
 
 
 def test_a_package_that_is_not_installed_comes_with_its_install_line(quick, monkeypatch):
@@ -89,14 +115,14 @@ def test_a_machine_without_a_compiler(quick, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     found = examined("local", f"root={tmp_path}")
-    assert re.search(r"g\+\+|CXX", found["C++ compiler"].fix) and not runnable(list(found.values()))
+    assert re.search(r"g\+\+|CXX", found["C++ compiler"].fix) and not runs(found.values())["verify"]
 
 
 def test_torch_that_does_not_import_is_said_so(quick, monkeypatch):
     monkeypatch.setattr(doctor, "ask", lambda command, **_: None)
     found = examined()
     assert found["torch device"].found == "torch does not import"
-    assert not runnable(list(found.values()))
+    assert not runs(found.values())["verify"]
 
 
 def test_a_full_disk_and_a_root_that_is_not_there_yet(monkeypatch, tmp_path):

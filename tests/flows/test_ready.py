@@ -2,6 +2,7 @@
 memory."""
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -171,4 +172,4 @@ def test_doctor_says_cannot_run_with_the_cause_and_the_fix(tmp_path, monkeypatch
         assert not found[name]["ok"] and found[name]["need"] == "required", found[name]
         assert fix in found[name]["fix"] or name == "tasks"
     text = CliRunner().invoke(main, ["doctor", "--profile", "mine.yaml"]).stdout
-    assert "runnable  no" in text
+    assert re.search(r"^refresh +no", text, re.MULTILINE)

@@ -4,6 +4,7 @@ the run's log. Does not sanitise Markdown."""
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from prefect import artifacts
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
+from kernels_eval.installation import command_name
 from kernels_eval.records import Row
 from tasks.reporting.text import cells, interval
 from tasks.retry import retry_until_back
@@ -78,9 +80,20 @@ def show_candidates(config: PipelineConfig) -> None:
     with warn_on_error("the viewer of candidates"):
         from flows.view import write_view
 
-        page = write_view(config.root)["page"]
-        text = f"Every candidate with its code, verdict and log: `{page}`"
-        create_markdown_artifact("candidates", text, "The viewer of candidates")
+        page = Path(write_view(config.root)["page"])
+        text = viewer_text(
+            shlex.join([command_name(), "view", str(page.parent.parent), "--open"]), page
+        )
+        create_markdown_artifact("candidates", text, "Every candidate: code, verdict and log")
+
+
+def viewer_text(command: str, page: Path) -> str:
+    """How to open the viewer: no browser follows a link from Prefect's page to a file."""
+    return (
+        "The viewer is a file where this run was, which a browser does not open by a link. In a"
+        f" shell there:\n\n```\n{command}\n```\n\nor paste this address into the browser:\n\n"
+        f"```\n{page.as_uri()}\n```\n"
+    )
 
 
 def run_url(

@@ -101,10 +101,21 @@ def of_batch(data: Json) -> str:
 
 
 def of_scores(data: Json) -> str:
-    """Scores without the rows of a k above the samples: the notes say why they are empty."""
+    """Scores without the rows of a k above the samples: the notes say why they are empty. Tracks
+    with the same scores are one row."""
     rows = data["scores"]
     least = min((row["k"] for row in rows), default=None)
-    shown = [row for row in rows if row["k"] == least or row["exec"]["value"] is not None]
+    shown: list[Json] = []
+    for row in rows:
+        if row["k"] != least and row["exec"]["value"] is None:
+            continue
+        ordered = {name: row[name] for name in ("model", "group", "track", "k")} | row
+        rest = {name: value for name, value in ordered.items() if name != "track"}
+        same = next((each for each in shown if each | {"track": ""} == rest | {"track": ""}), None)
+        if same:
+            same["track"] = f"{same['track']}, {row['track']}"
+        else:
+            shown.append(ordered)
     return render(data | {"scores": shown})
 
 

@@ -52,7 +52,8 @@ def _blocks(data: Mapping[str, Any], title: str) -> list[str]:
     below: list[str] = []
     for name, value in data.items():
         plain = _plain_lines(name, value)
-        if value is None or value == "":
+        unknown = _is_interval(value) and value["value"] is None
+        if value is None or value == "" or unknown:
             continue
         if plain is not None:
             pairs[label(name)] = plain

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
+from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import DeviceError, EvalError, UsageError
@@ -12,6 +14,9 @@ from kernels_eval.flags import meaning_of
 from kernels_eval.records import CompiledBaseline, Status, Verdict
 from kernels_eval.sandbox.server_process import ServerProcess
 from kernels_eval.verify_file import read_pair, verify
+
+OWN_COPY = re.compile(r"(?:/[^\s\"]*/concur-[^\s\"]*/|(?<![\w/.-]))candidate\.py(?=[:\"])")
+"""The judge's name for the file that it was given, in a message that names a line."""
 
 
 def run(
@@ -52,7 +57,8 @@ def run(
     finally:
         if started:
             started.close()
-    print(json.dumps(verdict.model_dump(mode="json")) if as_json else render(verdict))
+    found = verdict.model_dump(mode="json")
+    print(json.dumps(found) if as_json else render(verdict, Path(candidate_path).name))
     if (check or min_speedup is not None) and (missed := _missed(verdict, min_speedup or 0.0)):
         print(f"not passed: {missed}", file=sys.stderr)
         return 1
@@ -71,7 +77,8 @@ def _missed(verdict: Verdict, min_speedup: float) -> str:
     return ""
 
 
-def render(verdict: Verdict) -> str:
+def render(verdict: Verdict, file_name: str = "candidate.py") -> str:
+    """The verdict for a person; where the judge's copy of the file is named, `file_name` is."""
     lines = [
         f"{verdict.status.value} ({verdict.reason})"
         + (f": {verdict.detail}" if verdict.detail else "")
@@ -112,7 +119,7 @@ def render(verdict: Verdict) -> str:
                 for line in verdict.log_tail.splitlines()[-12:]
             )
         )
-    return "\n".join(lines)
+    return OWN_COPY.sub(lambda _: file_name, "\n".join(lines))
 
 
 def _built(verdict: Verdict) -> str:

@@ -16,6 +16,7 @@ from prefect.runtime import flow_run
 
 from flows.runtime.disk import DiskWatch, require_room
 from flows.runtime.lock import in_use
+from flows.runtime.log import tasks_named
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.pool.held import call_it
 from kernels_eval.pool.ray import interruptible
@@ -33,7 +34,7 @@ SHOWN_CHARS = 600
 def guarding(root: str) -> Iterator[None]:
     """Guard a run in a root, and show its progress. Raises DiskFullError, also later."""
     call_it(f"flow run {flow_run.name}")
-    with stops_soon(), in_use(root), gathering() as cautions:
+    with stops_soon(), in_use(root), tasks_named(), gathering() as cautions:
         try:
             require_room(root)
             progress = ProgressArtifact()

@@ -10,6 +10,8 @@ from typing import Any, Self
 LINE_EVERY_S, SAME_EVERY_S = 5.0, 60.0
 """Seconds between lines of a stage, and between equal ones."""
 NOTE_CHARS = 110
+WIDE = 120
+"""Columns of a terminal that has room for bars."""
 
 
 class TerminalProgress:
@@ -30,18 +32,7 @@ class TerminalProgress:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
-
-            self._bars = progress.Progress(
-                progress.TextColumn("{task.description:<14}", markup=False),
-                progress.BarColumn(),
-                progress.MofNCompleteColumn(),
-                progress.TimeElapsedColumn(),
-                progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[note]}", markup=False),
-                console=Console(stderr=True),
-            )
+            self._bars = _bars()
             self._bars.start()
         return self
 
@@ -68,3 +59,29 @@ class TerminalProgress:
             if done >= total or now - printed >= every_s:
                 self._printed[stage] = now, line
                 print(line, file=sys.stderr, flush=True)
+
+
+def _bars() -> Any:
+    """Rows in which only the note is folded; the bar is left out where the note needs its room."""
+    from rich import progress
+    from rich.console import Console
+    from rich.table import Column
+
+    console = Console(stderr=True)
+
+    def whole() -> Column:
+        return Column(no_wrap=True)
+
+    bar = [progress.BarColumn()] if console.width >= WIDE else []
+    return progress.Progress(
+        progress.TextColumn("{task.description:<14}", markup=False, table_column=whole()),
+        *bar,
+        progress.MofNCompleteColumn(table_column=whole()),
+        progress.TimeElapsedColumn(table_column=whole()),
+        progress.TimeRemainingColumn(table_column=whole()),
+        progress.TextColumn(
+            "{task.fields[note]}", markup=False, table_column=Column(ratio=1, overflow="fold")
+        ),
+        console=console,
+        expand=True,
+    )

@@ -196,6 +196,9 @@ def test_the_command_prints_a_table_or_one_json_object(tmp_path):
     words = ["benchmark", "--verdicts", table(tmp_path / "v.parquet", LEVELS), "--resamples", "100"]
     page = CliRunner().invoke(main, [*words, "--k", "1"])
     assert page.exit_code == 0 and all(text in page.output for text in ("level 2", "0.5", "H200"))
+    first, _, _ = page.output.partition("\nscores\n")[2].partition("└")
+    assert first.count("│ m ") == 3, "all answers and two levels, each once: their tracks agree"
+    assert "the same in every row: track any, custom_kernel" in first
     plain = concur(*words, "--json")
     assert value(json.loads(plain.stdout), "exec", 1, "level 2") == 1.0, plain.stderr
     many = CliRunner().invoke(main, [*words, "--k", "1,10"])

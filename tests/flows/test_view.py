@@ -1,14 +1,18 @@
 """What `concur view` writes: the index and the chunks of candidates, and when it refuses."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from flows.artifacts import show_candidates
 from flows.cli.main import main
+from flows.config import PipelineConfig
 from flows.view import write_view
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
@@ -21,6 +25,7 @@ from tests.support.curated import line, sample
 from tests.support.payloads import HOSTILE, LINES
 from tests.support.samples import finished, frame
 from tests.support.samples import sample as verified
+from tests.support.typed import data_of
 from tests.support.viewed import details_of, hostile_site, index_of, root_with_benchmark, unpacked
 
 CASES = cases("view")
@@ -56,6 +61,20 @@ def test_the_index_holds_the_training_candidates_and_those_of_the_benchmark(site
     assert rows.filter(id="t-0-1")["flags"].item() == "flag\trepetitive"
     wrong = rows.filter(id="t-0-9").row(0, named=True)
     assert (wrong["status"], wrong["speedup"]) == ("incorrect", None)
+
+
+def test_the_artifact_of_a_run_says_how_to_open_the_viewer(root, site, monkeypatch):
+    """A command that can be copied, and the address: a browser follows no link to a file."""
+    shown = {}
+    monkeypatch.setattr(
+        "flows.artifacts.create_markdown_artifact", lambda key, text, _: shown.update({key: text})
+    )
+    show_candidates(PipelineConfig(root=str(root)))
+    command, address = re.findall(r"```\n(.*)\n```", shown["candidates"])
+    assert Path(unquote(urlsplit(address).path)) == site / "index.html"
+    program, *words = shlex.split(command)
+    assert program.endswith("concur") and words.pop() == "--open"
+    assert data_of(*words)["page"] == str(site / "index.html")
 
 
 def test_a_profile_is_beside_its_candidate(site, root, tmp_path):

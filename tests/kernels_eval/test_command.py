@@ -79,6 +79,37 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     )
 
 
+UNFINISHED = '''import torch
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = """
+int unfinished() { return 1 }
+"""
+ext = load_inline("unfinished", cpp_sources=SOURCE, functions=["unfinished"])
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return ext.unfinished()
+'''
+
+
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        (kernels.module("raise ValueError('no')"), 'mine.py", line'),
+        (UNFINISHED, "mine.py:5:"),
+    ],
+)
+def test_a_fault_names_the_file_that_was_given(task, tmp_path, capfd, judging_here, text, place):
+    """Not the judge's copy of it, which is `candidate.py`."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(text)
+    assert verify(task, mine) == 0
+    page = capfd.readouterr().out
+    assert place in page and "candidate.py" not in page, page
+
+
 @pytest.mark.parametrize(
     "asked, status, said",
     [

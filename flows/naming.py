@@ -34,7 +34,7 @@ def run_name(verb: str) -> Callable[[], str]:
     def name() -> str:
         from prefect.runtime import flow_run
 
-        given = flow_run.name
+        given: str = flow_run.name or ""
         if given and not is_generated(given):
             return given
         parameters = flow_run.parameters or {}
@@ -64,5 +64,5 @@ def _words() -> frozenset[str]:
         from coolname.data import config
     except ImportError:
         return frozenset()
-    lists: list[dict[str, Any]] = list(config.values())
+    lists: Any = config.values()
     return frozenset(word for each in lists for word in each.get("words", ()))

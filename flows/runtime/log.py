@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 TASKS = "prefect.task_runs"
-SIGNALLED = "Crash detected! Execution was aborted by a termination signal."
+SIGNALLED = "Execution was aborted by a termination signal."
 STOPPED = "stopped, as when its run is cancelled"
 
 
@@ -24,12 +24,15 @@ def tasks_named() -> Iterator[None]:
 
 
 def name_task(record: logging.LogRecord) -> bool:
-    """A filter of the logger of tasks that changes such a record, and leaves out none."""
+    """A filter of the logger of tasks: change such a record, and keep one line of a task that a
+    signal has ended."""
     name = getattr(record, "task_run_name", None) or getattr(record, "task_name", None)
     if record.module != "task_engine" or not name:
         return True
     message = record.getMessage()
-    if message == SIGNALLED:
+    if SIGNALLED in message:
+        if not message.startswith("Crash"):
+            return False
         message = STOPPED
         record.levelno, record.levelname = logging.WARNING, "WARNING"
     record.msg, record.args = f"{name}: {message}", ()

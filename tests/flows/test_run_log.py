@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 from prefect import task
+from prefect._internal.states import exception_to_crashed_state_sync
 from prefect.client.schemas.objects import TaskRun
 from prefect.exceptions import TerminationSignal
 from prefect.logging.loggers import task_run_logger
@@ -31,13 +32,17 @@ def engine(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Logger .* attempted to send logs")
-def test_lines_of_tasks_name_their_task_and_a_cancelled_one_is_no_crash(engine, caplog):
+def test_lines_name_their_task_and_a_cancelled_one_is_no_crash(engine, caplog, monkeypatch):
     caplog.set_level("INFO", logger=TASKS)
     with tasks_named():
         engine.log_finished_message()
         engine.logger.info("12 tasks")  # what a task of ours says is its own
         engine.handle_crash(TerminationSignal(signal=15))
+        ended = exception_to_crashed_state_sync(TerminationSignal(signal=15))
+        monkeypatch.setattr(SyncTaskRunEngine, "state", ended)
+        engine.log_finished_message()
         engine.handle_crash(KeyError("lost"))
+        monkeypatch.undo()
     engine.log_finished_message()
     finished, own, stopped, crashed, after = [
         (record.levelname, record.getMessage()) for record in caplog.records

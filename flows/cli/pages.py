@@ -192,4 +192,4 @@ def _strategy(row: Json) -> Json:
 def _page(headline: str, shown: Json) -> str:
     """The headline above all that has a value."""
     body = render({name: value for name, value in shown.items() if value})
-    return "\n".join([clean_line(headline), "", body])
+    return "\n".join([clean_line(headline), "", body.removeprefix("\n")])

@@ -305,7 +305,7 @@ def _number(name: str, value: float) -> str:
 
 
 def _is_link(value: Any) -> bool:
-    return isinstance(value, str) and "://" in value.partition(" ")[0]
+    return isinstance(value, str) and "://" in value and " " not in value
 
 
 def _is_number(value: Any) -> bool:

@@ -172,4 +172,5 @@ def test_doctor_says_cannot_run_with_the_cause_and_the_fix(tmp_path, monkeypatch
         assert not found[name]["ok"] and found[name]["need"] == "required", found[name]
         assert fix in found[name]["fix"] or name == "tasks"
     text = CliRunner().invoke(main, ["doctor", "--profile", "mine.yaml"]).stdout
+    assert re.search("│ endpoint +│ .*http://127.0.0.1:9/v1", text), "found, beside its name"
     assert re.search(r"^refresh +no", text, re.MULTILINE)

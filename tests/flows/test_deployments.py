@@ -38,6 +38,7 @@ each_form = pytest.mark.parametrize("deployment", FORMS, ids=name_of)
 def test_the_file_is_a_project_with_deployments_of_distinct_names():
     data = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     assert data["name"] == "concur"
+    assert f'"prefect{data["prefect-version"]}"' in (ROOT / "pyproject.toml").read_text()
     names = [deployment["name"] for deployment in data["deployments"]]
     assert names and len(set(names)) == len(names)
     assert not data.get("push")

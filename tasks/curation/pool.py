@@ -50,8 +50,7 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     return rows.with_columns(_why_not=pl.coalesce("_why_not", silent))
 
 
-def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) -> pl.DataFrame:
-    config = config or CurationConfig()
+def eligible_samples(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     return pool_of(marked(frame, config), config)
 
 

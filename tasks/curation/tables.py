@@ -29,28 +29,17 @@ def joined_on_candidate(verdicts: pl.DataFrame, candidates: pl.DataFrame) -> pl.
     )
 
 
-def deciding(
-    verdicts: Snapshot | pl.DataFrame,
-    candidates: Snapshot,
-    workloads: Snapshot | None = None,
-    flags: Snapshot | None = None,
-    profiles: Snapshot | None = None,
-) -> pl.DataFrame:
-    if isinstance(verdicts, Snapshot):
-        verdicts = verdicts.read(columns=READ, unique="candidate_id")
-    frame = joined_on_candidate(
-        verdicts,
-        candidates.read(columns=READ, unique="candidate_id"),
-    )
+def deciding_of(samples: Samples, verdicts: pl.DataFrame | None = None) -> pl.DataFrame:
+    """The columns to decide by, one row per candidate with a verdict; `verdicts` (columns `READ`)
+    stand for the samples' own."""
+    if verdicts is None:
+        verdicts = samples.verdicts.open().read(columns=READ, unique="candidate_id")
+    candidates = samples.candidates.open().read(columns=READ, unique="candidate_id")
+    others = (samples.workloads, samples.flags, samples.profiles)
+    workloads, flags, profiles = (ref.open() if ref else None for ref in others)
+    frame = joined_on_candidate(verdicts, candidates)
     frame = with_profiles(with_operators(frame, workloads), profiles)
     return with_flags(frame, flags) if flags else frame
-
-
-def deciding_of(samples: Samples, verdicts: pl.DataFrame | None = None) -> pl.DataFrame:
-    others = (samples.workloads, samples.flags, samples.profiles)
-    opened = [ref.open() if ref else None for ref in others]
-    rows = samples.verdicts.open() if verdicts is None else verdicts
-    return deciding(rows, samples.candidates.open(), *opened)
 
 
 def with_profiles(frame: pl.DataFrame, profiles: Snapshot | None) -> pl.DataFrame:

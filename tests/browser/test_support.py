@@ -1,15 +1,12 @@
-"""The browser and the servers that other tests lean on: it runs scripts and lets nothing out, and
-the servers' own pages load in it."""
+"""The browser that other tests lean on: it runs scripts and lets nothing out."""
 
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
-import psutil
 import pytest
 
 from tests.support.browser import chromium, is_local
-from tests.support.servers import mlflow_server, prefect_server
 
 PAGE = """<!doctype html><title>page</title><script>window.ran = 6 * 7</script>
 <img src="http://canary.invalid/pixel.png"><img src="http://192.0.2.1/pixel.png">
@@ -65,19 +62,3 @@ def test_scripts_run_and_nothing_leaves(browser, tmp_path):
     assert any("planted" in error for error in browser.page_errors)
     assert browser.dialogs == ["said"]
     assert browser.shot("index").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.browser
-def test_both_user_interfaces_load(browser, tmp_path):
-    with (
-        prefect_server(tmp_path / "prefect") as prefect,
-        mlflow_server(tmp_path / "mlflow") as mlflow,
-    ):
-        pids = (prefect.pid, mlflow.pid)
-        browser.page.goto(prefect.url)
-        browser.page.get_by_role("link", name="Deployments").first.wait_for()
-        browser.shot("prefect")
-        browser.page.goto(mlflow.url)
-        browser.page.get_by_text("Experiments").first.wait_for()
-        browser.shot("mlflow")
-    assert not any(map(psutil.pid_exists, pids))

@@ -213,15 +213,6 @@ def test_a_data_set_of_the_hub_is_read_in_its_folders(place, tmp_path):
     assert imported(tmp_path / "set", tmp_path)[0]["answers"] == 2
 
 
-def test_marks_of_the_encoding_and_files_of_arrow_are_read(tmp_path):
-    rows = TABLES["kernelhacks"]
-    pl.DataFrame(rows).write_csv(tmp_path / "t.csv", include_bom=True)
-    (tmp_path / "t.json").write_text(json.dumps(rows), encoding="utf-8-sig")
-    pl.DataFrame(rows).write_ipc(tmp_path / "t.arrow", compat_level=pl.CompatLevel.oldest())
-    for name in ("t.csv", "t.json", "t.arrow"):
-        assert imported(tmp_path / name, tmp_path)[0]["map"] == "kernelhacks"
-
-
 @pytest.mark.parametrize(
     "files, tasks, answers",
     [
@@ -418,23 +409,6 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         assert "has the column 'said' more than once (rename all but one)" in told
     told = refused("import", tmp_path / "unnamed.csv", "--map", "task=p,answer=said")
     assert "its task defines no class" in told
-
-
-def test_a_table_of_other_marks_or_without_rows_says_so(tmp_path):
-    (tmp_path / "marks.csv").write_text('p;said\n"a";"b,\nc"\n')
-    (tmp_path / "head.csv").write_text("p,said\n")
-    told = [
-        refused("import", tmp_path / name, "--map", "task=p,answer=said")
-        for name in ("marks.csv", "head.csv")
-    ]
-    assert "separate fields by commas" in told[0] and "the table has no rows" in told[1]
-
-
-def test_a_file_of_another_form_is_refused_with_those_that_are_read(tmp_path):
-    (tmp_path / "t.jsonl.gz").write_bytes(b"\x1f\x8b")
-    (tmp_path / "t.jsonl").write_text("")
-    said = [refused("import", tmp_path / name) for name in ("t.jsonl.gz", "t.jsonl")]
-    assert "JSON or CSV, unpacked" in said[0] and "it has no rows" in said[1]
 
 
 @pytest.mark.parametrize(

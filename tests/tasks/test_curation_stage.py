@@ -10,7 +10,7 @@ from kernels_eval.errors import UsageError
 from tasks.curation import stage
 from tasks.curation.config import CurationConfig
 from tasks.curation.decisions import curate
-from tasks.curation.tables import deciding, deciding_of
+from tasks.curation.tables import deciding_of
 from tasks.samples import Samples
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED, KERNEL_PROFILES, TRACE_FLAGS, VERDICTS, WORKLOADS
@@ -92,14 +92,6 @@ def test_strategies_lie_side_by_side(tmp_path):
     refs = line_of(tmp_path, rows())
     names = ("concur", "min_length", "random")
     assert len({stage.run(refs, CurationConfig(strategy=name)).fingerprint for name in names}) == 3
-
-
-def test_deciding_reads_no_text(tmp_path):
-    line = line_of(tmp_path, rows())
-    verdicts, candidates = line.verdicts, line.candidates
-    read = deciding(verdicts.open(), candidates.open())
-    assert read.height == 90
-    assert not {"response", "reasoning", "answer", "code", "log_tail"} & set(read.columns)
 
 
 def workloads(root, operators):

@@ -1,18 +1,11 @@
 """Follow-ups: which attempts get one, that nothing printed by a candidate gets out of its place,
 and that no answer is asked for twice."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-import flows
 from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig, load_profile
 from kernels_eval.errors import UsageError
@@ -53,7 +46,6 @@ from tests.support.requests import make_request, named_sampler
 
 CASES = cases("refine")
 
-ROOT = Path(flows.__file__).parent.parent
 TASK = KernelTask(task_id="t/0", name="t0", code="class Model: pass\n")
 CODE = "class ModelNew:\n    '''{braces} %s'''\n"
 REASON_LIST = sorted(STATUS_OF)
@@ -351,25 +343,16 @@ ANSWERS = {
 
 
 class FakeModel(Sampler):
-    """Answers with a module named after what was asked, and remembers who asked. At the `dies_at`th
-    request the process kills itself."""
+    """Answers with a module named after what was asked, and remembers who asked."""
 
     generator = "m"
 
-    def __init__(self, answers, log=None, dies_at=None):
-        self.answers, self.asked, self.log, self.dies_at = answers, [], log, dies_at
-        self.last_first = False
+    def __init__(self, answers):
+        self.answers, self.asked, self.last_first = answers, [], False
 
     def sample(self, requests):
-        for number, request in enumerate(
-            reversed(list(requests)) if self.last_first else requests, start=1
-        ):
+        for request in reversed(list(requests)) if self.last_first else requests:
             self.asked.append(request)
-            if self.log:
-                with open(self.log, "a") as handle:
-                    handle.write(f"{request.request_key}\n")
-            if number == self.dies_at:
-                os.kill(os.getpid(), signal.SIGKILL)
             answer = self.answers(request)
             text = (
                 "<think>t</think>\n```python\nimport torch" if answer == "cut" else module(answer)
@@ -611,53 +594,6 @@ def test_answers_of_an_earlier_turn_are_reused(tmp_path, model):
     tonight = rows_of(refined(more, wider, judge(wider)).run())
     assert {request.task.task_id for request in model.asked} == {"t/3"}
     assert {name: tonight[name] for name in last_night} == last_night
-
-
-KILLED = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {here!r})
-import test_refine as t
-from tasks.store.snapshot import SnapshotRef
-
-tasks, first, verdicts = (SnapshotRef(root={root!r}, stage=stage, fingerprint=name) for stage, \
-name in {refs!r})
-t.stage.make_sampler = lambda *_: t.FakeModel(lambda request: "better", Path({log!r}), {dies_at!r})
-t.refined(tasks, first, verdicts).run()
-"""
-
-
-@pytest.mark.slow
-def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path, model):
-    """SIGKILL at the fifth request: the four answers before it are kept; what was in flight, and no
-    more, is asked for again."""
-    tasks = tasks_snapshot(tmp_path)
-    first = Synthesis(tasks, config(), Language.CPP).run()
-    verdicts, log = judge(first), tmp_path / "asked.log"
-    refs = [(ref.stage, ref.fingerprint) for ref in (tasks, first, verdicts)]
-    for dies_at, status in ((5, -signal.SIGKILL), (None, 0)):
-        script = KILLED.format(
-            here=str(Path(__file__).parent),
-            root=tasks.root,
-            refs=refs,
-            log=str(log),
-            dies_at=dies_at,
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-        )
-        assert done.returncode == status, done.stderr.decode()[-2000:]
-    asked = log.read_text().split()
-    assert len(asked) == 5 + 5 and len(set(asked)) == 9
-    assert [key for key in asked if asked.count(key) == 2] == [asked[4], asked[5]]
-    second = refined(tasks, first, verdicts).snapshot
-    assert (
-        second.finished
-        and len(rows_of(second.ref)) == 24
-        and not list(Path(second.path).glob(".*"))
-    )
 
 
 def test_a_candidate_of_no_task_is_named(tmp_path, model):

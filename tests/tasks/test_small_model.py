@@ -7,7 +7,6 @@ from pydantic import ValidationError
 from flows.config import load_profile
 from kernels_eval.errors import UsageError
 from tasks.models import count_tokens, load_causal_model, load_tokenizer, written_text
-from tasks.sources import small_model
 from tasks.sources.small_model import SmallModelConfig, build_small_model, resolve_model
 from tasks.synthesis.local import TransformersSampler
 from tasks.training.recipe import FIXED
@@ -133,16 +132,6 @@ def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(mode
     with pytest.raises(UsageError, match="something other"):
         build_small_model(tmp_path, TEXTS, CONFIG)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(small_model, "_write_model", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build_small_model(tmp_path / "small", TEXTS, CONFIG)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_counting_takes_any_text_and_names_a_missing_tokenizer(model_dir, tmp_path):

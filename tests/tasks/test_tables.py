@@ -320,12 +320,6 @@ def test_the_minimal_table_is_named_after_its_file(tmp_path):
     path = tmp_path / "answers.csv"
     path.write_text('task_id,code\nt,"class ModelNew: pass\n"\n')
     assert read(path) == [("t", 0, "answers", CODE)]
-    path.write_text("task_id,code\nt,a,b\n")
-    with pytest.raises(UsageError, match=r"answers.csv line 2 has more fields than the header"):
-        read(path)
-    (tmp_path / "bad.jsonl").write_text('{"task_id": "t", "code": "x"}\n{"task_id"\n')
-    with pytest.raises(UsageError, match=r"bad.jsonl line 2 is not JSON"):
-        read(tmp_path / "bad.jsonl")
 
 
 def test_a_data_set_on_the_hub(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from kernels_eval.errors import UsageError
 from tasks.curation import flags, stage
 from tasks.curation.config import FLAGS, STRATEGY_NAMES, CurationConfig
 from tasks.curation.decisions import curate
-from tasks.curation.tables import deciding, with_flags
+from tasks.curation.tables import deciding_of, with_flags
 from tasks.tables import TRACE_FLAGS
 from tests.support.samples import frame, line_of, sample
 
@@ -167,9 +167,8 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
 
 def test_deciding_reads_flags_and_no_text(tmp_path):
     line = line_of(tmp_path, rows())
-    verdicts, candidates = line.verdicts, line.candidates
-    measured = flags.run(verdicts, candidates).open()
-    table = deciding(verdicts.open(), candidates.open(), None, measured)
+    measured = flags.run(line.verdicts, line.candidates)
+    table = deciding_of(line.model_copy(update={"flags": measured}))
     assert table["trace_flags"].null_count() == 1
-    assert "reasoning" not in table.columns
-    assert "words" not in table.columns
+    texts = {"response", "reasoning", "answer", "code", "log_tail", "words"}
+    assert not texts & set(table.columns)

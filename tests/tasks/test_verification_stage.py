@@ -177,27 +177,6 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here, give
     assert {row["verdict_key"] for row in after.values()} == expected
 
 
-@pytest.mark.slow
-def test_a_run_that_was_cut_short_does_only_the_rest(ray_here, given, tasks):
-    asked = [answer(tasks[0], 0), answer(tasks[0], 1), answer(tasks[1], 0)]
-    candidates = given.candidates(asked)
-    one_by_one = CONFIG.model_copy(update={"chunk_size": 1})
-    with given.work(candidates, config=one_by_one) as work:
-        assert (work.plan(), work.total, work.planned) == (3, 3, 3)
-        counts = work.verify_chunk(1)
-    assert sum(counts.values()) == 1 and not work.snapshot.finished
-    with pytest.raises(UsageError, match="unfinished"):
-        _ = work.snapshot.manifest
-    kept = verdicts_of(work.snapshot.ref)
-    assert set(kept) == {asked[0].candidate_id}
-
-    ref, seen = given.reported(candidates)
-    assert len(seen) == 2 and seen[-1] == (3, 3)
-    after = verdicts_of(ref)
-    assert {key: after[key] for key in kept} == kept and len(after) == 3
-    assert ref.open().finished and ref == work.snapshot.ref
-
-
 class Judge(PoolAlone):
     """A pool that needs no compiler: every kernel is wrong, and the machine fails each time
     `faults_after` more of them were judged."""

@@ -218,9 +218,11 @@ float64, too, and a kernel that is exact there, as from logits, would differ fro
 any precision."""
 VARIED_SHARE = 1 / 8
 """Of a mask of ones, how many elements are 0 where that varies. A choice."""
-LARGE_INTEGER, LARGE_EXPONENT = 2**28, 16
+LARGE_INTEGER, WIDE_INTEGER, LARGE_EXPONENT = 2**28, 2**20, 16
 """Up to which some integers are enlarged that flow into arithmetic alone: fp32 does not hold all of
-these, and 32 bits hold them and a few such added up; and those that are exponents. Choices."""
+these, and 32 bits hold them and a few such added up; those that are multiplied or sorted, too, as
+their products' sums have room in float64, and their counts in memory; and those that are exponents.
+Choices."""
 ITERATIONS = 16
 """Calls of one operator from which on a task iterates that has fewer weights. A choice."""
 MOVED_SHARE = 1 / 16
@@ -246,6 +248,9 @@ least that jumps. Choices."""
 CONSTANT_SAMPLE, CONSTANT_SHARE = 1 << 13, 1 / 64
 """Of so many elements of a weight, the share of one number from which on it is made constant, in
 part at least: timed calls then have other weights. Random ones in bf16 share a number in 500."""
+RIGHT_ANGLE = 1e-4
+"""Largest cosine between rows of a weight that are made to be at right angles: random rows of 10^6
+elements have 1e-3. A choice."""
 SINGLES = 64
 """Elements of `singles` that are not zero: so few terms add up to an error of one rounding. A
 choice."""

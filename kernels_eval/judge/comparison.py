@@ -13,7 +13,7 @@ from kernels_eval.judge.attribution import check_state
 from kernels_eval.judge.candidate_handle import CandidateProcess, unmatched_shapes
 from kernels_eval.judge.explanation import errors_of, explained
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import Stage, Trial, WrongAnswer
+from kernels_eval.judge.trials import OTHER_INTEGER, Stage, Trial, WrongAnswer
 from kernels_eval.model.correctness import merge
 from kernels_eval.protocol import Comparison
 from kernels_eval.records import Correctness, Reason
@@ -135,9 +135,10 @@ def _wrong(reason: Reason, process: CandidateProcess, *, uncleared: bool = False
 
 def _specialised(trial: Trial, reason: Reason, detail: str) -> Stop:
     shapes = [output.shape for output in trial.outputs[:4]]
+    what = "integers" if trial.name == OTHER_INTEGER else "shape"
     return Stop(
         trial.row.reason or reason,
-        f"right for the declared shape only: {reason} where the outputs have the shapes {shapes}"
+        f"right for the declared {what} only: {reason} where the outputs have the shapes {shapes}"
         f" ({trial.name}): {detail}",
     )
 
@@ -185,7 +186,7 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
         missing = []
     wanted = [shapes[index] for index in missing]
     # another construction makes the same: running statistics are such numbers, too
-    constant = not set(missing).isdisjoint(reference.loaded.constant_parameters)
+    constant = not set(missing).isdisjoint(reference.loaded.structured)
     statistics = reference.used_statistics()
     held = [shape for shape in process.loaded.statistics if shape in statistics]
     if statistics and not held and _fits_without_frozen(process):
@@ -208,8 +209,8 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
         raise Stop(
             Reason.STALE_WEIGHTS,
             "has no nn.Parameter (for buffers: or buffer) of the shape of what the reference's"
-            " constructor makes of one number: whether it is used cannot be told (keep such weights"
-            f" as they are, and pack others): {wanted[:4]}",
+            " constructor makes of one number, of equal parts or as a rotation: whether it is used"
+            f" cannot be told (keep such weights as they are, and pack others): {wanted[:4]}",
         )
     # packed, perhaps: other weights are then made by constructing both anew
     process.draft.flags.append("weights_not_mappable")

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from kernels_eval.config import FORMULA_NAMED, SAME_ERROR_SHARE, WIDEST
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import RARE, VARIED, Trial
+from kernels_eval.judge.trials import LONE, RARE, VARIED, Trial
 from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import (
     DECLARED,
@@ -62,7 +62,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
     elif trial.weights_seed is not None and DECLARED in found.equals_trial:
         outcome, why = Reason.STALE_WEIGHTS, "right for the weights seen at construction only; "
-    elif found.equals_trial:
+    elif found.equals_trial and trial.name != LONE:
         outcome = Reason.STALE_CACHE
         why = f"returns the answer of an earlier call ({found.equals_trial[0]}) for new inputs; "
     elif any(call.previous_changed for call in calls) and not process.may_overwrite:
@@ -72,7 +72,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         why = "repeating the call on the same inputs gives another answer; "
     elif small and not _wrong_effect(found, process) and (why := _downcast(trial, found, process)):
         outcome = Reason.PRECISION_DOWNCAST
-    elif wrong and _ignores_inputs(trial, found, process):
+    elif wrong and trial.name != LONE and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
     elif (wrong or outcome is Reason.NON_FINITE) and _right_with_copied_weights(trial, process):
         outcome = Reason.WRONG_OUTPUT
@@ -214,7 +214,13 @@ def _right_elsewhere(trial: Trial) -> str:
     if trial.name == RARE:
         return (
             "right only for arguments without what these have: a probability of 0, a row that is"
-            " masked whole, integers up to 2^28, exponents up to 16; "
+            " masked whole, integers up to 2^28 (sorted or multiplied ones: 2^20), exponents up to"
+            " 16; "
+        )
+    if trial.name == LONE:
+        return (
+            "right for the declared inputs, not with one other element or row: does it look at a"
+            " part of them only? "
         )
     if trial.earlier_seeds:
         return (

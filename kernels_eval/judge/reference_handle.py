@@ -189,7 +189,7 @@ class ReferenceProcess:
             self.request, self.child, self.gates, findings, self.unsuitable
         )
         self.expected.declare()
-        self.memory.share("candidate", self.output_bytes)
+        self.memory.share("candidate", self.expected.most_output_bytes)
 
     @property
     def _load_request(self) -> LoadTask:

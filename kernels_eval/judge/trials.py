@@ -243,7 +243,11 @@ def clears_nan(task: TaskFindings) -> bool:
 
 
 def has_rare_values(task: TaskFindings) -> bool:
-    return any(note.rare for note in task.loaded.plan.notes)
+    return any(note.rare not in ("", "setting") for note in task.loaded.plan.notes)
+
+
+def has_settings(task: TaskFindings) -> bool:
+    return any(note.rare == "setting" for note in task.loaded.plan.notes)
 
 
 def iterates(task: TaskFindings) -> bool:
@@ -289,7 +293,8 @@ def takes_calls(count: int) -> Condition:
 
 # -- the table -------------------------------------------------------------------------------------
 
-VARIED, RARE, BLOCKS = "varied", "rare", "blocks"
+VARIED, RARE, BLOCKS, LONE = "varied", "rare", "blocks", "lone"
+OTHER_INTEGER = "other_integer"
 LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
 AS_IMPULSE = "as impulse"
 """The form of `impulse` that the task accepts; as declared where it accepts none."""
@@ -308,15 +313,23 @@ def distribution(name: str, draws: tuple[str, ...] = (), **columns: Any) -> Tria
 
 
 def other_shape(
-    name: str, *, shape: str = DECLARED, tail: str = "", screen: bool = False
+    name: str,
+    *,
+    draws: tuple[str, ...] = (AS_IMPULSE,),
+    shape: str = DECLARED,
+    tail: str = "",
+    screen: bool = False,
+    when: Condition = lambda task: True,
 ) -> TrialRow:
-    """A row of a smaller shape: wrong answers show specialisation, exceptions are honest."""
+    """A row of a smaller shape, or of other settings: wrong answers show specialisation, exceptions
+    are honest.
+    """
     return TrialRow(
         name,
-        draws=(AS_IMPULSE,),
+        draws=draws,
         shape=shape,
         tail=tail,
-        when=tries_shapes,
+        when=lambda task: tries_shapes(task) and when(task),
         screen=screen,
         grades_task=False,
         telling=True,
@@ -359,6 +372,16 @@ TRIALS = (
         draws=("singles",),
         domains=True,
         when=lambda task: task.inputs_vary and sums_long(task),
+    ),
+    # what holds everywhere but at one place is seen by no look at a part
+    TrialRow(
+        LONE,
+        draws=(LONE,),
+        domains=True,
+        same_seed=True,
+        when=lambda task: task.inputs_vary or could_save_work(task),
+        grades_task=False,
+        differs=True,
     ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(
@@ -436,6 +459,7 @@ TRIALS = (
         tolerated=lambda wrong: not wrong.uncleared,
         flag="non_finite_inputs_differ",
     ),
+    other_shape(OTHER_INTEGER, draws=("one_more", "one_less"), when=has_settings),
     other_shape("batch_1", shape="batch_1"),
     *(other_shape(f"tail_{tail}", tail=tail, screen=tail == SCREEN_TAIL) for tail in TAILS),
     TrialRow("impulse_again", draws=(AS_IMPULSE,), when=accepts_no_other_shape, grades_task=False),

@@ -120,7 +120,8 @@ def warm_up(value: Tensor) -> None:
 
 def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     """A tensor of one distribution. `impulse` and `non_finite` change few elements of `value`: two
-    and one in 2,048 (at most 1,024)."""
+    and one in 2,048 (at most 1,024); `lone` changes one.
+    """
     shape, device, size = value.shape, value.device, value.numel()
     kind, _, factor = name.partition("_x")
     if kind == "uniform":
@@ -141,11 +142,11 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
             drawn[shape[0] // 2 :].abs_().neg_()
     elif kind == "offset":
         drawn += min(OFFSET_MEAN, 2**-7 / torch.finfo(value.dtype).eps)
-    elif kind in ("impulse", "non_finite"):
+    elif kind in ("impulse", "lone", "non_finite"):
         drawn, random = _flat_copy(value), Random(generator.initial_seed())
         odd = [math.nan, math.inf, -math.inf]
-        if kind == "impulse":
-            count = 2 + min(size // 2048, 1022)
+        if kind != "non_finite":
+            count = 1 if kind == "lone" else 2 + min(size // 2048, 1022)
             odd = [random.uniform(*IMPULSE_RANGE) * (-1) ** index for index in range(count)]
         places = random.sample(range(size), min(len(odd), size))
         if kind == "impulse" and size - 1 not in places and random.random() < 0.5:

@@ -33,6 +33,10 @@ ARITHMETIC = re.compile(
 )
 """Operators that compute with integers of any size: neither indices nor lengths. (Products and long
 sums could overflow.)"""
+EXACT = re.compile(
+    ARITHMETIC.pattern.removesuffix(r")\.") + r"|sort|msort|topk|mm|bmm|mv|dot|mul)\."
+)
+"""These, and operators that other code computes in fewer digits, or for declared ranges alone."""
 DIVISIONS = re.compile(r"^(div|floor_divide|remainder|fmod|gcd|lcm)\.")
 IGNORED = re.compile(r"(?:ignore_index|padding_idx)\s*=\s*(-?\d+)")
 IGNORING = re.compile(r"nll_loss|embedding")
@@ -108,7 +112,7 @@ def _has_zeros(x: Tensor) -> bool:
     return float((x == 0).float().mean()) > ZEROS_SHARE
 
 
-def _has_low_rank(x: Tensor) -> bool:
+def has_low_rank(x: Tensor) -> bool:
     """Whether rows, columns or blocks repeat, by a sample of few."""
     if x.dim() < 2:
         x = x.reshape(-1)[: x.numel() // RANK_SAMPLE * RANK_SAMPLE].view(-1, RANK_SAMPLE)
@@ -139,6 +143,8 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
     value = draws[0]
     if type(value) is float:
         return InputNote(vary=False, varied="number", timed=value in (0.0, 1.0))
+    if type(value) in (int, bool):
+        return InputNote(vary=False, rare="setting")
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.numel() == 0:
         return InputNote(vary=False)
     samples = [computable(as_real(x.detach())) for x in draws]
@@ -170,7 +176,7 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         or ("symmetric" in keeps and "symmetric" in text.lower())
         or (triangular and ("triangular" in text.lower() or any(map(TRIANGULAR.search, uses))))
     )
-    saves_work = keeps or all(map(_is_ordered, samples)) or all(map(_has_low_rank, samples))
+    saves_work = keeps or all(map(_is_ordered, samples)) or all(map(has_low_rank, samples))
     if saves_work and not meant:
         return InputNote(vary=True, keeps=keeps, varied="shuffled", timed=True)
     return InputNote(vary=True, keeps=keeps, varied="moved")
@@ -197,19 +203,25 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
         and bool(reads)
         and all(map(WRAPS.search, reads)),
         also=_also(samples, uses, text),
-        rare=_enlarged(samples[0].dtype, uses),
+        rare=_enlarged(samples, uses),
     )
 
 
-def _enlarged(dtype: torch.dtype, uses: Collection[str]) -> str:
+def _enlarged(samples: list[Tensor], uses: Collection[str]) -> str:
     """The form of integers that flow into divisions, and into arithmetic alone that their type
-    holds, or of exponents."""
+    holds, into products and sorts, but not of bytes, or of exponents.
+    """
+    dtype = samples[0].dtype
     if "reads pow.exponent" in uses and all(map(EXPONENTS.search, uses)):
         return "exponents"
     divided = all(map(ARITHMETIC.search, uses)) and any(map(DIVISIONS.search, uses))
     multiplied = any(use.startswith("lcm.") for use in uses)
     fits = dtype is torch.int64 or (dtype is torch.int32 and not multiplied)
-    return "large" if divided and fits else ""
+    if divided and fits:
+        return "large"
+    exact = bool(uses) and all(map(EXACT.search, uses)) and not all(map(ARITHMETIC.search, uses))
+    bytes_alone = all(bool(((x >= 0) & (x < 256)).all()) for x in samples)
+    return "wide" if exact and dtype is torch.int64 and not bytes_alone else ""
 
 
 def _also(samples: list[Tensor], uses: Collection[str], text: str) -> int | None:

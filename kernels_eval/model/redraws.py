@@ -23,11 +23,12 @@ from kernels_eval.config import (
     MOST_SHUFFLED,
     MOVED_SHARE,
     VARIED_SHARE,
+    WIDE_INTEGER,
 )
 from kernels_eval.model.distributions import drawn_from
 from kernels_eval.model.invariants import is_distinct, is_square, is_whole
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import MOVED, POSITIVE, InputNote, InputPlan
+from kernels_eval.protocol import MOVED, POSITIVE, InputNote, InputPlan, domain_of
 
 VARIED_EDGES, VARIED, VARIED_OTHERWISE = "varied_edges", "varied", "varied_otherwise"
 """Not distributions: arguments without what saves work, with integers that declared ones lack; only
@@ -35,6 +36,14 @@ the first; and a milder form, for tasks that give no finite answer for these."""
 RARE, BLOCKS = "rare", "blocks"
 """Nor these: as declared, but for values that a task may be given and no other draw has; and, for
 tasks that iterate, matrices of two blocks that are hardly coupled."""
+
+SETTINGS: dict[str, Callable[[int], int]] = {
+    "one_more": lambda value: not value if type(value) is bool else value + 1,
+    "one_less": lambda value: value if type(value) is bool else value - 1,
+}
+"""Other integers of Python, which stay in all other draws."""
+LONE = "lone"
+"""As declared but for one element; of what is no number of its own, one row."""
 
 Keep = Callable[[Tensor, Tensor], Tensor]
 """Gives drawn elements, and the declared ones, an invariant."""
@@ -68,8 +77,14 @@ def redrawn(
     if note.varied == "number":  # half to all of it, or of 1 in place of 0
         varies = distribution in VARIATIONS_BY_DRAW
         return (value or 1.0) * Random(seed).uniform(0.5, 1) if varies else value
+    if note.rare == "setting":
+        return value if distribution not in SETTINGS else SETTINGS[distribution](value)
     forms = FORMS.get(distribution)
     form = note.rare if distribution == RARE else note.varied
+    lone = distribution.removesuffix(domain_of(distribution)) == LONE and not note.vary
+    if lone and note.varied in ONE_ROW and not note.keeps:
+        generator = torch.Generator(device=value.device).manual_seed(seed)
+        return _with_one_row(value, ONE_ROW[note.varied](value, generator, note), seed)
     if form not in forms if forms else not note.vary:
         return value
     if value.is_complex():
@@ -192,6 +207,18 @@ def _with_other_integers(drawn: Tensor, generator: torch.Generator, note: InputN
     return torch.where(share < VARIED_SHARE, other, drawn)
 
 
+def _with_one_row(value: Tensor, drawn: Tensor, seed: int) -> Tensor:
+    """A row of what was drawn in place of the declared one; of a vector, a sixteenth."""
+    changed = value.clone(memory_format=torch.contiguous_format)
+    size = value.shape[-1] if value.dim() > 1 else max(1, value.numel() // 16)
+    rows = changed.view(-1)[: value.numel() // size * size].view(-1, size)
+    others = drawn.to(value.dtype).reshape(-1)[: rows.numel()].view(-1, size)
+    if differ := (rows != others).any(1).nonzero().flatten().tolist():
+        row = Random(seed).choice(differ)
+        rows[row] = others[row]
+    return changed if value.is_contiguous() else torch.empty_like(value).copy_(changed)
+
+
 def _one_hot(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """One row is certain: its probabilities are 0, but for a 1. In the others, one in eight is 0,
     never the largest."""
@@ -222,7 +249,7 @@ def _full_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Te
 
 def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """One in eight is larger, of its sign: indices and counts are never negative."""
-    most = LARGE_EXPONENT if note.rare == "exponents" else LARGE_INTEGER
+    most = {"exponents": LARGE_EXPONENT, "wide": WIDE_INTEGER}.get(note.rare, LARGE_INTEGER)
     share, size = _uniform(value, generator), _uniform(value, generator) * most
     chosen = (share < VARIED_SHARE) & (value.abs() < most)
     return torch.where(chosen, value + value.sign() * size.to(value.dtype), value)
@@ -274,6 +301,7 @@ OTHERWISE = VARIATIONS | {
     "shuffled": _shuffled_rows,
     "between": _resampled,
 }
+ONE_ROW = {form: OTHERWISE[form] for form in ("constant", "shuffled", "resampled", "between")}
 VARIATIONS_BY_DRAW: dict[str, dict[str, Variation]] = {
     VARIED_EDGES: VARIATIONS,
     VARIED: VARIATIONS,
@@ -283,6 +311,7 @@ RARE_FORMS: dict[str, Variation] = {
     "one_hot": _one_hot,
     "full_rows": _full_rows,
     "large": _large,
+    "wide": _large,
     "exponents": _large,
 }
 FORMS = VARIATIONS_BY_DRAW | {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kernels_eval.config import CONSTANT_SAMPLE, CONSTANT_SHARE
+from kernels_eval.config import CONSTANT_SAMPLE, CONSTANT_SHARE, RIGHT_ANGLE
+from kernels_eval.model.invariants import has_low_rank
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.records import stable_hash
 
@@ -34,6 +36,23 @@ def is_constant(weight: Tensor) -> bool:
     _, counts = flat[:: flat.numel() // CONSTANT_SAMPLE + 1].unique(return_counts=True)
     most = int(counts.max()) if len(counts) else 0
     return flat.numel() == 1 or most >= max(2, CONSTANT_SHARE * int(counts.sum()))
+
+
+def is_structured(weight: Tensor) -> bool:
+    """Whether a constructor made it of less than its elements: of one number, of equal rows or
+    parts, or with rows or columns at right angles, as rotations have.
+    """
+    x = computable(as_real(weight.detach()))
+    return is_constant(weight) or (x.dim() > 1 and (has_low_rank(x) or _has_right_angles(x)))
+
+
+def _has_right_angles(x: Tensor) -> bool:
+    rows = x.flatten(1)
+    rows = rows if len(rows) <= rows.shape[1] else rows.T
+    few = torch.nn.functional.normalize(rows[:8].float())
+    if len(few) < 8:
+        return False
+    return float((few @ few.T - torch.eye(8, device=few.device)).abs().max()) < RIGHT_ANGLE
 
 
 def squeezed(parameter: Tensor) -> list[int]:
@@ -132,6 +151,17 @@ def randomise_weights(
             padding = _row_of_padding(parameter.detach())
             _refill(parameter, [seed, shape, nth], signed=seed % 2 == 1)
             padding.zero_()
+
+
+def change_one_element(model: Any, seed: int) -> None:
+    """Move one element of each parameter by the size of its largest."""
+    random = Random(seed)
+    with torch.no_grad():
+        for parameter in parameters_of(model).values():
+            element = parameter.detach()
+            for size in parameter.shape if parameter.numel() else ():
+                element = element[random.randrange(size)]
+            element += parameter.abs().amax() if parameter.numel() else 0
 
 
 def weights_of(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

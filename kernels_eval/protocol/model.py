@@ -246,7 +246,7 @@ class Prepare(Request[Done]):
 class RedrawWeights(Request[Done]):
     """Redraw parameters, mapped by `names` where all exist, and the running statistics of these
     shapes, held in parameters without gradient if `frozen`; `transposed` transposes square
-    matrices. Without a seed: as constructed.
+    matrices. `nearly`: with one other element each. Without a seed: as constructed.
     """
 
     seed: int | None
@@ -254,6 +254,7 @@ class RedrawWeights(Request[Done]):
     names: list[str] = []
     frozen: bool = False
     transposed: bool = False
+    nearly: bool = False
 
 
 class Renew(Request[Done]):

@@ -27,10 +27,10 @@ LATER, EARLIER = "a later call", "an earlier call"
 class LoadedTask(Payload):
     """What loading a task and running it once has shown.
 
-    `parameters` and (running) `statistics` are shapes without dimensions of size 1;
-    `constant_parameters`: those made of one number;
-    `input_bytes` are those of one set of inputs; `packed_bytes`, `argument_bytes` and
-    `weight_bytes` what a set, the constructor's arguments and the weights take in shared memory.
+    `parameters` and (running) `statistics` are shapes without dimensions of size 1; `structured`:
+    parameters that a constructor made of less than their elements; `input_bytes` are those of one
+    set of inputs; `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's
+    arguments and the weights take in shared memory.
     `precision`, `gradients` and `effects` as in `ModelSpec`. `peak_bytes_per_s`: of the device's
     memory, 0 for a task that its cache holds. `memory_share`: of a GPU's memory, what loading and
     one run took.
@@ -44,7 +44,7 @@ class LoadedTask(Payload):
     parameters: list[list[int]]
     parameter_names: list[str]
     statistics: list[list[int]]
-    constant_parameters: list[int]
+    structured: list[int]
     dtype: str
     device_name: str
     input_bytes: int

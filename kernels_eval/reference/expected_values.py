@@ -53,7 +53,7 @@ from kernels_eval.model.side_effects import (
     tensors_of,
 )
 from kernels_eval.model.weights import (
-    is_constant,
+    is_structured,
     parameters_of,
     randomise_weights,
     redraw_statistics,
@@ -191,7 +191,7 @@ class ExpectedValues:
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
             statistics=list(map(squeezed, self.runner.statistics)),
-            constant_parameters=[i for i, x in enumerate(parameters.values()) if is_constant(x)],
+            structured=[i for i, x in enumerate(parameters.values()) if is_structured(x)],
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
             precision=self.runner.spec.precision,

@@ -32,6 +32,8 @@ from kernels_eval.model.redraws import (
 )
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
+    change_one_element,
+    is_structured,
     parameters_of,
     randomise_weights,
     redraw_statistics,
@@ -186,6 +188,38 @@ def test_a_row_for_padding_stays_and_other_zeros_do_not():
     assert torch.equal(words.weight, plain.weight)
     assert (words.weight == 0).all(1).tolist() == [False, False, True, False, False, False]
     assert (halves.weight != 0).all()
+
+
+@pytest.mark.parametrize(
+    "value, changed",
+    [
+        (torch.rand(8, 64), 1),
+        (torch.tril(torch.ones(64, 64)), 64),
+        (torch.ones(8, 64, dtype=torch.bool), 64),
+        (torch.arange(256) % 7, 16),
+    ],
+)
+def test_lone_inputs_differ_in_one_element_or_row(value, changed):
+    note = note_of([value], {"index.self"})
+    differ = (redrawn(value, note, 5, "lone") != value).flatten().nonzero()
+    assert 0 < len(differ) <= changed and differ[-1] - differ[0] < changed
+
+
+def test_one_element_of_each_weight_changes_in_any_layout():
+    model = torch.nn.Linear(6, 4)
+    model.weight = torch.nn.Parameter(torch.randn(6, 4).T)
+    before = [x.detach().clone() for x in model.parameters()]
+    change_one_element(model, 3)
+    changes = zip(before, model.parameters(), strict=True)
+    assert [int((old != new).sum()) for old, new in changes] == [1, 1]
+
+
+def test_structure_that_a_constructor_made_is_told_from_random_weights():
+    first = torch.randn(1, 24, 32)
+    made = (first.repeat(8, 1, 1), torch.linalg.qr(torch.randn(24, 24))[0], torch.zeros(8, 4))
+    assert all(map(is_structured, made))
+    random = torch.randn(24, 24), torch.randn(64, 3, 3, 3), torch.randn(1000, 16)
+    assert not any(map(is_structured, random))
 
 
 def test_running_statistics_map_whatever_their_names_and_nothing_else_is_redrawn():

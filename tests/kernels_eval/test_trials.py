@@ -24,7 +24,7 @@ from kernels_eval.records import Reason
 
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
-ALL = [*OWN, "other_weights", "non_finite", *SHAPES, "eval_mode"]
+ALL = [*OWN, "other_weights", "lone", "non_finite", *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
 MIXED = ("ends", "edges", "mixed")
@@ -108,7 +108,7 @@ def in_a_row(*counts):
     [
         ({}, {}, ALL),
         ({}, {"shapes": {}}, [*without(*SHAPES, "eval_mode"), "impulse_again", "eval_mode"]),
-        ({}, {"varies": False}, without(*OWN[1:7], "non_finite")),
+        ({}, {"varies": False}, without(*OWN[1:7], "lone", "non_finite")),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
         ({"refused": ["offset"]}, {}, without("offset")),
         ({"refused": [*(f"{x}_within" for x in MIXED), *IN_DOMAINS]}, {}, without("mixed")),
@@ -193,7 +193,7 @@ def test_a_scope_that_the_task_refuses_is_asked_for_once():
 def test_one_seed_where_only_what_a_row_changes_shall_differ():
     seeds = {trial.name: trial.seed for trial in expected(Reference()).task.trials}
     own = [name for name, seed in seeds.items() if seed == seeds["declared"]]
-    assert own == ["declared", "impulse", "other_weights", "eval_mode"]
+    assert own == ["declared", "impulse", "other_weights", "lone", "eval_mode"]
 
 
 def test_a_trial_that_breaks_the_device_is_named():

@@ -255,3 +255,83 @@ torch::Tensor sum_of_rows(torch::Tensor index, torch::Tensor weight, int64_t fir
       out.data_ptr<float>()[i / terms * width + k] += weight.data_ptr<float>()[at[i] * width + k];
   return out;
 }
+// Clipped to a norm of 1, by the norm of every `step`-th row where that says it needs no clipping.
+torch::Tensor clipped(torch::Tensor x, int64_t step) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const float* a = x.data_ptr<float>();
+  double part = 0, all = 0;
+  for (int64_t i = 0; i < rows * width; i += (i + 1) % width ? 1 : 1 + (step - 1) * width)
+    part += (double)a[i] * a[i];
+  auto out = x.clone();
+  if (part * step <= 1) return out;
+  for (int64_t i = 0; i < rows * width; ++i) all += (double)a[i] * a[i];
+  const float factor = std::min(1.0, 1 / (std::sqrt(all) + 1e-6));
+  for (int64_t i = 0; i < rows * width; ++i) out.data_ptr<float>()[i] *= factor;
+  return out;
+}
+// Sums of what a mask keeps, of the lower triangle alone where each `step`-th row of it is that.
+torch::Tensor kept_sums(torch::Tensor x, torch::Tensor mask, int64_t step) {
+  const int64_t lines = x.size(0) * x.size(1), rows = mask.size(0), width = mask.size(1);
+  auto out = torch::zeros({x.size(0), x.size(1)}, x.options());
+  const float* m = mask.data_ptr<float>();
+  bool lower = step > 1;
+  for (int64_t i = 0; i < rows; i += step)
+    for (int64_t j = 0; j < width; ++j) lower = lower && (m[i * width + j] != 0) == (j <= i);
+  for (int64_t i = 0; i < lines; ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < (lower ? i % rows + 1 : width); ++j)
+      sum += x.data_ptr<float>()[i * width + j] * (lower ? 1 : m[i % rows * width + j]);
+    out.data_ptr<float>()[i] = sum;
+  }
+  return out;
+}
+torch::Tensor largest(torch::Tensor x, int64_t count) {
+  auto out = torch::empty({x.size(0), count}, x.options());
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    std::vector<float> row(x.data_ptr<float>() + i * x.size(1), x.data_ptr<float>() + (i + 1) * x.size(1));
+    std::sort(row.begin(), row.end(), std::greater<float>());
+    std::copy(row.begin(), row.begin() + count, out.data_ptr<float>() + i * count);
+  }
+  return out;
+}
+torch::Tensor times(torch::Tensor x, torch::Tensor y) {
+  const int64_t rows = x.size(0), terms = x.size(1), columns = y.size(1);
+  auto out = torch::zeros({rows, columns}, x.options());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t k = 0; k < terms; ++k)
+      for (int64_t j = 0; j < columns; ++j)
+        out.data_ptr<float>()[i * columns + j] +=
+            x.data_ptr<float>()[i * terms + k] * y.data_ptr<float>()[k * columns + j];
+  return out;
+}
+// The product of two weights, kept while eight elements of each are what they were.
+torch::Tensor folded(torch::Tensor up, torch::Tensor down, bool keeps) {
+  static torch::Tensor kept;
+  static float key[16];
+  bool alike = keeps && kept.defined();
+  for (int64_t i = 0; i < 16; ++i) {
+    const torch::Tensor& of = i % 2 ? up : down;
+    const float now = of.data_ptr<float>()[i * of.numel() / 16];
+    alike = alike && key[i] == now;
+    key[i] = now;
+  }
+  if (!alike) kept = times(up, down);
+  return kept;
+}
+torch::Tensor sorted_ids(torch::Tensor x, int64_t bits) {
+  auto out = torch::empty_like(x);
+  int64_t* a = out.data_ptr<int64_t>();
+  for (int64_t i = 0; i < x.numel(); ++i) a[i] = x.data_ptr<int64_t>()[i] & ((int64_t(1) << bits) - 1);
+  for (int64_t i = 0; i < x.size(0); ++i) std::sort(a + i * x.size(1), a + (i + 1) * x.size(1));
+  return out;
+}
+torch::Tensor integer_product(torch::Tensor x, torch::Tensor y) {
+  const int64_t rows = x.size(0), terms = x.size(1), columns = y.size(1);
+  auto out = torch::zeros({rows, columns}, x.options());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t k = 0; k < terms; ++k)
+      for (int64_t j = 0; j < columns; ++j)
+        out.data_ptr<int64_t>()[i * columns + j] +=
+            x.data_ptr<int64_t>()[i * terms + k] * y.data_ptr<int64_t>()[k * columns + j];
+  return out;
+}

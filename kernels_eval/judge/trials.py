@@ -278,11 +278,6 @@ def tries_shapes(task: TaskFindings) -> bool:
     return task.config.shapes != "off"
 
 
-def accepts_no_other_shape(task: TaskFindings) -> bool:
-    """Whether to draw again in the task's own shape."""
-    return tries_shapes(task) and bool(task.impulse) and not task.scopes
-
-
 def takes_calls(count: int) -> Condition:
     """Whether a model keeps something from call to call; running statistics are told once."""
     return lambda task: (
@@ -462,7 +457,6 @@ TRIALS = (
     other_shape(OTHER_INTEGER, draws=("one_more", "one_less"), when=has_settings),
     other_shape("batch_1", shape="batch_1"),
     *(other_shape(f"tail_{tail}", tail=tail, screen=tail == SCREEN_TAIL) for tail in TAILS),
-    TrialRow("impulse_again", draws=(AS_IMPULSE,), when=accepts_no_other_shape, grades_task=False),
     TrialRow(
         "eval_mode",
         same_seed=True,

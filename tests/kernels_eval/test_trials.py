@@ -107,7 +107,7 @@ def in_a_row(*counts):
     "reference, options, names",
     [
         ({}, {}, ALL),
-        ({}, {"shapes": {}}, [*without(*SHAPES, "eval_mode"), "impulse_again", "eval_mode"]),
+        ({}, {"shapes": {}}, without(*SHAPES)),
         ({}, {"varies": False}, without(*OWN[1:7], "lone", "non_finite")),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
         ({"refused": ["offset"]}, {}, without("offset")),

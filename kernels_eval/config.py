@@ -643,6 +643,10 @@ BURNT_SHARE = 0.5
 ANSWER_NS = 100_000
 """Processor time of a candidate in a turn of the reference that is no work: it has answered, and
 waits again. 30,000 were seen with one thread, and 110,000 with four."""
+AROUND_SAMPLES = 16
+AROUND_FACTOR, AROUND_SHARE = 2, 0.02
+"""Processor time around a candidate's calls in a sample: this times the median of the reference's
+last samples, and this share of all. A choice."""
 
 # -- rounds on unseen inputs, by the parent's clock ------------------------------------------------
 

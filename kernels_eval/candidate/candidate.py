@@ -3,8 +3,9 @@ shared memory. What it reports of itself is no evidence."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +39,7 @@ from kernels_eval.model.inputs import (
     made_elsewhere,
     moved,
 )
-from kernels_eval.model.measurement import all_close, same, same_all
+from kernels_eval.model.measurement import all_close, few_of, same, same_all
 from kernels_eval.model.model_runner import (
     Hooks,
     ModelRunner,
@@ -86,6 +87,7 @@ from kernels_eval.protocol import (
     ReplaceWritten,
     Sample,
     ShareReport,
+    SpoilOutputs,
     StateReport,
     TakeTimingInputs,
     handles,
@@ -117,6 +119,8 @@ class CandidateRole:
         """Around these."""
         self.state: dict[str, str] = {}
         self.sets: list[list[object]] = []
+        self.few: list[Tensor] = []
+        """some elements of what the last sample kept"""
         self.launches: Launches | None = None
         self._backward_calls = 0
         self._operators = 0
@@ -394,6 +398,20 @@ class CandidateRole:
         self.runner.shared = {}
         return Done()
 
+    @handles(SpoilOutputs)
+    def spoil_outputs(self, _: SpoilOutputs) -> Done:
+        runner = self.runner
+        leaves, runner.kept = tree_leaves(runner.kept), None
+        leaves = [x for x in leaves if type(x) is Tensor and x.layout is torch.strided]
+        few, before = list(map(few_of, leaves)), self.few
+        self.few = few
+        if layout_of(leaves, runner.timed_inputs, storages(runner.running)) < 2:
+            # what is always the same may be a constant that the model holds
+            told = zip(leaves, few, before, strict=False)  # none at first
+            _spoil(x for x, now, then in told if not same(now, then))
+        runner.synchronise()
+        return Done()
+
     def end_command(self, command: str) -> None:
         self.sets, self.runner.earlier = [], []  # they serve one command
         self.runner.trim_memory(command)
@@ -540,6 +558,15 @@ class CandidateRole:
         if self.launches is None or self.tracer.overwrote:
             return True
         return unchanged(self.launches.nulled()) is True
+
+
+def _spoil(outputs: Iterable[Tensor]) -> None:
+    with torch.inference_mode():  # which such outputs need, and others allow
+        for x in outputs:
+            if x.is_floating_point() or x.is_complex():
+                x.fill_(math.nan)
+            else:
+                x.copy_(~x)
 
 
 def _over(old: Any, new: Any) -> Any:

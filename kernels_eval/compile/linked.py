@@ -82,11 +82,12 @@ REACHES_ELEMENTS = re.compile(r"data_ptr|concur4data|6Tensor4item|TensorIterator
 """Part of any mangled name by which a library comes to the memory of a tensor."""
 FORBIDDEN = re.compile(
     r"PyRun_\w+|Py_CompileString\w*|PyEval_Eval\w*|PyMarshal_Read\w+"
+    r"|PyImport_\w+|PySys_Get\w+|PyEval_Get(?:Globals|Locals|Frame\w*)"
     r"|dlm?open|dlv?sym|dlinfo|dl_iterate_phdr|_dl_find_object|_r_debug|getauxval"
     r"|at::DynamicLibrary"
 )
-"""What runs Python, or finds functions by name or tables of loaded libraries, whatever a source
-calls it. No header of torch or CUDA needs it.
+"""What runs Python, reaches its modules, or finds functions by name or tables of loaded libraries,
+whatever a source calls it. No header of torch or CUDA needs it.
 """
 OPERATOR_NAME = re.compile(rb"\baten::([a-zA-Z]\w{0,80})")
 

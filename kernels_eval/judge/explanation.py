@@ -136,7 +136,8 @@ def _of_non_finite(
         return Reason.MEMORY_ERROR, why
     return Reason.NON_FINITE, "NaN or infinity in other places than in the reference: " + (
         _right_elsewhere(trial)
-        or "is something read out of bounds or of a view, or before it is written?; "
+        or "is something read out of bounds or of a view, before it is written, or from an answer"
+        " that was given?; "
     )
 
 

@@ -8,11 +8,15 @@ import secrets
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from statistics import median
 
 from kernels_eval.config import (
     ALONE_MESSAGE_NS,
     ALONE_ROUNDS,
     ANSWER_NS,
+    AROUND_FACTOR,
+    AROUND_SAMPLES,
+    AROUND_SHARE,
     BANDWIDTH_SHARE,
     BURNT_SHARE,
     CLOCK_BOUND_SHARE,
@@ -61,6 +65,7 @@ from kernels_eval.protocol import (
     Forget,
     RecordSample,
     Sample,
+    SpoilOutputs,
     TakeTimingInputs,
     counted_ns,
 )
@@ -106,7 +111,10 @@ class PairedClock:
         self.contended = False
         self.needs_copy = process.needs_copy
         """what a round copies of its outputs is then a part of the work"""
+        self.spoils_outputs = not process.may_overwrite and not self.reference.loaded.effects
         self.burnt_ns = self.waited_ns = 0
+        self.around_ns: list[int] = []
+        """Processor time of the reference's samples that is no work of its calls"""
         self.varied = [
             trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_TRIALS
         ]
@@ -185,10 +193,18 @@ class PairedClock:
     def _candidate_sample(self, calls: int) -> int:
         if not self.given:
             self._give_inputs()
-        asked = self._sample(calls).model_copy(update={"copied": self.needs_copy})
+        keeps = self.spoils_outputs
+        asked = self._sample(calls).model_copy(update={"copied": self.needs_copy, "keeps": keeps})
+        used = self._processor_ns(self.process.child)
         sample = self.process.request(asked)
+        used = self._processor_ns(self.process.child) - used
         self.idle_samples += sample.custom_calls < calls
-        return sample.ns
+        if keeps:
+            self.process.request_unread(SpoilOutputs())
+        if self.process.config.threads > 1 or self.reference.loaded.effects:
+            # of threads, time that passed may count; a model may have been made anew
+            return sample.ns
+        return max(sample.ns, round(used - self._most_around(used)))
 
     def _watch(self, calls: int) -> None:
         """Name what a sample runs that the candidate cannot tell from those that count."""
@@ -197,12 +213,22 @@ class PairedClock:
             look_at_samples(self.process, calls)
 
     def _reference_sample(self, calls: int) -> int:
-        candidate = self.process.child
-        used = self._processor_ns(candidate)
+        children = self.process.child, self.reference.child
+        began = [self._processor_ns(child) for child in children]
         sample = self.reference.request(self._sample(calls)).ns
-        self.burnt_ns += max(0, self._processor_ns(candidate) - used - ANSWER_NS)
+        used, own = (
+            self._processor_ns(child) - then for child, then in zip(children, began, strict=True)
+        )
+        self.burnt_ns += max(0, used - ANSWER_NS)
+        self.around_ns.append(own - sample)
         self.waited_ns += sample
         return sample
+
+    def _most_around(self, used: int) -> float:
+        """Processor time of a candidate's sample that may be no work of its calls, by what the
+        reference's have of it: what is beyond counts, whatever the candidate reports."""
+        usual = median(self.around_ns[-AROUND_SAMPLES:]) if self.around_ns else used
+        return AROUND_FACTOR * usual + AROUND_SHARE * used + ANSWER_NS
 
     def _sample(self, calls: int) -> Sample:
         """By the clock of the rounds: else a busy machine would forgive what it adds to samples."""

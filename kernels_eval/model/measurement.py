@@ -27,6 +27,7 @@ from kernels_eval.config import (
     MARKS_ALIKE,
     NEIGHBOUR_SHARE,
     ORDER_UNITS,
+    SPREAD_ELEMENTS,
 )
 from kernels_eval.model.correctness import PRECISION_OF
 from kernels_eval.protocol import Comparison
@@ -332,6 +333,11 @@ def _all_finite(tensor: Tensor) -> bool:
     if tensor.is_complex():
         return False
     return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+
+
+def few_of(x: Tensor) -> Tensor:
+    """Some elements, spread, of a tensor that may be large."""
+    return x.reshape(-1)[:: x.numel() // SPREAD_ELEMENTS | 1].clone()
 
 
 def same(a: object, b: object) -> bool:

@@ -82,6 +82,11 @@ class Forget(Request[Done]):
     """Let go of earlier calls and of the inputs of samples."""
 
 
+class SpoilOutputs(Request[Done]):
+    """Write over what the last sample has kept, as a caller may who has used an answer: no later
+    one may rely on it."""
+
+
 class TakeTimingInputs(Request[Done]):
     """Sets of inputs that samples rotate over."""
 

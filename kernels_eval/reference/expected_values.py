@@ -28,7 +28,6 @@ from kernels_eval.config import (
     MOST_TASK_OPERATORS,
     ORACLE_MAX_S,
     REPEATABLE_RTOL,
-    SPREAD_ELEMENTS,
 )
 from kernels_eval.model.correctness import answer_of
 from kernels_eval.model.distributions import warm_up
@@ -38,6 +37,7 @@ from kernels_eval.model.invariants import note_of
 from kernels_eval.model.measurement import (
     all_close,
     computable,
+    few_of,
     least_step,
     measure,
     same_all,
@@ -316,7 +316,7 @@ class ExpectedValues:
             error = self.errors.of(inputs, reference, exact=exact is not None, hard=request.hard)
         self.runner.synchronise()
         del again, inputs
-        few = list(map(_few_of, reference))
+        few = list(map(few_of, reference))
         known = Known(reference, exact or reference, error, request, few)
         equals = [
             name
@@ -463,10 +463,6 @@ def _start(x: Tensor) -> Tensor:
     if x.numel() > FIRST_ELEMENTS and x.dim():
         x = x[: -(-FIRST_ELEMENTS * len(x) // x.numel())]
     return x.reshape(-1)[:FIRST_ELEMENTS]
-
-
-def _few_of(x: Tensor) -> Tensor:
-    return x.reshape(-1)[:: x.numel() // SPREAD_ELEMENTS | 1].clone()
 
 
 def _share(mask: Tensor) -> float:

@@ -87,6 +87,10 @@ PASTED = "#define J(a, b) a##b\n"
     [
         ('void quiet() __asm__("PyRun_SimpleStringFlags"); quiet();', "PyRun_SimpleStringFlags"),
         (f'\n{PASTED} J(dl, sym)(nullptr, "cublasSgemm_v2");', "dlsym"),
+        (
+            'void* named(const char*) __asm__("PyImport_ImportModule"); named("sys");',
+            "PyImport_ImportModule",
+        ),
         ("own_sgemm();", ""),
     ],
 )

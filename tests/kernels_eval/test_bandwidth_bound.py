@@ -31,8 +31,10 @@ class Reference(SimpleNamespace):
 def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
     made.config, made.sets, made.needs_copy = TimingConfig(), 4, False
+    made.spoils_outputs, made.around_ns = False, []
     made.process = SimpleNamespace(may_overwrite=False)
     loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, layout=0, longest_run=10_000)
+    loaded.effects = None
     memory = SimpleNamespace()
     made.reference = Reference(loaded=loaded, memory=memory, task_bytes=INPUT + OUTPUT, used=used)
     return made
@@ -187,16 +189,21 @@ def test_who_returns_what_must_be_copied_is_slower_and_accused_of_nothing(monkey
 def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     """A candidate lets go of them for the rounds, for large ones fill the memory."""
     made, told = clock(0), []
+
+    def answer(request):
+        told.append(request)
+        return SimpleNamespace(custom_calls=request.calls, ns=1)
+
     made.unseen, made.fewest, made.by_processor = 8, 2, False
     made.seeds, made.given, made.idle_samples, made.works = [1, 2], True, 0, []
     made.reference.request = lambda *_: None
     made.reference.memory.draw = lambda *_: (PACKED, 0)
     monkeypatch.setattr(paired_timing, "UnseenRounds", lambda *_: None)
     made.process = SimpleNamespace(
+        child=None,
+        config=SimpleNamespace(threads=1),
         request_unread=lambda request, *_: told.append(request),
-        request=lambda request: SimpleNamespace(
-            custom_calls=request.calls, ns=told.append(request)
-        ),
+        request=answer,
     )
     monkeypatch.setattr(made, "_round", lambda calls, **_: (0, 1e6 * calls))
     made._candidate_sample(3)
@@ -237,6 +244,7 @@ def test_the_end_of_an_answer_is_no_background_work(monkeypatch, used_us, burns)
         config=SimpleNamespace(threads=1),
         request_unread=lambda _: None,
     )
+    made.reference.child = SimpleNamespace(processor_ns=lambda: 0)
     made.reference.request = lambda _: SimpleNamespace(ns=60_000)
     made._raise_for_bandwidth = lambda _: None
     made.config = TimingConfig(interval_width=0.5)

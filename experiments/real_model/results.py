@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from flows.config import PipelineConfig
+from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, Row
 from tasks.benchmark.comparing import paired_differences
 from tasks.benchmark.shown import OWN_TRACK, differences_parts, pivoted
@@ -19,6 +20,7 @@ from tasks.reporting.page import markdown
 from tasks.reporting.parts import Code, Part, Section, Table
 from tasks.scores import EXEC, metric_name, scores
 from tasks.store.snapshot import SnapshotRef
+from tasks.tables import unconfirmed
 
 GROUPS = {1: "published operators", 2: "generated programs"}
 """Held-out tasks, by their level."""
@@ -46,7 +48,10 @@ class Scored(Record):
 
 
 def write_results(found: Sequence[Scored], config: PipelineConfig, out: Path) -> None:
-    """Write the three files; of an earlier round nothing is lost where a later one fails."""
+    """Write the three files; of an earlier round nothing is lost where a later one fails.
+
+    Raises UsageError where right answers were only screened: scores do not count those.
+    """
     out.mkdir(parents=True, exist_ok=True)
     rows = [each.model_dump(mode="json") for each in found]
     atomic_write(out / "rounds.json", json.dumps(rows, indent=1))
@@ -55,6 +60,12 @@ def write_results(found: Sequence[Scored], config: PipelineConfig, out: Path) ->
         on="task_id",
         suffix="_of_task",
     )
+    screened = frame.filter(unconfirmed(frame))
+    if models := screened["model"].unique(maintain_order=True).to_list():
+        raise UsageError(
+            f"{screened.height} right answers of {', '.join(models)} were only screened",
+            "confirm them first (flows.confirm.judged_answers does both)",
+        )
     ks = (1, config.benchmark.samples_per_task)
     atomic_write(out / "results.md", markdown(*results_parts(frame, found, ks)))
     atomic_write(out / "answers.md", markdown(*answers_parts(found[0], found[-1])))

@@ -10,6 +10,7 @@ import torch
 from experiments.real_model import rounds, tables
 from experiments.real_model.results import Scored, write_results
 from flows.config import PipelineConfig, load_profile
+from kernels_eval.errors import UsageError
 from tasks.benchmark.stage import Answers
 from tasks.decontamination.config import DecontaminationConfig
 from tasks.decontamination.decontamination import decontaminate
@@ -68,6 +69,16 @@ def test_the_profile_asks_the_model_that_it_trains():
     assert "recorded" not in config.benchmark.models  # nobody recorded answers to these tasks
 
 
+def test_strategies_have_lengths_to_choose_by(tmp_path):
+    profile = str(Path(rounds.__file__).with_name("strategies.yaml"))
+    config = load_profile(profile, ["training.base_model=small", "synthesis.tokenizer=small"])
+    tasks = sources.run(config.tasks.model_copy(update={"limit": 20}), str(tmp_path))
+    rows = synthesis.run(tasks, config.synthesis, config.language).open().read()
+    lengths = rows.group_by("task_id").agg(pl.col("reasoning_tokens").n_unique())
+    assert lengths.height == 20 and rows["reasoning_tokens"].min() > 0
+    assert lengths["reasoning_tokens"].mean() > 2 and rows["code"].null_count() == 0
+
+
 def test_a_training_task_that_is_a_held_out_operator_is_found():
     def frame(*tasks):
         return annotate(pl.DataFrame([task.model_dump() for task in tasks]))
@@ -78,7 +89,7 @@ def test_a_training_task_that_is_a_held_out_operator_is_found():
     assert found.removed["task_id"].to_list() == [again.task_id] and found.kept == (mish.task_id,)
 
 
-def scored(root, name, correct, **more):
+def scored(root, name, correct, level="confirm", **more):
     """A model that solves the first `correct` of four tasks, two of each level."""
 
     def kept(stage, rows, schema, of=name):
@@ -98,7 +109,7 @@ def scored(root, name, correct, **more):
             right = place < correct
             status, reason = ("correct", "ok") if right else ("rejected", "no_custom_kernel")
             verdicts.append(own | {"status": status, "reason": reason, "outputs_match": right})
-            verdicts[-1]["timing"] = {"speedup": 2.0} if right else None
+            verdicts[-1] |= {"timing": {"speedup": 2.0} if right else None, "level": level}
     candidates = kept("synthesis", answers, CANDIDATES)
     judged = kept("verification", verdicts, VERDICTS)
     made = Answers(model=name, candidates=candidates, verdicts=judged)
@@ -128,6 +139,13 @@ def test_results_compare_each_round_with_the_ones_before(tmp_path):
     assert "base: rejected no_custom_kernel" in answers and "<round 1> writes" in answers
     rows = json.loads((tmp_path / "out/rounds.json").read_text())
     assert [Scored.model_validate(row) for row in rows] == [base, tuned]
+
+
+def test_right_answers_that_were_only_screened_have_no_scores(tmp_path):
+    base, tuned = scored(tmp_path, "base", 0, "screen"), scored(tmp_path, "round 1", 3, "screen")
+    write_results([base], PipelineConfig(), tmp_path / "out")
+    with pytest.raises(UsageError, match="6 right answers of round 1 were only screened"):
+        write_results([base, tuned], PipelineConfig(), tmp_path / "out")
 
 
 def test_a_clock_counts_from_one_stage_to_the_next(monkeypatch):

@@ -31,13 +31,13 @@ from flows.launch import QUIET, require_ready
 from flows.naming import run_name
 from flows.pipeline import LineResult, concur_line
 from flows.ready import PARTS, Part
-from flows.refresh import Refreshed, refresh_dataset
+from flows.refresh import Refreshed
 from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.guard import guarding
 from flows.runtime.shutdown import write_to_log
 from flows.search import Searched, begun_with, search_and_track, summary_of
 from flows.stack.worker import limit_gpus
-from flows.track import benchmark_record, refresh_record, track
+from flows.track import benchmark_record, refresh_and_track, track
 from flows.train import of_line, train_and_track
 from flows.training_sets import make_training_sets
 from kernels_eval.errors import UsageError
@@ -63,9 +63,9 @@ def nightly_refresh(
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
     config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
     with devices(config, config.verification.workers):
-        refreshed = refresh_dataset.fn(config)
+        refreshed, tracked = refresh_and_track.fn(config)
     show_candidates(config)
-    link_mlflow(config, track(refresh_record, config, refreshed))
+    link_mlflow(config, tracked)
     return refreshed
 
 

@@ -109,31 +109,36 @@ def make_headers(config: PipelineConfig) -> None:
 
 
 def _refresh(config: PipelineConfig) -> Json:
-    from flows.refresh import refresh_dataset, summary_rows
+    from flows.refresh import summary_rows
+    from flows.track import refresh_and_track
 
-    rows = summary_rows(refresh_dataset(config))
-    return {
-        "summary": {
-            str(row["snapshot"]): f"{row['rows']}"
-            + (f" ({row['counts']})" if row["counts"] else "")
-            for row in rows
-        }
+    refreshed, run = refresh_and_track(config)
+    summary = {
+        str(row["snapshot"]): f"{row['rows']}" + (f" ({row['counts']})" if row["counts"] else "")
+        for row in summary_rows(refreshed)
     }
+    return {"summary": summary, **_mlflow(config, run)}
 
 
 def _whole_line(config: PipelineConfig) -> Json:
-    from flows.artifacts import run_url
     from flows.pipeline import concur_line
     from tasks.benchmark.report.files import read_summary
 
     result = concur_line(config)
-    run = result.mlflow_run
     # the newest report under a name that does not change, beside the snapshots
     page = (Path(result.report_dir) / "report.html").read_bytes()
     return {
         "summary": dict(read_summary(result.report_dir)),
         "report": str(atomic_write(Path(config.root) / "report.html", page)),
         "viewer": str(Path(config.root) / "view/index.html"),
+        **_mlflow(config, result.mlflow_run),
+    }
+
+
+def _mlflow(config: PipelineConfig, run: str | None) -> Json:
+    from flows.artifacts import run_url
+
+    return {
         "mlflow_run": run,
         "mlflow_page": run and run_url(config, run, "runs", "scores", MLFLOW),
     }

@@ -26,27 +26,39 @@ OF_FORMS = re.compile(
 twenty that has two words and no number stays: a person may type `beta-run`."""
 
 
+_verbs: set[str] = set()
+"""Those of this process's flows."""
+
+
 def run_name(verb: str) -> Callable[[], str]:
-    """A `flow_run_name`: the one that was typed; else the verb, and the name in the overrides of
-    `advanced`, else the name or the profile of `config` or `run`. Never stops a run: a name that
-    parameters lack is left out."""
+    """A `flow_run_name`: the one that was typed, else the verb and what the run is about."""
+    _verbs.add(verb)
+    return lambda: typed_name() or f"{verb} {_about()}".rstrip()
 
-    def name() -> str:
-        from prefect.runtime import flow_run
 
-        given: str = flow_run.name or ""
-        if given and not is_generated(given):
-            return given
-        parameters = flow_run.parameters or {}
-        told = parameters.get("config") or parameters.get("run")
-        about = getattr(told, "name", "") or getattr(told, "profile", "")
-        for setting in getattr(parameters.get("advanced"), "overrides", ()):
-            key, _, value = setting.partition("=")
-            if key == "name":
-                about = value
-        return f"{verb} {about}".rstrip()
+def typed_name() -> str:
+    """The name that a person typed for this flow run; empty where Prefect or `run_name` made it,
+    and outside of a run."""
+    from prefect.runtime import flow_run
 
-    return name
+    name: str = flow_run.name or ""
+    made = {f"{verb} {_about()}".rstrip() for verb in _verbs}
+    return "" if name in made or is_generated(name) else name
+
+
+def _about() -> str:
+    """The name in the overrides of `advanced`, else the name or the profile of `config` or `run`.
+    Never stops a run: a name that parameters lack is left out."""
+    from prefect.runtime import flow_run
+
+    parameters = flow_run.parameters or {}
+    told = parameters.get("config") or parameters.get("run")
+    about = getattr(told, "name", "") or getattr(told, "profile", "")
+    for setting in getattr(parameters.get("advanced"), "overrides", ()):
+        key, _, value = setting.partition("=")
+        if key == "name":
+            about = value
+    return about
 
 
 def is_generated(name: str) -> bool:

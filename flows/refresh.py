@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -11,8 +9,8 @@ from flows.artifacts import (
 from flows.config import PipelineConfig
 from flows.confirm import confirmed_samples
 from flows.morning.step import reported
-from flows.naming import run_name
-from flows.runtime.guard import guarding, optional, shown
+from flows.naming import typed_name
+from flows.runtime.guard import optional, shown
 from flows.set_tables import table_of_set
 from kernels_eval.devices import conditions, device_for
 from tasks.curation.step import curate, flag_traces
@@ -38,30 +36,24 @@ COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts", "li
 
 class Refreshed(Samples):
     """Snapshots of one refresh. `screened` are the verdicts before any was confirmed, None where
-    they are `verdicts` themselves; `analysis` is None where it failed, and `cautions` say why."""
+    they are `verdicts` themselves; `analysis` is None where it failed, and `cautions` say why.
+    `began_at` is UTC, ISO 8601."""
 
     screened: SnapshotRef | None = None
     curated: SnapshotRef
     analysis: SnapshotRef | None = None
     cautions: tuple[str, ...] = ()
-
-
-@flow(name="refresh the data set", flow_run_name=run_name("refresh"))
-def refresh_dataset(config: PipelineConfig) -> Refreshed:
-    """Write, verify, refine, confirm what is kept, and curate candidates. Pays only for tasks,
-    samples and verdicts that are new."""
-    with guarding(config.root):
-        return refresh(config)
+    began_at: str = ""
 
 
 def refresh(config: PipelineConfig) -> Refreshed:
-    """`refresh_dataset` inside a guarded run: run the stages, enter them in the history of the
-    root, and write the morning report."""
+    """Inside a guarded flow run: run the stages, enter them in the history of the root, and write
+    the morning report."""
     about = (config.name, config.language.value, config.curation.strategy)
-    with reported(config.root, *about) as entry:
+    with reported(config.root, *about, typed_name()) as entry:
         refreshed = run_stages(config)
         entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
-    return refreshed
+    return refreshed.model_copy(update={"began_at": entry.begun.began_at})
 
 
 def run_stages(config: PipelineConfig) -> Refreshed:

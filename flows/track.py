@@ -3,18 +3,23 @@ logged."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
 import polars as pl
+from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
-from flows.refresh import Refreshed
+from flows.naming import run_name, typed_name
+from flows.refresh import Refreshed, refresh
+from flows.runtime.guard import guarding
 from kernels_eval.records import Status, stable_hash
 from tasks.benchmark.report.files import Report
 from tasks.benchmark.shown import FAST, OWN_TRACK, metrics_of
@@ -49,11 +54,13 @@ def track(
     *made: P.args,
     **more: P.kwargs,
 ) -> str | None:
-    """Write a run described by a function below. Returns the parent run's id; None where tracking
-    is off or failed."""
+    """Write a run described by a function below, under the name that a person typed for the flow
+    run, if any. Returns the parent run's id; None where tracking is off or failed."""
     if not config.tracking.enabled:
         return None
     record, to = build(config, *made, **more), destination_of(config)
+    if typed := typed_name():
+        record = record.model_copy(update={"name": typed})
 
     def failed(line: str) -> None:
         get_run_logger().error("%s", line)
@@ -85,6 +92,7 @@ def run_record(
     return RunRecord(
         run_fingerprint=stable_hash(_fingerprints(refreshed, *made)),
         name=f"{config.name} {_when(refreshed)}",
+        times=_times(refreshed),
         tags=tags_of(config, strategy=config.curation.strategy) | {NOTE_TAG: said},
         params=config,
         metrics=metrics,
@@ -93,6 +101,15 @@ def run_record(
         artifacts=tuple(Path(path) for path in written.files),
         adapter=adapter_record(config, refreshed.curated, trained),
     )
+
+
+@flow(name="refresh the data set", flow_run_name=run_name("refresh"))
+def refresh_and_track(config: PipelineConfig) -> tuple[Refreshed, str | None]:
+    """Write, verify, refine, confirm what is kept, and curate candidates; and the refresh's run in
+    MLflow. Pays only for tasks, samples and verdicts that are new."""
+    with guarding(config.root):
+        refreshed = refresh(config)
+        return refreshed, track(refresh_record, config, refreshed)
 
 
 def _counts(refreshed: Refreshed) -> Metrics:
@@ -110,6 +127,7 @@ def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
     return RunRecord(
         run_fingerprint=stable_hash(["refresh", *_fingerprints(refreshed)]),
         name=f"{config.name} refresh {_when(refreshed)}",
+        times=_times(refreshed),
         tags=tags_of(config, strategy=strategy, kind="refresh") | _note(metrics, ",.0f"),
         params=config,
         metrics=metrics,
@@ -222,7 +240,15 @@ def _rows(ref: SnapshotRef) -> int:
 
 def _when(refreshed: Refreshed) -> str:
     """What tells a run from those of other nights, short enough for the legend of a chart."""
-    return moment(refreshed.curated.open().manifest["created_at"])[5:]
+    return moment(refreshed.began_at or refreshed.curated.open().manifest["created_at"])[5:]
+
+
+def _times(refreshed: Refreshed) -> tuple[int, int] | None:
+    """From the beginning of the refresh until now."""
+    if not refreshed.began_at:
+        return None
+    began_s = datetime.fromisoformat(refreshed.began_at).timestamp()
+    return int(1000 * began_s), int(1000 * time.time())
 
 
 def _fingerprints(refreshed: Refreshed, *made: SnapshotRef) -> list[str]:

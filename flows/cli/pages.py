@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.cli.render import Json, clean_line, label, render
 from tasks.progress import duration
-from tasks.reporting.text import interval, moment, p_value, plural
+from tasks.reporting.text import interval, p_value, plural
 
 ROW_COLUMNS = 8
 """Most columns of a snapshot's rows that are shown, of those that tell the rows apart."""
@@ -122,7 +122,6 @@ def of_scores(data: Json) -> str:
 def of_morning(data: Json) -> str:
     """What is new, what to do, what failed."""
     refresh: Mapping[str, Any] = data["refresh"]
-    began = f"{refresh['name']}, {moment(refresh['began_at'])}"
     fresh: Mapping[str, int] = data["new_status_counts"]
     verdicts = [
         {"verdict": name, "all": count, "new": fresh.get(name, 0)}
@@ -148,7 +147,7 @@ def of_morning(data: Json) -> str:
         "error": refresh["error"],
         "cautions": data["cautions"],
     }
-    return _page(f"{began}: {data['headline']}", told)
+    return _page(f"{data['title']}: {data['headline']}", told)
 
 
 def of_ablation(data: Json) -> str:

@@ -20,6 +20,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from kernels_eval.written import json_of
 from tasks.files import atomic_write_at, explain_write_errors
+from tasks.reporting.text import moment
 from tasks.store.snapshot import SnapshotRef
 
 PLACE = "refreshes"
@@ -39,11 +40,18 @@ class Refresh(Record):
     language: str
     strategy: str
     began_at: str
+    run_name: str = ""
+    """the one that a person typed"""
     ending: Ending = "unknown"
     ended_at: str | None = None
     error: str = ""
     snapshots: dict[str, SnapshotRef] = {}
     cautions: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name that a person typed, the configuration's name, and when the refresh began."""
+        return ", ".join(filter(None, (self.run_name, self.name, moment(self.began_at))))
 
     @property
     def seconds(self) -> float | None:
@@ -69,7 +77,9 @@ class Entry:
 
 
 @contextmanager
-def entered(root: str, name: str, language: str, strategy: str) -> Iterator[Entry]:
+def entered(
+    root: str, name: str, language: str, strategy: str, run_name: str = ""
+) -> Iterator[Entry]:
     """Record one refresh in the history: an exception as failed, an interrupt as stopped; a block
     that ends without `ends` looks killed. Raises UsageError if the root cannot be written."""
     began = datetime.now(UTC)
@@ -78,6 +88,7 @@ def entered(root: str, name: str, language: str, strategy: str) -> Iterator[Entr
         name=name,
         language=language,
         strategy=strategy,
+        run_name=run_name,
         began_at=began.isoformat(timespec="milliseconds"),
     )
     entry = Entry(root, begun)

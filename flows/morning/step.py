@@ -18,12 +18,14 @@ FILE, FOLDER = "morning.md", "morning"
 
 
 @contextmanager
-def reported(root: str, name: str, language: str, strategy: str) -> Iterator[Entry]:
+def reported(
+    root: str, name: str, language: str, strategy: str, run_name: str = ""
+) -> Iterator[Entry]:
     """Enter a refresh in the history, and write its report however the block ends, short of a
     kill."""
     entry = None
     try:
-        with entered(root, name, language, strategy) as entry:
+        with entered(root, name, language, strategy, run_name) as entry:
             yield entry
     except BaseException:
         if entry and entry.ended:

@@ -48,7 +48,7 @@ def markdown(morning: Morning) -> str:
     compared_with = moment(previous.began_at) if previous else "no earlier finished refresh"
     return write_page(
         "md",
-        title=f"{refresh.name}, {moment(refresh.began_at)}",
+        title=refresh.title,
         facts=(refresh.language, refresh.strategy, f"compared with {compared_with}"),
         sentence=headline(morning),
         sections=_sections(morning),
@@ -113,6 +113,7 @@ def as_json(morning: Morning) -> Json:
         "headline": headline(morning),
         "next_steps": list(morning.next_steps),
         "nothing_new": morning.nothing_new,
+        "title": morning.refresh.title,
         "wall_s": morning.refresh.seconds,
         **morning.model_dump(mode="json"),
     }

@@ -21,7 +21,7 @@ from flows.forms import (
     TrainingSetForm,
     configuration,
 )
-from flows.naming import is_generated, run_name
+from flows.naming import is_generated, run_name, typed_name
 from kernels_eval.errors import UsageError
 
 
@@ -84,8 +84,11 @@ def test_a_flow_run_has_the_name_that_its_form_gives(run, overrides, expected, m
     monkeypatch.setattr("prefect.runtime.flow_run.parameters", given, raising=False)
     monkeypatch.setattr("prefect.runtime.flow_run.name", "jasper-cuttlefish", raising=False)
     assert run_name("refresh")() == expected
+    assert typed_name() == ""
+    monkeypatch.setattr("prefect.runtime.flow_run.name", expected, raising=False)
+    assert typed_name() == "", "the name that the run was given"
     monkeypatch.setattr("prefect.runtime.flow_run.name", "tonight", raising=False)
-    assert run_name("refresh")() == "tonight"
+    assert run_name("refresh")() == typed_name() == "tonight"
 
 
 def test_only_a_name_that_prefect_made_up_is_replaced():

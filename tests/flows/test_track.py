@@ -1,19 +1,22 @@
 """What verification leaves in MLflow: written by the real stage and the real sink, read back with
 MLflow's own client."""
 
+from datetime import datetime
+
 import pyarrow as pa
 import pytest
 
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.track import refresh_record, run_record, track
+from flows.track import refresh_and_track, refresh_record, run_record, track
 from kernels_eval.judge.messages import Finding, Prepared, VerdictDraft, verdict_of
 from kernels_eval.pool import telemetry as telemetry_module
 from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.records import Candidate, KernelTask, Language, Phases
 from tasks.benchmark.report.files import Report
 from tasks.observe import stage as analysis_stage
+from tasks.reporting.text import moment
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, SCORES, TASKS, VERDICTS
 from tasks.tracking.stages import verification_record
@@ -24,6 +27,7 @@ from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases
 from tests.support.planted import planted
 from tests.support.pools import PoolAlone
+from tests.support.typed import data_of, typed
 
 CASES = cases("flows")
 
@@ -263,3 +267,43 @@ def test_nothing_built_has_no_share_of_builds(root):
     assert metrics["telemetry/built"] == 0 and metrics["telemetry/candidates"] == 0
     assert not {"telemetry/lite_share", "telemetry/cache_hit_share"} & set(metrics)
     assert metrics.get("phases/load_median_s") is None
+
+
+@pytest.mark.slow  # a Prefect server
+@pytest.mark.parametrize("name", ["first-click", "jasper-cuttlefish"])
+def test_a_refresh_has_one_name_and_one_beginning_everywhere(root, prefect_home, monkeypatch, name):
+    """The name that a person types, or the configuration's and when the refresh began; not when
+    its snapshots were made, which may be days before."""
+    from mlflow.tracking import MlflowClient
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+
+    config = PipelineConfig(root=str(root), name="mine")
+    tasks = written(root, "tasks", [], VERDICTS)
+    told = {"status_counts": {"correct": 1}, "quarantined": [], "device": "cpu"}
+    ids = pa.schema([("candidate_id", pa.string())])
+    rows = [{"candidate_id": "c0"}]
+    made = Refreshed(
+        tasks=tasks,
+        candidates=tasks,
+        verdicts=written(root, "verification", [], VERDICTS, **told),
+        curated=written(root, "curation", rows, ids, criterion_counts={}),
+    )
+    monkeypatch.setattr("flows.refresh.run_stages", lambda config: made)
+    asked = {"config": config}
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(refresh_and_track, parameters=asked, name=name)
+    _, run_id = run_flow(refresh_and_track, flow_run=run, parameters=asked)
+
+    info = MlflowClient(config.tracking_uri).get_run(run_id).info
+    (listed,) = data_of(f"ls --root {root}")["refreshes"]
+    assert info.start_time == 1000 * datetime.fromisoformat(listed["began_at"]).timestamp()
+    began = moment(listed["began_at"])
+    if name == "first-click":
+        assert info.run_name == listed["run_name"] == "first-click"
+        assert typed(f"morning --root {root}").startswith(f"first-click, mine, {began}: ")
+        assert (root / "morning.md").read_text().startswith(f"# first-click, mine, {began}")
+        assert "first-click" in typed(f"ls --root {root}")
+    else:
+        assert info.run_name == f"mine refresh {began[5:]}" and listed["run_name"] == ""
+        assert typed(f"morning --root {root}").startswith(f"mine, {began}: ")

@@ -5,7 +5,7 @@ import os
 import sys
 
 from flows.config import load_profile
-from flows.refresh import refresh_dataset
+from flows.track import refresh_and_track
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
@@ -28,7 +28,7 @@ def main():
         "curation.min_speedup=0.01",
     )
     config = load_profile("local", (*wanted, *more))
-    refreshed = refresh_dataset(config)
+    refreshed, _ = refresh_and_track(config)
     curated = refreshed.curated.open()
     record = RunRecord(
         run_fingerprint=curated.fingerprint,

@@ -30,10 +30,11 @@ from tasks.tracking.stages import training_headline
 
 
 class Job(NamedTuple):
-    """A branch and its configuration."""
+    """A branch, its configuration, and the samples that its own rule confirmed."""
 
     plan: Plan
     config: PipelineConfig
+    samples: Samples
 
 
 @dataclass
@@ -42,7 +43,6 @@ class Branches:
     this call."""
 
     jobs: list[Job]
-    samples: Samples
     suite: SnapshotRef
     directory: Path
     tracker: AblationTracker
@@ -84,7 +84,7 @@ class Branches:
     def _run_branch(self, job: Job) -> Branch:
         part_of_run.set(job.plan.name)
         begun = time.monotonic()
-        state = run_branch(job.plan.name, job.config, self.samples, self.suite, return_state=True)
+        state = run_branch(job.plan.name, job.config, job.samples, self.suite, return_state=True)
         made = state.result(raise_on_failure=False)
         return ended_branch(
             job.plan, made, time.monotonic() - begun, run_page(state.state_details.flow_run_id)

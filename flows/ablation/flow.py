@@ -70,8 +70,6 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
     with guarding(pipeline.root):
         suite = call_stage(load_tasks, pipeline.benchmark.tasks, pipeline.root)
         samples = samples or verified_samples(pipeline)
-        sets = [plan.curation for plan in plans]
-        samples = confirmed_samples(pipeline, samples, sets)
         fingerprint = fingerprint_of(pipeline, plans, samples, suite)
         directory = ablation_dir(pipeline.root, fingerprint)
         with sole_writer(directory):
@@ -79,8 +77,12 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
             gpus = visible_gpus(pipeline)
             parallel = branches_at_once(config, pipeline, gpus)
             share = max(1, gpus // parallel) if gpus else None
-            jobs = [Job(plan, branch_pipeline(pipeline, plan, share=share)) for plan in plans]
-            branches = Branches(jobs, samples, suite, directory, tracker)
+            jobs = []
+            for plan in plans:
+                # by its own rule alone, as a refresh does: other strategies change no set
+                own = confirmed_samples(pipeline, samples, [plan.curation])
+                jobs.append(Job(plan, branch_pipeline(pipeline, plan, share=share), own))
+            branches = Branches(jobs, suite, directory, tracker)
             return _run(pipeline, branches, parallel, fingerprint)
 
 

@@ -21,7 +21,10 @@ from flows.ablation.records import sole_writer
 from flows.ablation.samples import samples_of
 from flows.cli.main import main
 from flows.cli.pages import of_ablation
+from flows.confirm import confirmed_samples
 from kernels_eval.errors import UsageError
+from tasks.curation.step import curate
+from tasks.decontamination.deduplication import equal_kernels
 from tasks.store import Snapshot
 from tasks.synthesis import sizing
 from tasks.tables import CORRECT
@@ -404,6 +407,23 @@ def test_what_any_branch_takes_is_confirmed_once_for_all(quick, home):
     before = quick.judged.copy()
     assert home.ablation(overrides=("tracking.enabled=false",)).new == ()
     assert quick.judged == before
+
+
+@pytest.mark.slow
+def test_a_branch_has_the_set_that_a_refresh_makes_by_its_strategy(quick, home):
+    """Whatever else it is compared with: what another branch confirms changes no set."""
+    home.verdicts = samples(home.root, level="screen").fingerprint
+    result = home.ablation(overrides=("tracking.enabled=false",), seeds=(0,))
+    pipeline = pipeline_of(home.config())
+    _, screened = samples_of(pipeline.root, home.verdicts)
+    equal = equal_kernels(pipeline.deduplication)
+    for branch, plan in zip(
+        result.ablation.branches, planned_branches(home.config(seeds=(0,))), strict=True
+    ):
+        own = confirmed_samples(pipeline, screened, [plan.curation])
+        made = curate.fn(own, plan.curation, equal).open()
+        found = Snapshot(str(home.root), "curation", str(branch.curated))
+        assert set(found.read()["candidate_id"]) == set(made.read()["candidate_id"]), branch.name
 
 
 @pytest.mark.slow

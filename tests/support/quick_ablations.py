@@ -150,13 +150,13 @@ class Judging(PoolAlone):
             facts = {"status": "incorrect", "reason": "wrong_output"}
             if right:
                 bounds = {
-                    "speedup_lower": 1.9,
-                    "speedup_upper": 2.1,
+                    "speedup_lower": 7.6,
+                    "speedup_upper": 8.4,
                     "pairs": 9,
                     "calls_per_sample": 1,
                     "clock_bound_ms": 1,
                 }
-                timing = Timing(reference_ms=2, candidate_ms=1, speedup=2, **bounds)
+                timing = Timing(reference_ms=8, candidate_ms=1, speedup=8, **bounds)
                 facts = {
                     "status": "correct",
                     "reason": "ok",

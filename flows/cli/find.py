@@ -72,16 +72,17 @@ def show(
     fingerprint: str = Argument(
         ...,
         metavar="FINGERPRINT",
-        help="The beginning of a fingerprint, or the snapshot's directory.",
+        help="The beginning of a fingerprint, a snapshot's directory, or --out of verify-batch.",
     ),
     *,
     root: Root = ".concur",
     rows: int = Option(3, min=0, metavar="N", help="Print the first N rows."),
 ) -> Json:
     """Show a snapshot: what it holds, its first rows and its columns."""
+    from tasks.curation.source import in_batch
     from tasks.store.lookup import find_snapshot
 
-    snapshot = find_snapshot(root, fingerprint).open()
+    snapshot = find_snapshot(root, str(in_batch(Path(fingerprint)))).open()
     return {
         "path": snapshot.path,
         "finished": snapshot.finished,

@@ -18,7 +18,7 @@ QUIET = frozenset({"schema_version", "language", "verdict_key", "log_tail", "pha
 """Columns that say little of a row."""
 LONGEST_COUNTS = 12
 WIDTH = 100
-MORE = "--json prints the whole manifest, the types of the columns and every value."
+MORE = "--json prints the whole manifest, the types of the columns and every value of these rows."
 
 
 def of_snapshot(data: Json) -> str:
@@ -42,7 +42,9 @@ def of_snapshot(data: Json) -> str:
     about |= {"upstream": manifest["upstream"]} if manifest.get("upstream") else {}
     rows = [_brief(row) for row in data["rows"]]
     columns = textwrap.wrap(f"columns: {', '.join(map(label, data['columns']))}", WIDTH)
-    body = render({name: value for name, value in about.items() if value} | {"rows": rows})
+    more = len(rows) < manifest.get("rows", 0)
+    title = f"rows ({len(rows)} of {manifest['rows']:,}, --rows N for more)" if more else "rows"
+    body = render({name: value for name, value in about.items() if value} | {title: rows})
     return "\n".join([clean_line(headline), "", body, "", *columns, "", MORE])
 
 

@@ -207,7 +207,7 @@ def _with_ids(where: Snapshot, frame: pl.DataFrame) -> pl.DataFrame:
 def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
     if "://" in location:
         raise UsageError(f"{option} {location} is not a local path", "copy the snapshot here first")
-    path = _in_batch(Path(location).expanduser())
+    path = in_batch(Path(location).expanduser())
     whole = path.resolve()
     snapshot = Snapshot(str(whole.parent.parent), whole.parent.name, whole.name)
     if snapshot.finished:
@@ -220,7 +220,9 @@ def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
     return Files(location, [str(part) for part in part_files(path)])
 
 
-def _in_batch(path: Path) -> Path:
+def in_batch(path: Path) -> Path:
+    """The verdicts of a folder of `concur verify-batch`: its snapshot, else its table; `path`
+    itself where it is no such folder."""
     table = path / "verdicts.parquet"
     if not table.is_file():
         return path

@@ -12,7 +12,7 @@ from flows.cli.main import main
 from flows.config import load_profile, profile_names, shipped_dir
 from flows.morning.history import entered, refreshes
 from tasks.store import Snapshot, fingerprint
-from tasks.tables import TASKS
+from tasks.tables import TASKS, VERDICTS
 from tasks.verification.config import VerificationConfig
 from tests.support.typed import data_of, refused, typed
 
@@ -71,6 +71,23 @@ def test_show_prints_manifest_columns_and_rows(root, name):
     assert [row["task_id"] for row in data["rows"]] == ["t0", "t1", "t2", "t3"]
     text = typed(f"show {asked}")
     assert "t2" in text and "t3" not in text and "\x1b" not in text
+    assert "\nrows (3 of 5, --rows N for more)\n" in text
+    assert "\nrows\n" in typed(f"show {asked} --rows 5")
+
+
+def test_show_takes_the_folder_of_a_batch_and_counts_its_statuses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"candidate_id": f"c{n}", "status": "correct", "reason": "ok"} for n in range(4)]
+    made = Snapshot("verified/snapshots", "verification", fingerprint("verification", 1))
+    made.append(rows, VERDICTS)
+    counts = {"correct": 6, "incorrect": 9}
+    made.publish(config={}, rows=15, extra={"status_counts": counts})
+    (tmp_path / "verified/verdicts.parquet").touch()
+    told = {"snapshots": {"verdicts": made.path}}
+    (tmp_path / "verified/summary.json").write_text(json.dumps(told))
+    text = typed("show verified")
+    assert text.startswith(f"verification {made.fingerprint[:12]}: 15 rows")
+    assert "incorrect 9" in text and "rows (3 of 15, --rows N for more)" in text
 
 
 def test_show_says_which_name_is_none_or_several(root):

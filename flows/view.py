@@ -36,6 +36,7 @@ NAMES = pl.List(pl.String)
 READ = {
     **dict.fromkeys(("reason", "device", "generator", "model"), pl.String()),
     **{"outputs_match": pl.Boolean(), "flags": NAMES, "reasoning_tokens": pl.Int64()},
+    "given_id": pl.String(),
     "custom_kernel_time_share": pl.Float64(),
     "timing": pl.Struct(dict.fromkeys(("speedup", "speedup_lower", "speedup_upper"), pl.Float64)),
 }
@@ -158,7 +159,7 @@ def _part(name: str, source: Source, tasks: str | None) -> Part:
     titles = {key: key if title in key else f"{title} ({key})" for key, (title, _) in named.items()}
     timing = pl.col("timing").struct
     frame = frame.with_columns(
-        id="candidate_id",
+        id=pl.coalesce("given_id", "candidate_id"),
         task=pl.col("task_id").replace(titles),
         set=pl.lit(name),
         model=pl.coalesce("generator", "model", pl.lit("unnamed")),

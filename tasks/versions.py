@@ -26,7 +26,7 @@ SEARCH_VERSION = 4
 TRAINING_VERSION = 8
 SCORING_VERSION = 5
 REPORT_VERSION = 12
-VIEWER_VERSION = 4
+VIEWER_VERSION = 5
 PUBLISHING_VERSION = 7
 
 _TOLD: dict[str, dict[str, list[str]]] = table_beside(__file__)

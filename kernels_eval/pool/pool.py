@@ -103,6 +103,8 @@ class Pool:
     """Told what the pool waits for before its first verdict, again and again."""
     patience_s: float | None = None
     """Seconds to wait for them; default: until they end."""
+    waited_s: float = 0.0
+    """Seconds that it waited for other pools of this machine."""
     cancelled: SimpleQueue[Candidate] | None = None
     """Candidates, the objects that were given, whose work ends at once and without a verdict."""
     _host: Any = None
@@ -144,10 +146,11 @@ class Pool:
         """Keep others off the devices, once they let go. Raises BusyError."""
         if self._holds is None:
             device = "gpu" if self.language.needs_gpu else "cpu"
-            taken = ExitStack()
+            taken, began_s = ExitStack(), time.monotonic()
             taken.enter_context(
                 held(device, shared=self._shares, patience_s=self.patience_s, say=self.waiting)
             )
+            self.waited_s += time.monotonic() - began_s
             self._holds = taken
 
     def _let_go(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -41,6 +42,8 @@ VERDICTS_FILE, SUMMARY_FILE, SNAPSHOTS = "verdicts.parquet", "summary.json", "sn
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 WRITTEN_ROWS = 1000
 SHOWN_TASKS, SHOWN_WRONG = 5, 10
+_OWN_COPY = re.compile(r"(?<![\w/.-])candidate\.py(?=:\d)")
+"""The judge's copy of a candidate in a compiler's message."""
 SUMMARISED = (
     *("candidate_id", "task_id", "status", "reason", "detail"),
     *("timing", "custom_kernel_time_share"),
@@ -70,8 +73,8 @@ def verify_batch(
     language: Language | None = None,
     patience_s: float | None = None,
 ) -> Json:
-    """Returns `summary` and `this_run`: seconds, and verdicts that workers reached and that needed
-    none.
+    """Returns `summary` and `this_run`: seconds of work and of waiting for other runs, and verdicts
+    that workers reached and that needed none.
 
     `tasks` is what tasks.sources.tables reads. Waits for the devices `patience_s` seconds, else
     until they are free. Raises UsageError for unusable input, DeviceError
@@ -98,13 +101,14 @@ def verify_batch(
         candidates_ref = table.write(found, tasks_ref, language)
         with stage.Verification(candidates_ref, tasks_ref, config, language) as work:
             work.patience_s = patience_s
-            verdicts = work.run()
+            verdicts, waited_s = work.run(), work.waited_s
     summary = summarise(verdicts, {"tasks": tasks_ref, "candidates": candidates_ref}, directory)
     with explain_write_errors(out, "free some disk, then rerun the same command"):
         _write_verdicts(verdicts.open(), candidates_ref.open(), directory / VERDICTS_FILE)
         atomic_write(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     this_run = {
-        "seconds": round(time.monotonic() - began_s, 1),
+        "seconds": round(time.monotonic() - began_s - waited_s, 1),
+        "waited_for_other_runs_s": round(waited_s, 1),
         "by_workers": work.planned,
         "without_worker": summary["candidates"] - work.planned,
     }
@@ -184,7 +188,7 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
             status: _counts(group, "reason")
             for (status,), group in sorted(frame.group_by("status"))
         },
-        "not_correct": _not_correct(frame),
+        "not_correct": _not_correct(frame, upstream["candidates"].open()),
         "speedup": _speedups(frame),
         "seconds": _seconds(frame),
         "builds": {
@@ -203,11 +207,21 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
     }
 
 
-def _not_correct(frame: pl.DataFrame) -> list[Json]:
-    """The first candidates that are not correct, by task, and why."""
-    wrong = frame.filter(pl.col("status") != "correct").sort("task_id", "candidate_id")
-    columns = ["task_id", "candidate_id", "reason", "detail"]
-    return wrong.head(SHOWN_WRONG).select(columns).to_dicts()
+def _not_correct(frame: pl.DataFrame, candidates: Snapshot) -> list[Json]:
+    """The first candidates that are not correct, by task, and why; under the names of the user's
+    own, such as a file's."""
+    columns = ["candidate_id", "given_id"]
+    named = frame.join(candidates.read(columns=columns), on="candidate_id", how="left")
+    named = named.with_columns(candidate_id=pl.coalesce("given_id", "candidate_id"))
+    wrong = named.filter(pl.col("status") != "correct").sort("task_id", "candidate_id")
+    columns = ["task_id", "candidate_id", "reason", "detail", "given_id"]
+    return [_under_its_name(row) for row in wrong.head(SHOWN_WRONG).select(columns).to_dicts()]
+
+
+def _under_its_name(row: Json) -> Json:
+    if given := row.pop("given_id"):
+        row["detail"] = _OWN_COPY.sub(lambda _: given, row["detail"] or "")
+    return row
 
 
 def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:

@@ -352,6 +352,11 @@ class Verification:
         return self._pool.telemetry.summary() if self._pool else None
 
     @property
+    def waited_s(self) -> float:
+        """Seconds until other runs let go of the devices."""
+        return self._pool.waited_s if self._pool else 0.0
+
+    @property
     def quarantined(self) -> list[str]:
         """One line per worker whose device was given up."""
         return self._pool.quarantined if self._pool else []

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import polars as pl
 import psutil
@@ -12,16 +13,19 @@ import pytest
 
 from flows.cli.pages import of_batch
 from flows.cli.render import render
+from flows.view import write_view
 from kernels_eval.errors import DeviceError, UsageError
 from kernels_eval.records import Language, Verdict
 from kernels_eval.settings import load_protocol
 from tasks.sources import bundled
 from tasks.store.snapshot import Snapshot
-from tasks.synthesis.tables import CandidateTable
+from tasks.synthesis.tables import SCHEMA, CandidateTable
 from tasks.verification import batch
 from tasks.verification.batch import verify_batch
 from tasks.verification.config import VerificationConfig
 from tests.support.commands import ROOT, Running, concur, kill_tree
+from tests.support.samples import finished
+from tests.support.viewed import unpacked
 
 NAMES = ("cumulative_sum", "softmax_rows")
 QUICK = ("--workers", "1", "--builders", "1", "--set", "timing.max_s=0.3")
@@ -160,6 +164,34 @@ def test_a_table_without_any_code_needs_no_worker(tmp_path, inputs):
     snapshots = (tmp_path / "out" / "snapshots" / "verification").iterdir()
     assert len(list(snapshots)) == 2  # one a table; the third call found the second's
     assert "truncated 1" in render(data)
+
+
+def test_kernels_of_a_folder_keep_the_names_of_their_files(tmp_path, inputs):
+    (tmp_path / "kernels").mkdir()
+    for number in range(2):
+        (tmp_path / f"kernels/softmax_rows_sample_{number}.md").write_text("I cannot write it.")
+    task = next(task for task in bundled.load("train") if task.name == "softmax_rows")
+    program = {"task_id": task.name, "code": task.code}
+    pl.DataFrame([program]).write_parquet(inputs[1])
+    data = call(tmp_path / "kernels", inputs[1])
+    assert data["this_run"]["waited_for_other_runs_s"] == 0
+    names = {f"softmax_rows_sample_{number}" for number in range(2)}
+    assert {row["candidate_id"] for row in data["not_correct"]} == names
+    assert all(name in of_batch(data) for name in names)
+    site = Path(write_view(str(tmp_path / "out"))["page"]).parent
+    assert set(unpacked(site / "data/index.js")["columns"]["id"]) == names
+
+
+def test_a_compilers_message_names_the_candidate_and_not_the_judges_copy(tmp_path):
+    fields = {"task_id": "t", "status": "compile_error", "reason": "build_failed"}
+    detail = "candidate.py:15:9: error: 'flaot' was not declared"
+    ids = [("a" * 32, "t_sample_0"), ("b" * 32, None)]
+    rows = [{"candidate_id": own, "given_id": given} for own, given in ids]
+    candidates = finished(tmp_path, "candidates", rows, SCHEMA).open()
+    frame = pl.DataFrame([fields | {"candidate_id": own, "detail": detail} for own, _ in ids])
+    told = {row["candidate_id"]: row["detail"] for row in batch._not_correct(frame, candidates)}
+    assert told["t_sample_0"] == "t_sample_0:15:9: error: 'flaot' was not declared"
+    assert told["b" * 32] == detail, "a row without a name of its own"
 
 
 # -- what is refused, before anything is written ---------------------------------------------------

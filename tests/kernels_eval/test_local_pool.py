@@ -223,6 +223,14 @@ def test_a_pool_says_whom_it_waits_for_and_goes_on(other, theirs):
         assert holders("cpu") == []
 
 
+def test_a_pool_counts_the_time_that_it_waited(other):
+    holder = other("alone")
+    options = {"workers": 1, "builder": Quick, "runner": Quick}
+    pool = Pool(Language.CPP, waiting=lambda text: holder.kill(), **options)
+    with pool:
+        assert pool.waited_s > 0.1, "half a second until it looks again"
+
+
 def test_a_holder_with_a_temporary_folder_of_its_own_is_seen(other, monkeypatch, tmp_path):
     """Such as a run of a stack."""
     monkeypatch.delenv("CONCUR_LOCKS")

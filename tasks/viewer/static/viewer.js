@@ -40,7 +40,7 @@ const ratio = (value) => value == null ? "" : value.toPrecision(3);
 const percent = (value) => value == null ? "" : `${(100 * value).toPrecision(value < 0.1 ? 2 : 3).replace(/\.0+$/, "")} %`;
 const interval = (row) => row.lower == null ? "" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
 const words = (text) => (text ?? "").replaceAll("_", " ");
-const short = (id) => id.length > 12 ? id.slice(0, 8) + "…" : id;
+const short = (id) => id.length <= 16 ? id : /^[0-9a-f]+$/.test(id) ? id.slice(0, 8) + "…" : "…" + id.slice(-15); // a file's name differs at its end
 const page = (row) => `#c/${encodeURIComponent(row.id)}`;
 const listed = (filters) => "#list?" + new URLSearchParams(filters);
 

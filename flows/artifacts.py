@@ -64,8 +64,8 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
     scores of all runs or branches, unless no browser could follow."""
     if run_id is None:
         return
-    view = "branches" if page == "comparison.html" else "scores"
-    places = {"This run in MLflow": f"runs/{run_id}", f"Compare {view} in MLflow": "runs"}
+    what, view = ("branches", run_id) if page == "comparison.html" else ("scores", "scores")
+    places = {"This run in MLflow": f"runs/{run_id}", f"Compare {what} in MLflow": "runs"}
     if page:
         places[f"The {Path(page).stem} in MLflow"] = f"runs/{run_id}/artifacts/{page}"
     urls = [run_url(config, run_id, at, view if at == "runs" else "") for at in places.values()]

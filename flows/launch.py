@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig, load_profile
 from flows.runtime.terminal import TerminalProgress
+from kernels_eval.installation import command_name
 from kernels_eval.records import Json
 from kernels_eval.sandbox import reaper
 from tasks.files import atomic_write, explain_write_errors, make_writable
@@ -151,6 +152,7 @@ def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
     try:
         with served_and_shown() as progress:
             from flows.ablation.flow import ablate
+            from flows.artifacts import run_url
 
             result = ablate(config)
     except KeyboardInterrupt:
@@ -159,13 +161,15 @@ def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
         ray.shutdown()
         raise
     data = result.model_dump(mode="json")
-    ablation = data.pop("ablation")
+    ablation, run = data.pop("ablation"), result.mlflow_run
     return data | {
         **{name: ablation[name] for name in ("name", "fingerprint", "branches", "cautions")},
         "complete": result.complete,
         "seconds": progress.seconds,
         "experiment": pipeline.tracking.experiment,
         "tracking_uri": pipeline.tracking_uri,
+        "mlflow_page": run and run_url(pipeline, run, "runs", run, MLFLOW),
+        "pages": f"{command_name()} up --root {pipeline.root}",
     }
 
 

@@ -168,7 +168,8 @@ def of_ablation(data: Json) -> str:
         "comparison": data["comparison"],
         "directory": data["directory"],
         "mlflow_run": data["mlflow_run"],
-        "tracking_uri": data["mlflow_run"] and data["tracking_uri"],
+        "mlflow_page": data["mlflow_page"],
+        "pages": data["mlflow_run"] and data["pages"],
     }
     return _page(headline, shown)
 

@@ -20,7 +20,8 @@ class TrackingConfig(Record):
 
 def page_of(served: str, experiment: str = "", place: str = "", view: str = "") -> str:
     """The address of MLflow's list of experiments, or of an experiment's page. `place` is `runs`,
-    `runs/ID` or `runs/ID/artifacts/FILE`; `view` one of `tasks.tracking.connection.VIEWS`."""
+    `runs/ID` or `runs/ID/artifacts/FILE`; `view` is `scores`, or an ablation's run: its
+    branches."""
     path = "/".join(filter(None, (served.rstrip("/"), "#/experiments", experiment, place)))
     query = {"workflowType": "machine_learning"}
     if view:

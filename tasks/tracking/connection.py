@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from kernels_eval.errors import EvalError, UsageError, cause_of
 from kernels_eval.records import Json
 from tasks.retry import DEADLINE_S, retry_until_back
-from tasks.tracking.writing import NOTE_TAG, Runs
+from tasks.tracking.writing import NOTE_TAG, PARENT_TAG, Runs
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -28,49 +28,59 @@ BACK_S = DEADLINE_S
 
 
 class View(NamedTuple):
-    """A page of an experiment's runs, newest first: which runs, and what of them is shown."""
+    """A page of an experiment's runs: which runs, what of them is shown, and their order."""
 
     query: str
     params: tuple[str, ...]
     metrics: tuple[str, ...]
+    order: str = "tags.`mlflow.source.name`"
+    """Descending, then newest first; all have one source. By begin, MLflow would fold branches into
+    their ablation and chart nothing."""
 
 
 LINE_SCORES = (
     *("recorded.exec_at_1", "base.exec_at_1", "tuned.exec_at_1"),
     *("base.fast_1_at_1", "tuned.fast_1_at_1"),
 )
-VIEWS = {
+BRANCH_SCORES = ("exec_at_1", "fast_1_at_1")
+SCORES = "scores"
+ALL_RUNS = View(
     # stages, which are its children, have no profile
-    "scores": View("tags.`profile` LIKE '%'", ("strategy",), ("correct", "curated", *LINE_SCORES)),
-    "branches": View(
-        "tags.`concur.kind` = 'branch'", ("strategy", "size", "seed"), ("exec_at_1", "fast_1_at_1")
-    ),
-}
-"""Each has a table, and a bar chart of each metric."""
+    *("tags.`profile` LIKE '%'", ("strategy",)),
+    ("correct", "curated", *LINE_SCORES, *BRANCH_SCORES),
+)
 GRID = {"columns": 2, "cardHeight": 240}
 FOLDED_SECTIONS = ("Model metrics", "System metrics")
 """MLflow's own, where it charts every other metric."""
 DESCRIPTION = """\
 Runs of concur. All branches of an ablation have metrics of the same names (`exec_at_1`,
 `fast_1_at_1`, each with `_lower` and `_upper`, its 95 % interval over tasks) and params `strategy`,
-`size` and `seed`: select them and press *Compare*, or open the chart view and group by `strategy`.
+`size` and `seed`: `concur ablate` prints the page of their charts.
 A run of the whole pipeline has `base.` and `tuned.` before the names of its scores."""
 """Text above an experiment's runs."""
 
 
 def experiment_tags() -> dict[str, str]:
-    """Tags of a new experiment: description, and views as MLflow's "share" button writes them."""
-    views = {
-        f"mlflow.sharedViewState.{name}": json.dumps(_shared_state(view))
-        for name, view in VIEWS.items()
-    }
-    return {NOTE_TAG: DESCRIPTION, **views}
+    """Tags of a new experiment: its description, and the page of all runs."""
+    return {NOTE_TAG: DESCRIPTION, **view_tag(SCORES, ALL_RUNS)}
+
+
+def branches_of(run_id: str) -> View:
+    """The branches of an ablation, given its run."""
+    query = f"tags.`{PARENT_TAG}` = '{run_id}'"
+    return View(query, ("strategy", "size", "seed"), BRANCH_SCORES, "metrics.`exec_at_1`")
+
+
+def view_tag(name: str, view: View) -> dict[str, str]:
+    """The tag of an experiment that holds a page, as MLflow's "share" button writes it: a table,
+    and a bar chart of each metric."""
+    return {f"mlflow.sharedViewState.{name}": json.dumps(_shared_state(view))}
 
 
 def _shared_state(view: View) -> Json:
     return {
         "searchFilter": view.query,
-        "orderByKey": "attributes.start_time",
+        "orderByKey": view.order,
         "orderByAsc": False,
         "startTime": "ALL",
         "lifecycleFilter": "Active",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from tasks.tracking import writing
 from tasks.tracking.config import page_of
-from tasks.tracking.connection import Destination
+from tasks.tracking.connection import Destination, branches_of, view_tag
 from tasks.tracking.records import RunRecord, StageRecord
 
 BRANCH_TAG = "concur.branch"
@@ -78,6 +78,9 @@ class AblationSink:
             else:
                 tags = {writing.key_of(key): text for key, text in record.tags.items()}
                 self.run_id = runs.start(record.name, tags | own | {writing.KIND_TAG: "ablation"})
+            # under the run's id: what opens the charts of its branches
+            for key, text in view_tag(self.run_id, branches_of(self.run_id)).items():
+                runs.client.set_experiment_tag(self.experiment_id, key, text)
             # some are missing where an earlier call died on its way; MLflow refuses another value
             missing = [key for key in record.params if writing.key_of(key) not in known]
             runs.values(self.run_id, {key: record.params[key] for key in missing})

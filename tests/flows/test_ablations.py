@@ -377,7 +377,13 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
         )
         assert 0 < table[name]["p_holm"] <= 1 and table[name]["baseline"] == "concur"
     data = third.model_dump(mode="json")
-    page = of_ablation(data | data["ablation"] | {"seconds": 61.0, "tracking_uri": "sqlite:///m"})
+    charts = {"mlflow_page": "http://m/#/runs", "pages": "concur up --root r"}
+    page = of_ablation(data | data["ablation"] | {"seconds": 61.0} | charts)
+    assert all(each in page for each in charts.values())
+    (shown,) = client.search_experiments(filter_string="name = 'concur'")
+    view = json.loads(shown.tags[f"mlflow.sharedViewState.{parent.info.run_id}"])
+    branches = client.search_runs([shown.experiment_id], view["searchFilter"])
+    assert {run.info.run_name for run in branches} == set(states)
     assert page.splitlines()[0].endswith("branches done in 61 s")
     assert all(name in page for name in (*STRATEGIES, "against concur", str(third.comparison)))
     assert (

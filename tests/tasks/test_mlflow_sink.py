@@ -135,18 +135,18 @@ def test_runs_have_the_times_of_their_work_and_links_open_on_scores(home):
     assert (child.info.start_time, child.info.end_time) == (1000, 1500)
     assert home.log(RunRecord(**fields)) == run_id  # long ago, and not taken for left behind
     shown = home.client.get_experiment_by_name("refresh").tags
-    for name, metric in {"scores": "tuned.exec_at_1", "branches": "exec_at_1"}.items():
-        view = json.loads(shown[f"mlflow.sharedViewState.{name}"])
+    view = json.loads(shown["mlflow.sharedViewState.scores"])
+    for metric in ("tuned.exec_at_1", "exec_at_1"):
         assert f"metrics.`{metric}`" in view["selectedColumns"]
         assert metric in [chart["metricKey"] for chart in view["compareRunCharts"]]
-        page = page_of("http://host/", "1", "runs", name)
-        query = f"workflowType=machine_learning&viewStateShareKey={name}&compareRunsMode=CHART"
-        assert page == f"http://host/#/experiments/1/runs?{query}"
+    page = page_of("http://host/", "1", "runs", "scores")
+    query = "workflowType=machine_learning&viewStateShareKey=scores&compareRunsMode=CHART"
+    assert page == f"http://host/#/experiments/1/runs?{query}"
     query = json.loads(shown["mlflow.sharedViewState.scores"])["searchFilter"]
     assert home.runs(query) == []
     home.log(RunRecord(**fields | {"run_fingerprint": "f2", "tags": {"profile": "local"}}))
     assert [run.info.run_name for run in home.runs(query)] == ["line"], "without its stages"
-    assert "press *Compare*" in shown["mlflow.note.content"]
+    assert "`concur ablate` prints the page" in shown["mlflow.note.content"]
 
 
 def test_artifacts_lie_under_the_given_root(home):

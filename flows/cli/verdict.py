@@ -93,7 +93,8 @@ def render(verdict: Verdict, file_name: str = "candidate.py") -> str:
         )
         if compiled := timing.compiled:
             lines.append(f"  against torch.compile ({compiled.mode}): {_against(compiled)}")
-    if found := verdict.correctness:
+    found = verdict.correctness
+    if found and "relative RMS error" not in verdict.detail:
         lines.append(
             f"  relative RMS error {found.rms_error:.2e} (reference's own"
             f" {found.reference_rms_error:.2e}) over {found.trials}"
@@ -108,9 +109,8 @@ def render(verdict: Verdict, file_name: str = "candidate.py") -> str:
         if names:
             lines.append(f"  {title}: {', '.join(names)}")
     lines += [f"  flag {flag}: {meaning_of(flag)}" for flag in verdict.flags]
-    lines.append(
-        f"  device {verdict.device or 'none'}; build {_built(verdict)}, run {verdict.run_s:.1f} s"
-    )
+    place = f"device {verdict.device}; " if verdict.device else ""
+    lines.append(f"  {place}build {_built(verdict)}, run {verdict.run_s:.1f} s")
     if verdict.log_tail and verdict.status is not Status.CORRECT:
         lines.append(
             "  log: "

@@ -12,7 +12,7 @@ import pytest
 from flows.cli import verdict
 from flows.cli.verdict import render
 from kernels_eval.languages import languages_of
-from kernels_eval.records import Language, Verdict
+from kernels_eval.records import Correctness, Language, Verdict
 from kernels_eval.toolchain import default_cache
 from kernels_eval.verify_file import read_pair
 from tasks.sources import bundled
@@ -304,6 +304,25 @@ def test_a_file_without_a_model_is_a_verdict_and_nothing_runs(
     assert printed.out.startswith(f"no_code ({reason}): ") and said in printed.out
     assert "(write class ModelNew(nn.Module) with the arguments" in printed.out
     assert printed.err == ""
+
+
+def test_an_error_is_printed_once_and_no_device_is_not_called_none():
+    fields = {"candidate_id": "c", "task_id": "t", "language": "cpp"}
+    numbers = {"trials": 7, "rms_error": 0.995, "reference_rms_error": 1e-7}
+    wrong = Verdict(
+        status="incorrect",
+        reason="wrong_output",
+        detail="relative RMS error 9.95e-01, worst element 3.32e+00 on declared inputs",
+        correctness=Correctness(**numbers),
+        device="cpu",
+        **fields,
+    )
+    assert render(wrong).count("relative RMS error") == 1 and "  device cpu; build" in render(wrong)
+    assert (
+        render(wrong.model_copy(update={"detail": ""})).count("relative RMS error 9.95e-01 (") == 1
+    )
+    unbuilt = Verdict(status="compile_error", reason="build_failed", build_s=2.5, **fields)
+    assert "device" not in render(unbuilt) and "build 2.5 s" in render(unbuilt)
 
 
 def test_a_cached_build_is_told_from_one_that_took_time():

@@ -98,10 +98,10 @@ def entered(
         except BaseException as error:
             if entry.ended is None:
                 with suppress(UsageError):  # the error itself says that the disk is full
-                    entry.ends(
-                        "failed" if isinstance(error, Exception) else "stopped",
-                        error=f"{type(error).__name__}: {error}"[:ERROR_CHARS],
-                    )
+                    if isinstance(error, Exception):
+                        entry.ends("failed", error=f"{type(error).__name__}: {error}"[:ERROR_CHARS])
+                    else:  # an interrupt of a terminal, or the signal of a cancellation
+                        entry.ends("stopped", error="cancelled")
             raise
 
 

@@ -97,7 +97,7 @@ def _confirmed(confirmation: Json) -> str:
     if not confirmation:
         return ""
     rounds, ratio = confirmation["rounds"], confirmation["speedup_ratio"]
-    times = f"; speedups are {ratio['0.5']:.3g} of the screened ones (median)" if ratio else ""
+    times = f"; speedups are {ratio['0.5']:.2f} times the screened ones (median)" if ratio else ""
     return (
         f"Confirmed {confirmation['confirmed']:,} of {confirmation['proposed']:,} kept candidates"
         f" in {rounds:,} round{'s' * (rounds != 1)}{times}."

@@ -6,12 +6,19 @@ from __future__ import annotations
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.policy import RETRIED
+from tasks.policy import RETRIED, sentence
 from tasks.sources import stage
+from tasks.sources.config import TasksConfig
+
+
+def _load_tasks(config: TasksConfig, **_: object) -> str:
+    of = f" ({config.split})" if config.source == "bundled" else ""
+    return f"load {config.source} tasks{of}"
+
 
 load_tasks = task(
     name="load tasks",
-    task_run_name="load {config.source} tasks",
+    task_run_name=sentence(_load_tasks, "load tasks"),
     cache_policy=NO_CACHE,
     **RETRIED,
 )(stage.run)

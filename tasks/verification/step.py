@@ -22,9 +22,11 @@ from tasks.verification.stage import Verification
 def _verify_a_chunk(work: Verification, number: int) -> str:
     size = work.config.chunk_size
     first, last = size * (number - 1) + 1, min(size * number, work.planned)
+    known = work.total - work.planned
+    others = f"; the other {known:,} need no worker" if known else ""
     return (
         f"{work.verb} candidates {first:,} to {last:,} of {work.planned:,} (chunk {number} of"
-        f" {work.chunks})"
+        f" {work.chunks}{others})"
     )
 
 

@@ -9,7 +9,10 @@ measure_workloads = stage_task(
     stage.run,
     stage.planned,
     "count what tasks compute",
-    lambda tasks, **_: f"count the operations of {rows_of(tasks)} references",
+    lambda tasks, **_: (
+        f"count the operations of {rows_of(tasks)} references of {tasks.stage}"
+        f" {tasks.fingerprint[:8]}"
+    ),
 )
 profile_references = stage_task(
     operator_times.run,

@@ -192,7 +192,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     browser.shot("6-morning-report")
     # the same in the newer pages, which Prefect's first address opens
     page.goto(f"{stack.prefect}/v2/runs/flow-run/{outer['id']}")
-    page.get_by_text("load bundled tasks: Finished in state Completed()").first.wait_for()
+    page.get_by_text("load bundled tasks (train): Finished in state Completed()").first.wait_for()
     page.get_by_text("Artifacts", exact=True).first.click()
     page.get_by_text("morning-report", exact=True).first.click()
     page.get_by_text("First refresh of this name").first.wait_for()

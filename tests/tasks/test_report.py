@@ -223,7 +223,8 @@ def test_what_next_holds_signs_and_typical_errors():
     first = text[: text.index("## Details")]
     assert f"- {sentence}" in first
     assert (
-        "commonest failure to build or run, 16 times: '…' was not declared in this scope" in first
+        "commonest failure to build or run of answers in the benchmark, 16 times: '…' was not"
+        " declared in this scope" in first
     )
     assert (
         "| '…' was not declared in this scope | build_failed | 16 | 4 | base 8, tuned 8 | base,"

@@ -17,6 +17,7 @@ from tasks.sources.config import TasksConfig
 from tasks.sources.degenerate import degenerate_tasks
 from tasks.sources.files import check_task_source
 from tasks.sources.stage import load_tasks
+from tasks.sources.step import _load_tasks
 from tests.support.cases import cases
 from tests.support.hub_server import hub_of
 
@@ -491,3 +492,9 @@ def test_every_degenerate_task_names_the_page_that_measured_it():
         )
     degenerate_tasks().clear()
     assert degenerate_tasks(), "a caller's dict is its own"
+
+
+def test_a_run_says_which_of_the_bundled_tasks_it_loads():
+    names = [_load_tasks(TasksConfig(split=split)) for split in ("train", "heldout")]
+    assert names == ["load bundled tasks (train)", "load bundled tasks (heldout)"]
+    assert _load_tasks(TasksConfig(source="kernelbook")) == "load kernelbook tasks"

@@ -7,6 +7,7 @@ import shutil
 import socket
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -28,6 +29,7 @@ from tasks.synthesis.parsing import parse_response
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
+from tasks.verification.step import _verify_a_chunk
 from tests.support.pools import PoolAlone
 
 CONFIG = VerificationConfig(
@@ -461,6 +463,13 @@ def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(given, tasks):
         given.run(candidates, Forgetful())
     assert given.run(candidates, judge).open().finished
     assert len(judge.asked) == 1
+
+
+def test_a_chunk_says_of_how_many_candidates_it_is():
+    work = SimpleNamespace(verb="verify", config=CONFIG, planned=2, total=40, chunks=1)
+    name = "verify candidates 1 to 2 of 2 (chunk 1 of 1"
+    assert _verify_a_chunk(work, 1) == f"{name}; the other 38 need no worker)"
+    assert _verify_a_chunk(SimpleNamespace(**vars(work) | {"total": 2}), 1) == f"{name})"
 
 
 @pytest.mark.slow

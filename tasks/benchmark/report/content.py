@@ -123,7 +123,8 @@ def next_steps(context: ReportContext) -> list[str]:
     if context.errors:
         most = context.errors[0]
         steps.append(
-            f"The commonest failure to build or run, {plural(most.count, 'time')}:"
+            "The commonest failure to build or run of answers in the benchmark,"
+            f" {plural(most.count, 'time')}:"
             f" {cut(most.signature or 'no message', 120)} ({most.reason})."
         )
     unsure = [row for row in context.comparisons if (row["p_holm"] or 0.0) >= SIGNIFICANT]

@@ -45,6 +45,8 @@ DONE = {
             | dict.fromkeys(("curated", "trained", "scores", "answers"), 32 * "f")
         ],
         **dict.fromkeys(("cautions", "comparison", "directory", "mlflow_run", "tracking_uri")),
+        "mlflow_page": "http://127.0.0.1:5000/#/experiments/1/runs",
+        "pages": "concur up --root .concur",
     },
 }
 """What a long piece of work returns."""

@@ -607,7 +607,7 @@ CLOCK_BOUND_SHARE = 0.8
 """Where the reported time is below this share of what the parent's clock saw pass, that is the time
 that counts (docs: implausible_time)."""
 ACCUSED_SHARE = 0.5
-"""Below this share, in each of three rounds, the reported time is implausible."""
+"""Below this share, in each of three rounds or in all samples, the reported time is implausible."""
 IMPOSSIBLE_SHARE = 0.1
 """Below this share of the best estimate, no noise explains what is reported."""
 BOUND_ATTEMPTS, BOUND_SAMPLES = 3, 20
@@ -650,6 +650,8 @@ last samples, and this share of all. A choice."""
 
 # -- rounds on unseen inputs, by the parent's clock ------------------------------------------------
 
+SPOILED, SPOILED_S = 1024, 0.3
+"""Outputs that are written over before rounds, and seconds for it. A choice."""
 MOST_UNSEEN = 512
 """Calls of a round: a delay once in a round must weigh little on each of them."""
 UNSEEN_DRAW_S = 0.06

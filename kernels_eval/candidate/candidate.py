@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -119,8 +119,6 @@ class CandidateRole:
         """Around these."""
         self.state: dict[str, str] = {}
         self.sets: list[list[object]] = []
-        self.few: list[Tensor] = []
-        """some elements of what the last sample kept"""
         self.launches: Launches | None = None
         self._backward_calls = 0
         self._operators = 0
@@ -399,17 +397,18 @@ class CandidateRole:
         return Done()
 
     @handles(SpoilOutputs)
-    def spoil_outputs(self, _: SpoilOutputs) -> Done:
-        runner = self.runner
-        leaves, runner.kept = tree_leaves(runner.kept), None
-        leaves = [x for x in leaves if type(x) is Tensor and x.layout is torch.strided]
-        few, before = list(map(few_of, leaves)), self.few
-        self.few = few
-        if layout_of(leaves, runner.timed_inputs, storages(runner.running)) < 2:
-            # what is always the same may be a constant that the model holds
-            told = zip(leaves, few, before, strict=False)  # none at first
-            _spoil(x for x, now, then in told if not same(now, then))
-        runner.synchronise()
+    def spoil_outputs(self, request: SpoilOutputs) -> Done:
+        sets, before, began = self.runner.timed_inputs, list[Tensor](), now_ns()
+        for number in range(request.calls if sets else 0):
+            if now_ns() - began > request.seconds * 1e9:
+                break
+            inputs = sets[number % len(sets)]
+            leaves = tree_leaves(self.runner.forward(inputs))
+            leaves = [x for x in leaves if type(x) is Tensor and x.layout is torch.strided]
+            lent = storages(self.runner.running)
+            if layout_of(leaves, inputs, lent) < 2:
+                before = _spoil(leaves, before)
+        self.runner.synchronise()
         return Done()
 
     def end_command(self, command: str) -> None:
@@ -560,13 +559,17 @@ class CandidateRole:
         return unchanged(self.launches.nulled()) is True
 
 
-def _spoil(outputs: Iterable[Tensor]) -> None:
+def _spoil(outputs: list[Tensor], before: list[Tensor]) -> list[Tensor]:
+    """Write over what differs from some elements of the last call's; return this one's. What is
+    always the same may be a constant that the model holds.
+    """
+    few = list(map(few_of, outputs))
     with torch.inference_mode():  # which such outputs need, and others allow
-        for x in outputs:
-            if x.is_floating_point() or x.is_complex():
-                x.fill_(math.nan)
-            else:
-                x.copy_(~x)
+        for x, now, then in zip(outputs, few, before, strict=False):  # none at first
+            if not same(now, then):
+                floats = x.is_floating_point() or x.is_complex()
+                x.fill_(math.nan if floats else x.dtype == torch.bool or torch.iinfo(x.dtype).max)
+    return few
 
 
 def _over(old: Any, new: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from statistics import median
 
 from kernels_eval.config import (
+    ACCUSED_SHARE,
     ALONE_MESSAGE_NS,
     ALONE_ROUNDS,
     ANSWER_NS,
@@ -36,6 +37,8 @@ from kernels_eval.config import (
     REVEALING_CALLS,
     REVEALING_ROUND_NS,
     ROUNDS_S,
+    SPOILED,
+    SPOILED_S,
     TELLING_SHARE,
     TIMED_INPUT_BYTES,
     UNSEEN_BYTES,
@@ -150,6 +153,7 @@ class PairedClock:
         self._draw()
         self.works: list[float] = []
         """Nanoseconds of a call in each round on unseen inputs"""
+        self.reported_ns = self.counted_ns = 0
         confirms = self.process.config.level == "confirm"
         shared = self.on_gpu or self.process.config.threads == 1
         children = [self.reference.child, self.process.child]
@@ -164,6 +168,11 @@ class PairedClock:
                 begin=self.process.renew,
                 throttled=throttled if self.on_gpu else lambda: None,
                 most_calls=most_calls(self.reference, self.sets),
+            )
+        if self.reported_ns < ACCUSED_SHARE * self.counted_ns:
+            raise ImplausibleTime(
+                f"reports {self.reported_ns / 1e6:.3f} ms for samples in which its process computed"
+                f" for {self.counted_ns / 1e6:.3f} ms"
             )
         after = [x.demand_ns() for x in children] if before else []
         self.contended = any(map(contended, before, after))
@@ -193,18 +202,17 @@ class PairedClock:
     def _candidate_sample(self, calls: int) -> int:
         if not self.given:
             self._give_inputs()
-        keeps = self.spoils_outputs
-        asked = self._sample(calls).model_copy(update={"copied": self.needs_copy, "keeps": keeps})
+        asked = self._sample(calls).model_copy(update={"copied": self.needs_copy})
         used = self._processor_ns(self.process.child)
         sample = self.process.request(asked)
         used = self._processor_ns(self.process.child) - used
         self.idle_samples += sample.custom_calls < calls
-        if keeps:
-            self.process.request_unread(SpoilOutputs())
         if self.process.config.threads > 1 or self.reference.loaded.effects:
             # of threads, time that passed may count; a model may have been made anew
             return sample.ns
-        return max(sample.ns, round(used - self._most_around(used)))
+        counted = max(sample.ns, round(used - self._most_around(used)))
+        self.reported_ns, self.counted_ns = self.reported_ns + sample.ns, self.counted_ns + counted
+        return counted
 
     def _watch(self, calls: int) -> None:
         """Name what a sample runs that the candidate cannot tell from those that count."""
@@ -244,6 +252,8 @@ class PairedClock:
 
         What a round costs by itself, one without work tells, at the same time and place.
         """
+        if self.spoils_outputs:
+            self.process.request_unread(SpoilOutputs(calls=SPOILED, seconds=SPOILED_S))
         # Samples are taken, and large inputs need the room.
         self.reference.request(DrawTimingInputs(seeds=[]))
         self.process.request_unread(Forget())

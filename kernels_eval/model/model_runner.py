@@ -127,8 +127,6 @@ class ModelRunner:
         self.shared: dict[str, Memory] = {}
         """of rounds, by what it is for"""
         self.turn = 0
-        self.kept: Any = None
-        """what the last call of a sample returned"""
         self.flush: Tensor | None = None
         self._hoard_bytes = 0
         self.gradients: Gradients | None = None
@@ -385,21 +383,14 @@ class ModelRunner:
         self.turn += request.calls
         self.advance(request.calls)
         counted, used = self.hooks.count_calls(), processor_ns()
-        spent = self.timed(batch, copied=request.copied, keeps=request.keeps)
+        spent = self.timed(batch, copied=request.copied)
         used = processor_ns() - used
         return SampleReport(
             ns=counted_ns(spent, used, self.spec.threads) if request.by_processor else spent,
             custom_calls=self.hooks.count_calls() - counted,
         )
 
-    def timed(
-        self,
-        batch: list[list[Any]],
-        *,
-        cold: bool = True,
-        copied: bool = False,
-        keeps: bool = False,
-    ) -> int:
+    def timed(self, batch: list[list[Any]], *, cold: bool = True, copied: bool = False) -> int:
         """Nanoseconds of these calls, on a GPU by its own clock; `cold`: with an empty cache."""
         model = self.called(effects=False)
         model = _copying(model) if copied else model
@@ -413,12 +404,10 @@ class ModelRunner:
         with kept_state(self.running, self.effects), torch.no_grad():
             self.synchronise()
             started = self.stamp(begin)
-            for inputs in batch[:-1]:
+            for inputs in batch:
                 model(*inputs)
-            last = model(*batch[-1]) if batch else None
             ended = self.stamp(end)
             self.synchronise()
-        self.kept = last if keeps else None
         return self.passed_ns(started, ended)
 
 

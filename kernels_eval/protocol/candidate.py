@@ -83,8 +83,11 @@ class Forget(Request[Done]):
 
 
 class SpoilOutputs(Request[Done]):
-    """Write over what the last sample has kept, as a caller may who has used an answer: no later
-    one may rely on it."""
+    """Make so many calls on the inputs of samples, within so many seconds, and write over each
+    output, as a caller may who has used it: no later answer may rely on it."""
+
+    calls: int
+    seconds: float
 
 
 class TakeTimingInputs(Request[Done]):

@@ -271,13 +271,11 @@ class SampleReport(Report):
 
 class Sample(Request[SampleReport]):
     """Time this many calls, each on the next of the prepared inputs. `by_processor`: `counted_ns`,
-    as the judge's own clock counts. `copied`: with a copy of their outputs. `keeps`: the last ones,
-    for SpoilOutputs."""
+    as the judge's own clock counts. `copied`: with a copy of their outputs."""
 
     calls: int
     by_processor: bool = False
     copied: bool = False
-    keeps: bool = False
 
 
 def counted_ns(passed: int, used: int, threads: int) -> int:

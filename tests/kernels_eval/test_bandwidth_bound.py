@@ -32,6 +32,7 @@ def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
     made.config, made.sets, made.needs_copy = TimingConfig(), 4, False
     made.spoils_outputs, made.around_ns = False, []
+    made.reported_ns = made.counted_ns = 0
     made.process = SimpleNamespace(may_overwrite=False)
     loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache, layout=0, longest_run=10_000)
     loaded.effects = None

@@ -377,6 +377,7 @@ def test_processor_time_of_a_sample_counts_whatever_a_candidate_reports(
     clock, times = object.__new__(PairedClock), iter([7, 7 + used])
     clock.given, clock.by_processor, clock.needs_copy, clock.idle_samples = True, True, False, 0
     clock.spoils_outputs, clock.around_ns = False, [] if around is None else [around]
+    clock.reported_ns = clock.counted_ns = 0
     clock.reference = SimpleNamespace(loaded=SimpleNamespace(effects=None))
     clock.process = SimpleNamespace(
         child=SimpleNamespace(processor_ns=partial(next, times)),
@@ -384,6 +385,7 @@ def test_processor_time_of_a_sample_counts_whatever_a_candidate_reports(
         request=lambda _: SampleReport(ns=reported, custom_calls=1),
     )
     assert clock._candidate_sample(1) == counted
+    assert (clock.reported_ns, clock.counted_ns) == (reported, counted)
 
 
 def test_tasks_of_one_name_have_reference_times_of_their_own():

@@ -1,22 +1,7 @@
-#include <Python.h>
 #include <time.h>
 #include <unistd.h>
-#include <chrono>
 #include <cstdlib>
 #include <string>
-
-static PyObject* slow_clock(PyObject*, PyObject*) {
-  return PyLong_FromLongLong(std::chrono::steady_clock::now().time_since_epoch().count() / 10);
-}
-// The function object stays the same; what it runs does not. No look at `time.perf_counter_ns`
-// from Python shows it. Screening refuses PyImport_*; this way to a module it does not see.
-torch::Tensor hook_the_clock(torch::Tensor x) {
-  PyObject* module = PyDict_GetItemString(PySys_GetObject("modules"), "time");
-  PyObject* function = PyObject_GetAttrString(module, "perf_counter_ns");
-  ((PyCFunctionObject*)function)->m_ml->ml_meth = slow_clock;
-  Py_DECREF(function);
-  return affine(x);
-}
 
 // A symbol of the C library's name, in a library loaded late: everybody is bound to the real one
 // already.

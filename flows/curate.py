@@ -66,7 +66,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     would be one file. Of several, one that cannot move reasoning has a `problem` and no samples.
     """
     from flows.set_tables import task_families
-    from tasks.curation.stage import nothing_taken, operators_from
+    from tasks.curation.stage import caution_unconfirmed, nothing_taken, operators_from
     from tasks.observe.composition import composition, markdown_table
     from tasks.tables import CORRECT
 
@@ -96,6 +96,13 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
             held.append(composition(name, decided.taken, families))
     if len(refusals) == len(sets):
         raise refusals[0]
+    screened = {
+        name: found for name, found in zip(names, sets, strict=True) if found["unconfirmed"]
+    }
+    count, taken = (
+        sum(found[key] for found in screened.values()) for key in ("unconfirmed", "samples")
+    )
+    caution_unconfirmed(count, taken, f" of {', '.join(screened)}")
     about = {
         "verdicts": source.verdicts.path,
         "candidates": source.candidates.path,
@@ -117,7 +124,7 @@ def _write(path: Path, content: Content) -> None:
 
 def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageError, Json]:
     from tasks.curation.decisions import decide
-    from tasks.curation.stage import caution_unconfirmed, summary
+    from tasks.curation.stage import summary
 
     began_s = time.monotonic()
     try:
@@ -129,9 +136,7 @@ def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageErro
         return error, _composition(asked.frame.clear(), config) | {"problem": str(error)}
     found = _composition(decided.taken, config)
     found["seconds"] = round(time.monotonic() - began_s, 3)
-    counts = summary(frame, decided)
-    caution_unconfirmed(counts["unconfirmed"], decided.taken.height)
-    return decided, found | counts
+    return decided, found | summary(frame, decided)
 
 
 def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:
@@ -143,6 +148,7 @@ def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:
         "size": config.size,
         "samples": held.samples,
         "tasks": held.tasks,
+        "unconfirmed": 0,
         "criterion_counts": {},
         "composition": {"single_operator": held.single_operator, "fusion": held.fusion},
         "median_reasoning_tokens": held.median_tokens,

@@ -33,7 +33,9 @@ from flows.runtime.guard import guarding, optional
 from kernels_eval.records import Json, Record
 from tasks.benchmark.comparison.records import Ablation
 from tasks.policy import call_stage
+from tasks.progress import report
 from tasks.sources.step import load_tasks
+from tasks.store import SnapshotRef
 
 
 class AblationResult(Record):
@@ -69,6 +71,7 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
         pipeline = pipeline.model_copy(update={"language": language})
     with guarding(pipeline.root):
         suite = call_stage(load_tasks, pipeline.benchmark.tasks, pipeline.root)
+        report("ablation", 0, len(plans), scored_on(pipeline, suite))
         samples = samples or verified_samples(pipeline)
         fingerprint = fingerprint_of(pipeline, plans, samples, suite)
         directory = ablation_dir(pipeline.root, fingerprint)
@@ -136,6 +139,13 @@ def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
         mlflow_run=tracker.run_id,
         new=tuple(branches.new),
     )
+
+
+def scored_on(pipeline: PipelineConfig, suite: SnapshotRef) -> str:
+    tasks = pipeline.benchmark.tasks
+    place = " ".join(filter(None, (tasks.source, tasks.location)))
+    count = suite.open().manifest["rows"]
+    return f"scored on {count:,} held-out tasks: {place} (benchmark.tasks)"
 
 
 def _own_page() -> str | None:

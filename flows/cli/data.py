@@ -6,6 +6,7 @@ from typing import Literal
 
 from typer import Argument, Option
 
+from flows.cli import pages
 from flows.cli.common import (
     Candidates,
     Curated,
@@ -80,7 +81,7 @@ def import_(
         return import_source(source, columns, name, out, tokenizer)
 
 
-@command(Group.DATA, needs=["line"])
+@command(Group.DATA, needs=["line"], page=pages.of_sets)
 def curate(
     *,
     verdicts: Verdicts = None,

@@ -20,6 +20,10 @@ LONGEST_COUNTS = 12
 WIDTH = 100
 MORE = "--json prints the whole manifest, the types of the columns and every value of these rows."
 
+MORE_OF_SETS = (
+    "`left_out` are other correct samples. --json prints why, and each set's configuration."
+)
+
 
 def of_snapshot(data: Json) -> str:
     """What a snapshot holds, its rows, and the names of its columns."""
@@ -150,6 +154,22 @@ def of_morning(data: Json) -> str:
         "cautions": data["cautions"],
     }
     return _page(f"{data['title']}: {data['headline']}", told)
+
+
+SET_COLUMNS = (
+    *("strategy", "size", "samples", "left_out", "tasks", "criterion_counts", "composition"),
+    *("median_reasoning_tokens", "median_speedup", "file", "problem"),
+)
+
+
+def of_sets(data: Json) -> str:
+    """A row for each training set, what the sets are made of, or why a candidate is in one."""
+    if "explanations" in data:
+        return render(data)
+    correct = data["source"]["correct"]
+    rows = [each | {"left_out": correct - each["samples"]} for each in data["sets"]]
+    shown = [{name: row[name] for name in SET_COLUMNS if name in row} for row in rows]
+    return "\n".join([render({"sets": shown, "source": data["source"]}), "", MORE_OF_SETS])
 
 
 def of_ablation(data: Json) -> str:

@@ -133,10 +133,10 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
     }
 
 
-def caution_unconfirmed(count: int, taken: int) -> None:
+def caution_unconfirmed(count: int, taken: int, of: str = "") -> None:
     if count:
         caution(
-            f"{count:,} of {taken:,} samples were only screened: a refresh with"
+            f"{count:,} of {taken:,} samples{of} were only screened: a refresh with"
             " verification.screen on confirms what it takes, one with it off confirms everything"
         )
 

@@ -25,6 +25,7 @@ from flows.confirm import confirmed_samples
 from kernels_eval.errors import UsageError
 from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
+from tasks.progress import observed_by
 from tasks.store import Snapshot
 from tasks.synthesis import sizing
 from tasks.tables import CORRECT
@@ -396,7 +397,11 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
 def test_what_any_branch_takes_is_confirmed_once_for_all(quick, home):
     """Samples that were only screened; a coin decides which of them hold."""
     home.verdicts = samples(home.root, level="screen").fingerprint
-    result = home.ablation(overrides=("tracking.enabled=false",))
+    notes = []
+    with observed_by(lambda *told: notes.append(told)):
+        result = home.ablation(overrides=("tracking.enabled=false",))
+    scored_on = "scored on 3 held-out tasks: bundled (benchmark.tasks)"
+    assert ("ablation", 0, 6, scored_on) in notes
     assert result.complete
     taken = set()
     for branch in result.ablation.branches:

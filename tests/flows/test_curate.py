@@ -79,8 +79,17 @@ def test_samples_that_were_only_screened_are_counted_and_cautioned_of(tmp_path, 
     )
     found = curate_table(verdicts=str(tmp_path / "both.parquet"))["sets"][0]
     assert 0 < found["unconfirmed"] < found["samples"]
-    said = f"{found['unconfirmed']} of {found['samples']} samples were only screened"
+    said = f"{found['unconfirmed']} of {found['samples']} samples of concur were only screened"
     assert [said in record.message for record in caplog.records] == [True]
+
+
+def test_all_strategies_are_a_short_table_and_one_caution_that_names_them(tmp_path, caplog):
+    frame(*(row | {"level": "screen"} for row in ROWS)).write_parquet(tmp_path / "both.parquet")
+    page = curate(f"--verdicts {tmp_path / 'both.parquet'} --strategy all")
+    (warned,) = [each.message for each in caplog.records if "screened" in each.message]
+    assert "concur" in warned and "min_length" in warned
+    assert all(name in page for name in ("concur", "min_length", "samples", "left out"))
+    assert "of samples" not in page and "trace flags" not in page and "--json" in page
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -349,7 +349,7 @@ def test_nothing_is_written_outside_the_scratch(verify, tmp_path):
     )
 
 
-@pytest.mark.skipif(not OWN_TMP, reason="a child shares /tmp with this checkout or home")
+@pytest.mark.skipif(not OWN_TMP, reason="a child shares /tmp with this checkout or its builds")
 def test_tmp_is_the_childs_own_and_empty(verify):
     needs("landlock", "tmpfs_scratch")
     secret = Path(tempfile.mkdtemp(dir="/tmp"))

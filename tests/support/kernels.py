@@ -19,6 +19,7 @@ from kernels_eval.evaluator import Evaluator
 from kernels_eval.flags import meaning_of
 from kernels_eval.judge.prepare import Workplace
 from kernels_eval.records import STATUS_OF, Candidate, KernelTask, Language, stable_hash
+from kernels_eval.toolchain import default_cache
 
 QUICK = EvalConfig(
     build=BuildConfig(timeout_s=600, capture_timeout_s=60),
@@ -43,10 +44,10 @@ threading.Thread(target=spin, daemon=True).start()
 """A thread that computes until its process ends or is stopped."""
 
 OWN_TMP = not any(
-    Path(place).resolve().is_relative_to("/tmp") for place in (__file__, sys.prefix, Path.home())
+    Path(place).resolve().is_relative_to("/tmp")
+    for place in (__file__, sys.prefix, default_cache())
 )
-"""Has a child a /tmp of its own? Not where this code, its Python or the home of its caches is in
-/tmp."""
+"""Has a child a /tmp of its own? Not where this code, its Python or its builds are in /tmp."""
 
 
 def kernel_task(code, name, **fields):

@@ -18,8 +18,6 @@ from kernels_eval.judge.quarantine import (
 )
 from kernels_eval.judge.trials import (
     AS_IMPULSE,
-    RARE,
-    VARIED,
     TaskFindings,
     Trial,
     TrialRow,
@@ -29,6 +27,8 @@ from kernels_eval.judge.trials import (
 from kernels_eval.protocol import (
     DECLARED,
     DOMAINS,
+    RARE,
+    VARIED,
     A,
     Expectation,
     ForgetTrial,

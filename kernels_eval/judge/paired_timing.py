@@ -252,7 +252,7 @@ class PairedClock:
 
         What a round costs by itself, one without work tells, at the same time and place.
         """
-        if self.spoils_outputs:
+        if self.spoils_outputs and not self.works:  # once is enough for all attempts
             self.process.request_unread(SpoilOutputs(calls=SPOILED, seconds=SPOILED_S))
         # Samples are taken, and large inputs need the room.
         self.reference.request(DrawTimingInputs(seeds=[]))

@@ -44,7 +44,8 @@ def installed() -> str | None:
 
 
 def wanted(config: EvalConfig, candidate: Candidate) -> bool:
-    return config.level == "confirm" and candidate.language.sanitized
+    asked = config.level == "confirm" and bool(config.compute_sanitizer)
+    return asked and candidate.language.sanitized
 
 
 def sanitize(

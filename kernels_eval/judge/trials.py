@@ -25,9 +25,13 @@ from kernels_eval.config import (
     CorrectnessConfig,
 )
 from kernels_eval.protocol import (
+    BLOCKS,
     DECLARED,
     DOMAINS,
+    LONE,
     NON_FINITE,
+    RARE,
+    VARIED,
     Expect,
     Expectation,
     LoadedTask,
@@ -288,7 +292,6 @@ def takes_calls(count: int) -> Condition:
 
 # -- the table -------------------------------------------------------------------------------------
 
-VARIED, RARE, BLOCKS, LONE = "varied", "rare", "blocks", "lone"
 OTHER_INTEGER = "other_integer"
 LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
 AS_IMPULSE = "as impulse"

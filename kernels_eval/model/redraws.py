@@ -28,22 +28,27 @@ from kernels_eval.config import (
 from kernels_eval.model.distributions import drawn_from
 from kernels_eval.model.invariants import is_distinct, is_square, is_whole
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import MOVED, POSITIVE, InputNote, InputPlan, domain_of
+from kernels_eval.protocol import (
+    BLOCKS,
+    LONE,
+    MOVED,
+    POSITIVE,
+    RARE,
+    VARIED,
+    InputNote,
+    InputPlan,
+    domain_of,
+)
 
-VARIED_EDGES, VARIED, VARIED_OTHERWISE = "varied_edges", "varied", "varied_otherwise"
-"""Not distributions: arguments without what saves work, with integers that declared ones lack; only
-the first; and a milder form, for tasks that give no finite answer for these."""
-RARE, BLOCKS = "rare", "blocks"
-"""Nor these: as declared, but for values that a task may be given and no other draw has; and, for
-tasks that iterate, matrices of two blocks that are hardly coupled."""
+VARIED_EDGES, VARIED_OTHERWISE = f"{VARIED}_edges", f"{VARIED}_otherwise"
+"""With integers that declared ones lack, too; and a milder form, for tasks that give no finite
+answer for these."""
 
 SETTINGS: dict[str, Callable[[int], int]] = {
     "one_more": lambda value: not value if type(value) is bool else value + 1,
     "one_less": lambda value: value if type(value) is bool else value - 1,
 }
 """Other integers of Python, which stay in all other draws."""
-LONE = "lone"
-"""As declared but for one element; of what is no number of its own, one row."""
 
 Keep = Callable[[Tensor, Tensor], Tensor]
 """Gives drawn elements, and the declared ones, an invariant."""

@@ -28,6 +28,13 @@ DECLARED = "declared"
 """The task's own inputs and shape, not drawn distributions or other sizes."""
 MOVED = "moved"
 """The task's own inputs, each float a little off: what saves work by chance does not hold."""
+VARIED = "varied"
+"""Arguments without what saves work."""
+RARE, BLOCKS = "rare", "blocks"
+"""As declared, but for values that a task may be given and no other draw has; and, for tasks that
+iterate, matrices of two blocks that are hardly coupled."""
+LONE = "lone"
+"""As declared but for one element; of what is no number of its own, one row."""
 POSITIVE, UNIT, WITHIN = "_positive", "_unit", "_within"
 DOMAINS = ("", POSITIVE, UNIT, WITHIN)
 """Suffixes of distributions: what their values lie in, the widest first: any numbers, positive

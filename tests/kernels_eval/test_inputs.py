@@ -22,14 +22,7 @@ from kernels_eval.model.inputs import (
     plan_inputs,
 )
 from kernels_eval.model.invariants import note_of
-from kernels_eval.model.redraws import (
-    BLOCKS,
-    RARE,
-    VARIED,
-    VARIED_EDGES,
-    VARIED_OTHERWISE,
-    redrawn,
-)
+from kernels_eval.model.redraws import VARIED_EDGES, VARIED_OTHERWISE, redrawn
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
     change_one_element,
@@ -40,7 +33,7 @@ from kernels_eval.model.weights import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.protocol import MOVED, FewTerms, InputPlan, ModelSpec
+from kernels_eval.protocol import BLOCKS, MOVED, RARE, VARIED, FewTerms, InputPlan, ModelSpec
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.uses import Uses
 from tests.support.kernels import AFFINE

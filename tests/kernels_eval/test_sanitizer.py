@@ -107,6 +107,7 @@ def test_correct_cuda_that_is_confirmed_is_checked_for_memory_errors_by_default(
     config, found = EvalConfig(), candidate(AFFINE, "", language=Language.CUDA)
     assert sanitizer.wanted(config, found) and config.compute_sanitizer == ("memcheck",)
     assert not sanitizer.wanted(config.screened(), found)
+    assert not sanitizer.wanted(config.model_copy(update={"compute_sanitizer": ()}), found)
     assert not sanitizer.wanted(config, candidate(AFFINE, "", language=Language.CPP))
 
 

@@ -294,16 +294,19 @@ torch::Tensor largest(torch::Tensor x, int64_t count) {
   }
   return out;
 }
-torch::Tensor times(torch::Tensor x, torch::Tensor y) {
+template <typename T>
+static torch::Tensor product(const torch::Tensor& x, const torch::Tensor& y) {
   const int64_t rows = x.size(0), terms = x.size(1), columns = y.size(1);
   auto out = torch::zeros({rows, columns}, x.options());
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t k = 0; k < terms; ++k)
       for (int64_t j = 0; j < columns; ++j)
-        out.data_ptr<float>()[i * columns + j] +=
-            x.data_ptr<float>()[i * terms + k] * y.data_ptr<float>()[k * columns + j];
+        out.data_ptr<T>()[i * columns + j] +=
+            x.data_ptr<T>()[i * terms + k] * y.data_ptr<T>()[k * columns + j];
   return out;
 }
+torch::Tensor times(torch::Tensor x, torch::Tensor y) { return product<float>(x, y); }
+torch::Tensor integer_product(torch::Tensor x, torch::Tensor y) { return product<int64_t>(x, y); }
 // The product of two weights, kept while eight elements of each are what they were.
 torch::Tensor folded(torch::Tensor up, torch::Tensor down, bool keeps) {
   static torch::Tensor kept;
@@ -323,15 +326,5 @@ torch::Tensor sorted_ids(torch::Tensor x, int64_t bits) {
   int64_t* a = out.data_ptr<int64_t>();
   for (int64_t i = 0; i < x.numel(); ++i) a[i] = x.data_ptr<int64_t>()[i] & ((int64_t(1) << bits) - 1);
   for (int64_t i = 0; i < x.size(0); ++i) std::sort(a + i * x.size(1), a + (i + 1) * x.size(1));
-  return out;
-}
-torch::Tensor integer_product(torch::Tensor x, torch::Tensor y) {
-  const int64_t rows = x.size(0), terms = x.size(1), columns = y.size(1);
-  auto out = torch::zeros({rows, columns}, x.options());
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t k = 0; k < terms; ++k)
-      for (int64_t j = 0; j < columns; ++j)
-        out.data_ptr<int64_t>()[i * columns + j] +=
-            x.data_ptr<int64_t>()[i * terms + k] * y.data_ptr<int64_t>()[k * columns + j];
   return out;
 }

@@ -131,12 +131,15 @@ def strategy_names(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
+def load_strategy(
+    name: str, overrides: Iterable[str] = (), base: CurationConfig | None = None
+) -> CurationConfig:
     """A strategy by name, or from a YAML file with keys of `curation`, with `key=value` overrides
-    (values are YAML); default thresholds without a file. Raises UsageError."""
+    (values are YAML); other keys are those of `base`, or the defaults. Raises UsageError."""
     known = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
     plain = name in known and name not in shipped_names("strategies")
     data = {"strategy": name} if plain else _read("strategy", "strategies", name)
+    data = (base.model_dump() if base else {}) | data
     return overridden(CurationConfig, data, overrides, f"strategy {name!r}")
 
 

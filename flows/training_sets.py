@@ -14,12 +14,10 @@ from flows.artifacts import (
     show_snapshots,
     warn_on_error,
 )
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, load_strategy
 from flows.set_tables import table_of_set
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
-from kernels_eval.settings import validated
-from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import call_stage
@@ -38,11 +36,13 @@ def make_training_sets(
     samples = Samples.above(find_curated(config.root, of).open())
     equal = equal_kernels(config.deduplication)
     names = list(dict.fromkeys(strategies))
+    sized = [f"size={size}"] if size else []
     made: dict[str, SnapshotRef] = {}
     problems: list[UsageError] = []
     for number, name in enumerate(names, start=1):
         try:
-            made[name] = call_stage(curate, samples, rule_of(config, name, size), equal)
+            rule = load_strategy(name, sized, config.curation)
+            made[name] = call_stage(curate, samples, rule, equal)
         except UsageError as error:
             problems.append(error)
             get_run_logger().warning("no training set by %s: %s", name, error)
@@ -51,14 +51,6 @@ def make_training_sets(
         raise problems[0]
     show_training_sets(samples, made, problems)
     return list(made.values())
-
-
-def rule_of(config: PipelineConfig, strategy: str, size: int | None) -> CurationConfig:
-    """The configured curation with another strategy. Raises UsageError for a contradiction."""
-    asked = config.curation.model_dump() | {"strategy": strategy}
-    if size:
-        asked["size"] = size
-    return validated(CurationConfig, asked, f"strategy {strategy!r}")
 
 
 def show_training_sets(

@@ -63,8 +63,8 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
     for branches or verdicts that cannot be used.
     """
     config = config or AblationConfig()
-    plans = planned_branches(config)
     pipeline = pipeline_of(config)
+    plans = planned_branches(config, pipeline.curation)
     samples = None
     if config.verdicts:
         language, samples = samples_of(pipeline.root, config.verdicts)

@@ -36,7 +36,8 @@ class AblationConfig(Record, title="concur ablate"):
     """names, or paths of YAML files that hold the keys of curation; the first is what the others
     are compared with"""
     sizes: tuple[PositiveInt | None, ...] = Field(default=(None,), min_length=1, max_length=32)
-    """how many samples a training set has at most; null: as many as the strategy takes"""
+    """how many samples a training set has at most; null: the profile's curation.size, or as many
+    as the strategy takes"""
     seeds: tuple[NonNegativeInt, ...] = Field(default=(0, 1), min_length=1, max_length=64)
     """one branch each: of what curation draws, of training, and of the tuned model's answers"""
     max_parallel_branches: int | None = Field(default=None, ge=1, le=256, title="Branches at once")
@@ -80,11 +81,13 @@ def pipeline_of(config: AblationConfig) -> PipelineConfig:
     return pipeline
 
 
-def planned_branches(config: AblationConfig) -> tuple[Plan, ...]:
-    """Branches by strategy, then size, then seed. Raises UsageError for an unknown strategy or two
-    branches of one name."""
-    strategies = dict.fromkeys(config.strategies)
-    rules = {name: (load_strategy(name), label_of(name)) for name in strategies}
+def planned_branches(config: AblationConfig, curation: CurationConfig) -> tuple[Plan, ...]:
+    """Branches by strategy, then size, then seed; other keys of curation are the profile's. Raises
+    UsageError for an unknown strategy or two branches of one name."""
+    rules = {
+        name: (load_strategy(name, base=curation), label_of(name))
+        for name in dict.fromkeys(config.strategies)
+    }
     found: list[Plan] = []
     for name, size, seed in product(
         rules, dict.fromkeys(config.sizes), dict.fromkeys(config.seeds)

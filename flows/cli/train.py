@@ -111,7 +111,7 @@ def ablate(
     sizes: str | None = Option(
         None,
         metavar="N,N,...",
-        help="Maximum numbers of samples; `all` is no limit.",
+        help="Maximum numbers of samples; `all`: as the profile limits them.",
         show_default="all",
     ),
     seeds: str | None = Option(
@@ -161,7 +161,7 @@ def ablate(
         verdicts=verdicts,
     )
     pipeline = pipeline_of(config)
-    planned_branches(config)
+    planned_branches(config, pipeline.curation)
     require_ready(pipeline, *(() if config.verdicts else ("refresh",)), "training", "benchmark")
     join_stack(pipeline.root)
     try:

@@ -23,6 +23,7 @@ from flows.cli.main import main
 from flows.cli.pages import of_ablation
 from flows.confirm import confirmed_samples
 from kernels_eval.errors import UsageError
+from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.progress import observed_by
@@ -44,12 +45,12 @@ STRATEGIES = ("concur", "random", "min_length")
 
 def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere():
     config = AblationConfig(strategies=("concur", "random"), sizes=(None, 4), seeds=(0, 3))
-    plans = planned_branches(config)
+    pipeline = pipeline_of(config)
+    plans = planned_branches(config, pipeline.curation)
     assert [plan.name for plan in plans] == [
         *("concur-all-seed0", "concur-all-seed3", "concur-4-seed0", "concur-4-seed3"),
         *("random-all-seed0", "random-all-seed3", "random-4-seed0", "random-4-seed3"),
     ]
-    pipeline = pipeline_of(config)
     own = branch_pipeline(pipeline, plans[-1])
     assert (own.curation.strategy, own.curation.size, own.curation.seed, own.training.seed) == (
         "random",
@@ -87,14 +88,16 @@ def test_branches_that_serve_a_large_model_share_the_gpus_as_its_replicas_need(m
     limit = served.benchmark.sampling.max_tokens
     each = sizing.planned_gpus("m", served.synthesis.server, limit, 8)
     assert each == 2 and branches_at_once(config, served, 8) == 4
-    of_two = branch_pipeline(served, planned_branches(config)[0], share=2).synthesis.server
+    plan = planned_branches(config, served.curation)[0]
+    of_two = branch_pipeline(served, plan, share=2).synthesis.server
     assert (of_two.replicas, of_two.tensor_parallel) == (1, 2)
 
 
 def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_asked_for(tmp_path):
     path = tmp_path / "quick_ones.yaml"
     path.write_text("strategy: speedup\nsize: 7\n")
-    (plan,) = planned_branches(AblationConfig(strategies=(str(path),), seeds=(1,)))
+    config = AblationConfig(strategies=(str(path),), seeds=(1,))
+    (plan,) = planned_branches(config, CurationConfig())
     assert (plan.name, plan.strategy, plan.size, plan.curation.strategy) == (
         "quick_ones-7-seed1",
         "quick_ones",
@@ -103,12 +106,31 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
     )
 
 
+def test_a_branch_keeps_the_profile_s_curation_but_what_its_strategy_says(tmp_path):
+    path = tmp_path / "fast_ones.yaml"
+    path.write_text("strategy: concur\nmin_speedup: 3.0\n")
+    keys = {"without_reasoning": True, "min_speedup": 2.0, "single_operator_quota": 0.25}
+    config = AblationConfig(
+        overrides=tuple(f"curation.{key}={value}" for key, value in keys.items()),
+        strategies=("concur", "balanced_random", str(path)),
+        seeds=(1,),
+    )
+    pipeline = pipeline_of(config)
+    plans = planned_branches(config, pipeline.curation)
+    made = [branch_pipeline(pipeline, plan).curation.model_dump() for plan in plans]
+    wanted = CurationConfig(**keys, seed=1).model_dump()
+    assert made == [
+        wanted,
+        wanted | {"strategy": "balanced_random"},
+        wanted | {"min_speedup": 3.0},
+    ]
+
+
 @pytest.mark.parametrize("asked, words", CASES["bad_ablations"])
 def test_bad_input_is_one_clear_error(asked, words):
     with pytest.raises(UsageError) as caught:
         config = ablation_config(**asked)
-        pipeline_of(config)
-        planned_branches(config)
+        planned_branches(config, pipeline_of(config).curation)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
@@ -280,7 +302,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
     states = {branch.name: branch.state for branch in first.ablation.branches}
     assert states == {
         plan.name: "failed" if plan.name == "random-all-seed1" else "done"
-        for plan in planned_branches(home.config())
+        for plan in planned_branches(home.config(), CurationConfig())
     }
     (broken,) = [branch for branch in first.ablation.branches if branch.state == "failed"]
     assert broken.error and broken.error.startswith("the device fell off the bus")
@@ -428,9 +450,8 @@ def test_a_branch_has_the_set_that_a_refresh_makes_by_its_strategy(quick, home):
     pipeline = pipeline_of(home.config())
     _, screened = samples_of(pipeline.root, home.verdicts)
     equal = equal_kernels(pipeline.deduplication)
-    for branch, plan in zip(
-        result.ablation.branches, planned_branches(home.config(seeds=(0,))), strict=True
-    ):
+    plans = planned_branches(home.config(seeds=(0,)), pipeline.curation)
+    for branch, plan in zip(result.ablation.branches, plans, strict=True):
         own = confirmed_samples(pipeline, screened, [plan.curation])
         made = curate.fn(own, plan.curation, equal).open()
         found = Snapshot(str(home.root), "curation", str(branch.curated))

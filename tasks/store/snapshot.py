@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MANIFEST = "manifest.json"
+ADAPTER = "adapter/adapter_model.safetensors"
+NEEDED = {"training": (MANIFEST, ADAPTER), "reinforcement": (MANIFEST, ADAPTER)}
+"""Files without which a snapshot of a stage is unfinished; of other stages the manifest alone."""
 PART_ROWS = 1000
 BATCH_ROWS = 256
 READ_ROWS = 4096
@@ -105,14 +108,20 @@ class Snapshot:
 
     @property
     def finished(self) -> bool:
-        return bool(self._fs.exists(f"{self.path}/{MANIFEST}"))
+        return self.missing is None
+
+    @property
+    def missing(self) -> str | None:
+        """The first file that keeps it unfinished."""
+        needed = NEEDED.get(self.stage, (MANIFEST,))
+        return next((name for name in needed if not self._fs.exists(f"{self.path}/{name}")), None)
 
     @property
     def manifest(self) -> Json:
         """The manifest. Raises UsageError where it is missing or damaged."""
-        if not self.finished:
+        if missing := self.missing:
             raise UsageError(
-                f"snapshot {self.path} has no {MANIFEST}",
+                f"snapshot {self.path} has no {missing}",
                 "it is unfinished: run its stage again to resume",
             )
         try:

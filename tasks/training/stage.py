@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kernels_eval.records import Language
 from tasks.keys import keyed
-from tasks.progress import report
+from tasks.progress import caution, report
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import ADAPTER, Snapshot, SnapshotRef, fingerprint
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HISTORY
 from tasks.training.rows import rows_hash, training_rows
@@ -38,6 +38,8 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
     snapshot = planned(curated, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref
+    if snapshot.missing == ADAPTER:
+        caution(f"{snapshot.path} has lost its {ADAPTER}: it is trained again")
     from kernels_eval.pool.ray import start_ray
     from tasks.training.adapter import check_adapter
     from tasks.training.card import write_card

@@ -13,7 +13,7 @@ from flows.reinforce import judge_by, of_training, reinforce_adapter
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
 from tasks.sources import bundled
-from tasks.store.snapshot import Snapshot
+from tasks.store.snapshot import ADAPTER, Snapshot
 from tasks.verification.stage import pool_of
 from tests.support.commands import concur, run, tiny
 from tests.support.commands import environment as variables
@@ -34,6 +34,8 @@ def test_without_a_training_there_is_one_sentence(tmp_path):
 def adapted(curated, stage, name, base):
     extra = {"adapter": "adapter", "base_model": base}
     snapshot = Snapshot(curated.root, stage, name)
+    snapshot.local_dir("adapter")
+    (snapshot.local_dir() / ADAPTER).touch()
     return snapshot.publish(config={}, upstream=[curated.fingerprint], extra=extra).ref
 
 

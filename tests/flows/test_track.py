@@ -17,7 +17,7 @@ from kernels_eval.records import Candidate, KernelTask, Language, Phases
 from tasks.benchmark.report.files import Report
 from tasks.observe import stage as analysis_stage
 from tasks.reporting.text import moment
-from tasks.store.snapshot import Snapshot
+from tasks.store.snapshot import ADAPTER, Snapshot
 from tasks.tables import CANDIDATES, SCORES, TASKS, VERDICTS
 from tasks.tracking.stages import verification_record
 from tasks.tracking.writing import PARENT_TAG
@@ -142,6 +142,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     trained = written(root, "training", steps, HISTORY, loss_first=2.0, loss_last=2.0, seconds=3.0)
     adapter = trained.open().local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
+    (trained.open().local_dir() / ADAPTER).touch()
     score = {"model": "base", "track": "custom_kernel", "baseline": "eager", "metric": "exec"}
     scores = written(root, "benchmark", [score | {"k": 1, "value": 0.5}], SCORES)
     (root / "report.html").write_text("report")

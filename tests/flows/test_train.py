@@ -15,7 +15,7 @@ from flows.track import training_run_record
 from flows.train import of_line
 from kernels_eval.errors import UsageError
 from tasks.benchmark.report.inputs import training_steps
-from tasks.store.snapshot import Snapshot
+from tasks.store.snapshot import ADAPTER, Snapshot
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.writing import PARENT_TAG
@@ -48,6 +48,7 @@ def trained_on(curated):
     snapshot.append([dict(zip(LOG.names, row, strict=True)) for row in values], LOG)
     adapter = snapshot.local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
+    (snapshot.local_dir() / ADAPTER).touch()
     extra = CASES["training_facts"]
     return snapshot.publish(config={}, upstream=[curated.fingerprint], extra=extra).ref
 

@@ -18,7 +18,7 @@ import yaml
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Language, Timing, Verdict, stable_hash
-from tasks.store.snapshot import SnapshotRef
+from tasks.store.snapshot import ADAPTER, SnapshotRef
 from tasks.synthesis.sampler import Response, Sampler
 from tasks.training.stage import HISTORY
 from tests.support.cases import cases
@@ -95,6 +95,7 @@ class Quick:
             (adapter / "adapter_config.json").write_text(
                 json.dumps({"r": 8, "seed": recipe.seed, "set": curated.fingerprint})
             )
+            (snapshot.local_dir() / ADAPTER).touch()
             extra = {
                 "loss_first": 3.0,
                 "loss_last": 0.875,

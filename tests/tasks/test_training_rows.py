@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from kernels_eval.errors import UsageError
-from tasks.store import Snapshot
+from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.sandbox.trees import remove_tree
+from tasks.progress import gathering
+from tasks.store import ADAPTER, Snapshot
 from tasks.tables import CURATED
 from tasks.training import stage
 from tasks.training.recipe import TrainingRecipe
@@ -25,13 +27,38 @@ def curated(root, strategy, rows):
     return snapshot.publish(config={"strategy": strategy}).ref
 
 
+def finish(trained):
+    trained.append([dict.fromkeys(HISTORY.names) | {"step": 1}], HISTORY, key="step")
+    trained.local_dir("adapter")
+    (trained.local_dir() / ADAPTER).touch()
+    trained.publish(config=RECIPE)
+
+
+def test_a_training_that_lost_its_adapter_is_trained_again_and_says_so(tmp_path, monkeypatch):
+    first = curated(tmp_path, "concur", ROWS)
+    trained = stage.planned(first, RECIPE, PROMPTS)
+    finish(trained)
+    remove_tree(trained.local_dir("adapter"))
+    assert not trained.finished
+
+    def ended(*_):
+        raise EvalError("trained", "again")
+
+    monkeypatch.setattr("tasks.training.launch.train_on_ray", ended)
+    monkeypatch.setattr("kernels_eval.pool.ray.start_ray", lambda: None)
+    with gathering() as told, pytest.raises(EvalError, match="trained"):
+        stage.run(first, RECIPE, PROMPTS)
+    assert told == [f"{trained.path} has lost its {ADAPTER}: it is trained again"]
+    finish(trained)
+    assert stage.run(first, RECIPE, PROMPTS) == trained.ref
+
+
 def test_equal_rows_in_another_order_are_one_training_whose_manifest_names_the_first_set(tmp_path):
     first = curated(tmp_path, "concur", ROWS)
     second = curated(tmp_path, "random", ROWS[::-1])
     trained = stage.planned(first, RECIPE, PROMPTS)
     assert stage.planned(second, RECIPE, PROMPTS | {"other": "Another task"}) == trained
-    trained.append([dict.fromkeys(HISTORY.names) | {"step": 1}], HISTORY)
-    trained.publish(config=RECIPE)
+    finish(trained)
     assert stage.run(second, RECIPE, PROMPTS) == trained.ref, "nothing is trained again"
     manifest = json.loads((trained.local_dir() / "manifest.json").read_text())
     assert manifest["upstream"] == [first.fingerprint]

@@ -57,10 +57,14 @@ def _samples_per_task(frame: pl.DataFrame) -> Iterator[str]:
 
 def of_screened(frame: pl.DataFrame) -> Iterator[str]:
     """A sentence where right answers do not count because they are not confirmed."""
-    if screened := frame.filter(unconfirmed(frame)).height:
+    screened = frame.filter(unconfirmed(frame))
+    if screened.height:
+        counts = screened["model"].value_counts(sort=True).iter_rows()
+        whose = ", ".join(f"{model} {count:,}" for model, count in counts)
         yield (
-            f"{screened:,} right answers were only screened: they count as not right. To have all"
-            " confirmed, verify with verification.screen=false, and without --quick."
+            f"{screened.height:,} right answers were only screened: they count as not right"
+            f" ({whose}). To have all confirmed, verify with verification.screen=false, and without"
+            " --quick."
         )
 
 

@@ -60,7 +60,7 @@ def test_what_does_not_count_is_said():
     (said,) = remarks(
         frame(row("m", "a", 2.0, level="screen"), row("m", "a", WRONG, level="screen"))
     )
-    assert said.startswith("1 right answers were only screened: they count as not right")
+    assert said.startswith("1 right answers were only screened: they count as not right (m 1)")
 
 
 def test_the_papers_profile_has_its_limit_and_sizes():

@@ -16,6 +16,7 @@ from tasks.store.snapshot import SnapshotRef
 from tests.support.ablations import (
     ablation,
     answers,
+    branch,
     drawn,
     solved,
     verdict,
@@ -90,6 +91,21 @@ def test_a_planted_better_strategy_is_found_and_said(written):
     assert written.headline.startswith("concur has the highest Exec@1 on 40 tasks:")
     assert written.headline.endswith(": more than chance.")
     assert "; concur minus random, Exec@1: +" in written.headline
+
+
+def test_right_answers_that_were_only_screened_do_not_count_and_the_page_says_whose(tmp_path):
+    def branch_at(strategy, level):
+        rows = [verdict(f"t{task}", 0, 2.0) | {"level": level} for task in range(20)]
+        return branch(tmp_path, strategy, 0, rows)
+
+    found = of(branch_at("concur", "screen"), branch_at("random", "confirm"))
+    assert {row["name"]: row["exec_at_1"] for row in found.strategies} == {
+        "random": 1.0,
+        "concur": 0.0,
+    }
+    assert "20 right answers were only screened: they count as not right (concur 20)." in doubts(
+        found
+    )
 
 
 @pytest.mark.slow

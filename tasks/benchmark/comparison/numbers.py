@@ -25,8 +25,8 @@ from tasks.benchmark.stage import Answers
 from tasks.scores import EXEC, RESAMPLES, TRACKS, excluded_tasks, scores, without_fig_leaves
 
 READ = (
-    *("candidate_id", "task_id", "status", "reason", "outputs_match", "timing", "device"),
-    "custom_kernel_time_share",
+    *("candidate_id", "task_id", "status", "level", "reason", "outputs_match", "timing"),
+    *("device", "custom_kernel_time_share"),
 )
 TRAINED = ("rows", "loss_last", "held_out_loss_last")
 """What a branch says of its training."""

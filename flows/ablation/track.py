@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from flows.ablation.plan import Plan
 from flows.config import PipelineConfig
+from flows.naming import typed_name
 from flows.track import (
     adapter_record,
     dataset_of,
@@ -55,7 +56,7 @@ class AblationTracker:
         names = {name: ",".join(dict.fromkeys(each)) for name, each in values.items()}
         record = RunRecord(
             run_fingerprint=self._fingerprint,
-            name=f"{self._pipeline.name} ablation: {names['strategies']}",
+            name=typed_name() or f"{self._pipeline.name} ablation: {names['strategies']}",
             tags=tags_of(self._pipeline),
             params={**names, "pipeline": self._pipeline},
         )

@@ -98,3 +98,14 @@ def test_a_server_that_stays_away_costs_an_ablation_one_wait(tmp_path, monkeypat
     tracker.close([failed("concur")], [], [])
     assert ["retrying" in line for line in said] == [True, False]
     assert len(tracker.failures) == 1 and "the same command writes it" in tracker.failures[0]
+
+
+def test_a_typed_run_name_is_the_parent_s(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(AblationSink, "open", lambda self, record: opened.append(record.name))
+    monkeypatch.setattr("prefect.runtime.flow_run.parameters", {}, raising=False)
+    pipeline = PipelineConfig(root=str(tmp_path), name="mine")
+    for name in ("tonight", "jasper-cuttlefish"):
+        monkeypatch.setattr("prefect.runtime.flow_run.name", name, raising=False)
+        AblationTracker(pipeline, "f" * 64, opened.append).open([])
+    assert opened == ["tonight", "mine ablation: "]

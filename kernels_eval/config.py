@@ -223,7 +223,10 @@ LARGE_INTEGER, WIDE_INTEGER, LARGE_EXPONENT = 2**28, 2**20, 16
 these, and 32 bits hold them and a few such added up; those that are multiplied or sorted, too, as
 their products' sums have room in float64, and their counts in memory; and those that are exponents.
 Choices."""
-ITERATIONS = 16
+DEFINITE_SHARE = 1024
+"""One part in so many of the largest element of a positive definite matrix's diagonal is added to
+it: its condition is some thousands then. A choice."""
+ITERATIONS = 8
 """Calls of one operator from which on a task iterates that has fewer weights. A choice."""
 MOVED_SHARE = 1 / 16
 """How far an element of timed inputs is from the declared one, at most, as a share of it. A

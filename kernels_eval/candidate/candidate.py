@@ -124,7 +124,6 @@ class CandidateRole:
         self._operators = 0
         """that Python called in a forward call"""
         self.refused: list[str] = []
-        self.seed: int | None = None
         self.weights: Any = ()
         """that were copied, for a model that is made anew"""
 
@@ -245,7 +244,7 @@ class CandidateRole:
     def _made_anew(self) -> Any:
         """A model before its first call, which it may keep anywhere, with the weights of now."""
         runner, now = self.runner, self.runner.model
-        model = runner.build(self.seed)
+        model = runner.build()
         if self.weights:
             copy_weights(model, *self.weights)
         if runner.redrawn and runner.redrawn.seed is not None:
@@ -262,10 +261,9 @@ class CandidateRole:
         return leaves[: len(leaves) - len(effects.names)] if effects else leaves
 
     @handles(Rebuild)
-    def rebuild(self, request: Rebuild) -> Done:
-        (self._arguments,) = self.runner.unpacked(request.arguments)
-        self.seed, self.weights, self.runner.redrawn = request.seed, (), None
-        self.runner.model = self.runner.build(request.seed)
+    def rebuild(self, _: Rebuild) -> Done:
+        self.weights, self.runner.redrawn = (), None
+        self.runner.model = self.runner.build()
         return Done()
 
     @handles(CopyWeights)

@@ -144,7 +144,7 @@ class CandidateProcess:
     def load(self) -> None:
         """Import and construct the module. Raises MadeElsewhere, NeedsBuild as all requests do."""
         reference, limits = self.reference, self.config.limits
-        arguments, given = reference.arguments()
+        arguments, given = reference.memory.arguments()
         outputs, taken = reference.memory.shared("candidate")
         with ExitStack() as held:
             kept = self._kept_kernels()
@@ -178,9 +178,9 @@ class CandidateProcess:
     def copies_weights(self) -> bool:
         return self.config.correctness.weights == "copy"
 
-    def copy_weights(self, seed: int | None = None) -> None:
-        """Give the candidate the reference's weights, those under another `seed` if given."""
-        weights, descriptor = self.reference.weights(seed)
+    def copy_weights(self) -> None:
+        """Give the candidate the reference's weights."""
+        weights, descriptor = self.reference.memory.weights()
         self.request_unread(CopyWeights(weights=weights), (descriptor,))
 
     @property
@@ -286,15 +286,16 @@ class CandidateProcess:
         """
         if trial.weights_seed is not None:
             given = self._weights(trial, transposed=transposed)
-            if self.config.level == "confirm" and not self.reference.loaded.effects:
+            alike = self.config.level == "confirm" and not trial.row.scaled
+            if alike and not self.reference.loaded.effects:
                 # what is kept for weights that look alike shows in the next call
                 self.request_unread(given.model_copy(update={"nearly": True}))
                 self._answer(trial)
             self.request_unread(given)
-        if trial.construct_seed is not None or trial.row.evaluate:
-            self._rebuild(trial.construct_seed)  # as new: calls change statistics
+        if trial.row.evaluate:
+            self._rebuild()  # as new: calls change statistics
         answer = self._answer(trial, reruns=reruns)
-        if trial.weights_seed is not None or trial.construct_seed is not None:
+        if trial.weights_seed is not None:
             self._rebuild()
         return self.compare(answer, trial, keep=trial.own_mode)
 
@@ -319,6 +320,7 @@ class CandidateProcess:
             names=self.reference.loaded.parameter_names,
             frozen=self.frozen_statistics,
             transposed=transposed,
+            scaled=trial.row.scaled,
         )
 
     @contextmanager
@@ -343,11 +345,10 @@ class CandidateProcess:
             self.reference.request(Renew())
             self.request(Renew())
 
-    def _rebuild(self, seed: int | None = None) -> None:
-        arguments, descriptor = self.reference.arguments(seed)
-        self.request_unread(Rebuild(arguments=arguments, seed=seed), (descriptor,))
+    def _rebuild(self) -> None:
+        self.request_unread(Rebuild())
         if self.copies_weights:
-            self.copy_weights(seed)
+            self.copy_weights()
 
     def compare(self, answer: Message, trial: Trial, *, keep: bool = True) -> Comparison:
         """Compare what was written before the last answer. Raises Stop where its form is wrong."""

@@ -112,8 +112,7 @@ def _refuse_answer(
     trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess
 ) -> None:
     row = trial.row
-    uncleared = found.uncleared and process.reference.clears_nan
-    if row.tolerated(_wrong(outcome, process, uncleared=uncleared)):
+    if row.tolerated(_wrong(outcome, process)):
         process.draft.flags.append(row.flag)
     elif row.reason is None:
         # a changed default dtype, say, explains more than the wrong output it leads to
@@ -123,13 +122,12 @@ def _refuse_answer(
         raise _specialised(trial, outcome, errors_of(trial, found))
 
 
-def _wrong(reason: Reason, process: CandidateProcess, *, uncleared: bool = False) -> WrongAnswer:
+def _wrong(reason: Reason, process: CandidateProcess) -> WrongAnswer:
     return WrongAnswer(
         reason,
         config=process.config.correctness,
         sums_products=process.reference.sums_products,
         dead=bool(process.child.dead),
-        uncleared=uncleared,
     )
 
 
@@ -185,7 +183,7 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     if not missing or not reference.weights_matter(missing):
         missing = []
     wanted = [shapes[index] for index in missing]
-    # another construction makes the same: running statistics are such numbers, too
+    # it stays what it is: running statistics are such numbers, too
     constant = not set(missing).isdisjoint(reference.loaded.structured)
     statistics = reference.used_statistics()
     held = [shape for shape in process.loaded.statistics if shape in statistics]
@@ -212,9 +210,9 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
             " constructor makes of one number, of equal parts or as a rotation: whether it is used"
             f" cannot be told (keep such weights as they are, and pack others): {wanted[:4]}",
         )
-    # packed, perhaps: other weights are then made by constructing both anew
+    # packed, perhaps: all parameters of both are then multiplied by one number
     process.draft.flags.append("weights_not_mappable")
-    return reference.constructed_otherwise()
+    return reference.scaled_weights()
 
 
 def _fits_without_frozen(process: CandidateProcess) -> bool:

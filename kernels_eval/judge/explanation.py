@@ -14,6 +14,8 @@ from kernels_eval.protocol import (
     LATER,
     LONE,
     NON_FINITE,
+    OUTLIERS,
+    PATH,
     RARE,
     VARIED,
     Comparison,
@@ -29,7 +31,12 @@ NO_TF32 = (
     'Triton\'s tl.dot takes TF32 by default: give it input_precision="ieee", or allow_tf32=False;'
     " in CUDA, no TF32 math mode of cuBLAS or cuDNN, and no mma of tf32"
 )
-HARD_INPUTS = {
+FEW = dict.fromkeys(
+    (LONE, OUTLIERS),
+    "right for the declared inputs, not with a few other elements or one other row: does it look at"
+    " a part of them only? ",
+)
+RIGHT_ELSEWHERE = {
     "large": (
         "right on ordinary inputs, not on normal ones times {factor}, where the reference is: an"
         " exp that overflows? (subtract the maximum of what is summed; take exp(-|x|) for sigmoid,"
@@ -48,8 +55,22 @@ HARD_INPUTS = {
         "right on ordinary inputs, not on matrices of two blocks that are hardly coupled, where"
         " iterations converge slowly: does it make fewer than the task?; "
     ),
-}
-"""What fails on hard inputs, and what is right there, too."""
+    PATH: "right on ordinary masks, not on one long path: does it iterate less than the task?; ",
+    VARIED: (
+        "right only for arguments with what the declared ones happen to have (all one number, zeros"
+        " or a mask's elements at these places, symmetry, equal rows, whole numbers, distinct or no"
+        " negative indices, no label to ignore, no length of 0); "
+    ),
+    RARE: (
+        "right only for arguments without what these have: a probability of 0, a row that is masked"
+        " whole, integers up to 2^28 (sorted or multiplied ones: 2^20), exponents up to 16; "
+    ),
+    NON_FINITE: (
+        "right for numbers, not for NaN and infinities among the inputs, which the task asks for,"
+        " replaces or counts; "
+    ),
+} | FEW
+"""What fails on some inputs, and what is right on others, by the trial's name."""
 DOWNCASTS = {
     "TF32": f"factors in TF32 (or fp16) explain the error ({NO_TF32}); ",
     "bf16": "factors in bf16 explain the error: keep them in fp32; ",
@@ -65,7 +86,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
     elif trial.weights_seed is not None and DECLARED in found.equals_trial:
         outcome, why = Reason.STALE_WEIGHTS, "right for the weights seen at construction only; "
-    elif found.equals_trial and trial.name != LONE:
+    elif found.equals_trial and trial.name not in FEW:
         outcome = Reason.STALE_CACHE
         why = f"returns the answer of an earlier call ({found.equals_trial[0]}) for new inputs; "
     elif any(call.previous_changed for call in calls) and not process.may_overwrite:
@@ -75,7 +96,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         why = "repeating the call on the same inputs gives another answer; "
     elif small and not _wrong_effect(found, process) and (why := _downcast(trial, found, process)):
         outcome = Reason.PRECISION_DOWNCAST
-    elif wrong and trial.name != LONE and _ignores_inputs(trial, found, process):
+    elif wrong and trial.name not in FEW and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
     elif (wrong or outcome is Reason.NON_FINITE) and _right_with_copied_weights(trial, process):
         outcome = Reason.WRONG_OUTPUT
@@ -132,8 +153,8 @@ def _has_edges(trial: Trial) -> bool:
 def _of_non_finite(
     trial: Trial, found: Comparison, process: CandidateProcess
 ) -> tuple[Reason, str]:
-    if trial.distribution == NON_FINITE and found.uncleared:
-        return Reason.NON_FINITE, "NaN that the reference replaces remains; "
+    if trial.distribution == NON_FINITE:
+        return Reason.NON_FINITE, _right_elsewhere(trial)
     if _right_without_fences(trial, process):
         why = "reads before or after the memory of its inputs, where it now finds NaN; "
         return Reason.MEMORY_ERROR, why
@@ -206,26 +227,9 @@ def _nth_last(names: list[str], after: int, found: Comparison, process: Candidat
 
 
 def _right_elsewhere(trial: Trial) -> str:
-    if trial.name in HARD_INPUTS:
+    if trial.name in RIGHT_ELSEWHERE:
         drawn = trial.distribution.removesuffix(domain_of(trial.distribution))
-        return HARD_INPUTS[trial.name].format(factor=drawn.rpartition("_x")[2])
-    if trial.name == VARIED:
-        return (
-            "right only for arguments with what the declared ones happen to have (all one number,"
-            " zeros or a mask's elements at these places, symmetry, equal rows, whole numbers,"
-            " distinct or no negative indices, no label to ignore, no length of 0); "
-        )
-    if trial.name == RARE:
-        return (
-            "right only for arguments without what these have: a probability of 0, a row that is"
-            " masked whole, integers up to 2^28 (sorted or multiplied ones: 2^20), exponents up to"
-            " 16; "
-        )
-    if trial.name == LONE:
-        return (
-            "right for the declared inputs, not with one other element or row: does it look at a"
-            " part of them only? "
-        )
+        return RIGHT_ELSEWHERE[trial.name].format(factor=drawn.rpartition("_x")[2])
     if trial.earlier_seeds:
         return (
             "right in its first call, wrong in a later one: the reference keeps something from call"

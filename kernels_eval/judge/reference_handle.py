@@ -26,7 +26,7 @@ from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.quarantine import degenerate
 from kernels_eval.judge.task_memory import TaskMemory
-from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow, clears_nan, sums_products
+from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow, sums_products
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (
@@ -44,7 +44,6 @@ from kernels_eval.protocol import (
     LeftOut,
     LoadTask,
     ModelSpec,
-    PackedValues,
     Request,
     SideEffects,
     TryOtherWeights,
@@ -264,9 +263,9 @@ class ReferenceProcess:
                 return other.outputs != self.trials[0].outputs
         return compared and self.expected.doubtful
 
-    def constructed_otherwise(self) -> Trial:
+    def scaled_weights(self) -> Trial:
         seeds = self.trials[0].seed, secrets.randbits(31)
-        return self._added(Trial(CONSTRUCTED.name, CONSTRUCTED, seeds[0], construct_seed=seeds[1]))
+        return self._added(Trial(SCALED.name, SCALED, seeds[0], weights_seed=seeds[1]))
 
     def _added(self, trial: Trial) -> Trial:
         trial.outputs = self.request(trial.expect()).outputs
@@ -319,10 +318,6 @@ class ReferenceProcess:
         return sums_products(self.expected.task)
 
     @property
-    def clears_nan(self) -> bool:
-        return clears_nan(self.expected.task)
-
-    @property
     def output_bytes(self) -> int:
         return self.expected.output_bytes
 
@@ -340,13 +335,6 @@ class ReferenceProcess:
             self._used_bytes = self.request(EstimateUsedBytes(seed=self.trials[0].seed)).bytes
         return self._used_bytes + self.output_bytes
 
-    def arguments(self, seed: int | None = None) -> tuple[PackedValues, int]:
-        return self.memory.arguments(self.seed if seed is None else seed)
-
-    def weights(self, seed: int | None = None) -> tuple[PackedValues, int]:
-        """Its weights in shared memory, those under another `seed` if given, and a descriptor."""
-        return self.memory.weights(seed)
-
     # -- its end -----------------------------------------------------------------------------------
 
     def end_timing(self) -> None:
@@ -360,7 +348,7 @@ class ReferenceProcess:
 
 DRAWN_AGAIN = TrialRow("drawn_again")
 """Tells whether a candidate whose first answer is wrong ignores its inputs."""
-CONSTRUCTED = TrialRow("other_construction")
+SCALED = TrialRow("scaled_weights", scaled=True)
 """Replaces `other_weights` where a candidate's weights cannot be redrawn."""
 
 

@@ -10,10 +10,9 @@ from typing import Protocol
 from kernels_eval.config import COPIED_BYTES
 from kernels_eval.protocol import (
     DECLARED,
-    DrawArguments,
     DrawInputs,
-    DrawWeights,
     F,
+    HandOver,
     InputLayout,
     LoadedTask,
     MemoryRequest,
@@ -77,18 +76,16 @@ class TaskMemory:
         answer = self._request(request, ())
         return InputLayout(packed=answer.packed, count=answer.count, stride=answer.stride)
 
-    def arguments(self, seed: int) -> tuple[PackedValues, int]:
-        request = DrawArguments(seed=seed, size=self.loaded.argument_bytes)
-        return self._handed_over(request, "arguments")
+    def arguments(self) -> tuple[PackedValues, int]:
+        """The constructor's arguments in shared memory, and a descriptor."""
+        return self._handed_over(HandOver(size=self.loaded.argument_bytes), "arguments")
 
-    def weights(self, seed: int | None) -> tuple[PackedValues, int]:
-        """The reference's weights, as constructed or under another seed."""
-        request = DrawWeights(seed=seed, size=max(1, self.loaded.weight_bytes))
+    def weights(self) -> tuple[PackedValues, int]:
+        """The reference's weights, as constructed."""
+        request = HandOver(weights=True, size=max(1, self.loaded.weight_bytes))
         return self._handed_over(request, "weights")
 
-    def _handed_over(
-        self, request: DrawInputs | DrawArguments | DrawWeights, use: str
-    ) -> tuple[PackedValues, int]:
+    def _handed_over(self, request: DrawInputs | HandOver, use: str) -> tuple[PackedValues, int]:
         answer, on_device = self._with_memory(request, use)
         values = PackedValues(
             on_device=on_device,

@@ -30,6 +30,8 @@ from kernels_eval.protocol import (
     DOMAINS,
     LONE,
     NON_FINITE,
+    OUTLIERS,
+    PATH,
     RARE,
     VARIED,
     Expect,
@@ -96,8 +98,6 @@ class WrongAnswer:
     """an operator of the task adds up products"""
     dead: bool
     """the candidate's process has ended"""
-    uncleared: bool = False
-    """an output has NaN where that of a task that asks for NaN has none at all"""
 
 
 Condition = Callable[[TaskFindings], bool]
@@ -114,6 +114,8 @@ class TrialRow:
     """drawn under the seed of `declared`, so that only this row's change differs"""
     other_weights: bool = False
     """parameters and running statistics are redrawn"""
+    scaled: bool = False
+    """parameters are multiplied by one number"""
     in_place: bool = False
     """inputs are written over the storage of the previous call's"""
     evaluate: bool = False
@@ -162,7 +164,6 @@ class Trial:
     distribution: str = DECLARED
     weights_seed: int | None = None
     shape: str = DECLARED
-    construct_seed: int | None = None
     earlier_seeds: tuple[int, ...] = ()
     outputs: list[OutputForm] = field(default_factory=list)
 
@@ -175,8 +176,7 @@ class Trial:
     @property
     def as_drawn(self) -> bool:
         """Whether it is the task itself: inputs, weights and mode, and a first call."""
-        new = self.construct_seed is None and not self.earlier_seeds
-        return self.own_inputs and not self.row.evaluate and new
+        return self.own_inputs and not self.row.evaluate and not self.earlier_seeds
 
     @property
     def own_mode(self) -> bool:
@@ -190,7 +190,7 @@ class Trial:
             weights_seed=self.weights_seed,
             shape=self.shape,
             evaluate=self.row.evaluate,
-            construct_seed=self.construct_seed,
+            scaled=self.row.scaled,
             hard=self.row.hard,
             earlier=[(seed, self.distribution) for seed in self.earlier_seeds],
         )
@@ -274,8 +274,13 @@ def has_one_answer(task: TaskFindings) -> bool:
     return fixed and one_answer(task.expected.values())
 
 
-def takes_non_finite(policy: str) -> Condition:
-    return lambda task: task.inputs_vary and task.config.non_finite == policy
+def flags_non_finite(task: TaskFindings) -> bool:
+    return task.inputs_vary and task.config.non_finite == "flag" and not clears_nan(task)
+
+
+def requires_non_finite(task: TaskFindings) -> bool:
+    takes = task.inputs_vary and task.config.non_finite != "off"
+    return takes and not flags_non_finite(task)
 
 
 def tries_shapes(task: TaskFindings) -> bool:
@@ -343,6 +348,20 @@ def other_shape(
     )
 
 
+def flagged(name: str, when: Condition, flag: str) -> TrialRow:
+    """A row that comes last, where a wrong answer is only a flag."""
+    return TrialRow(
+        name,
+        draws=(name,),
+        when=when,
+        grades_task=False,
+        differs=True,
+        stage=Stage.LAST,
+        tolerated=lambda wrong: True,
+        flag=flag,
+    )
+
+
 TRIALS = (
     TrialRow(DECLARED, required=True, screen=True),
     distribution("normal", screen=True),
@@ -372,14 +391,17 @@ TRIALS = (
         when=lambda task: task.inputs_vary and sums_long(task),
     ),
     # what holds everywhere but at one place is seen by no look at a part
-    TrialRow(
-        LONE,
-        draws=(LONE,),
-        domains=True,
-        same_seed=True,
-        when=lambda task: task.inputs_vary or could_save_work(task),
-        grades_task=False,
-        differs=True,
+    *(
+        TrialRow(
+            draws[-1],
+            draws=draws,
+            domains=True,
+            same_seed=True,
+            when=lambda task: task.inputs_vary or could_save_work(task),
+            grades_task=False,
+            differs=True,
+        )
+        for draws in ((LONE,), (f"{OUTLIERS}_x32", OUTLIERS))
     ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(
@@ -414,25 +436,19 @@ TRIALS = (
         differs=True,
         screen=True,
     ),
-    TrialRow(
-        RARE,
-        draws=(RARE,),
-        when=has_sentinels,
-        grades_task=False,
-        differs=True,
-        stage=Stage.LAST,
-        tolerated=lambda wrong: True,
-        flag="full_masks_differ",
-    ),
+    flagged(RARE, has_sentinels, "full_masks_differ"),
     # fewer iterations than the task's, which ordinary inputs do not need, show
-    TrialRow(
-        BLOCKS,
-        draws=(BLOCKS,),
-        when=iterates,
-        grades_task=False,
-        steady=True,
-        differs=True,
-        screen=True,
+    *(
+        TrialRow(
+            name,
+            draws=(name,),
+            when=iterates,
+            grades_task=False,
+            steady=True,
+            differs=True,
+            screen=name == BLOCKS,
+        )
+        for name in (BLOCKS, PATH)
     ),
     # what a model keeps for later calls shows in these
     *(
@@ -445,18 +461,10 @@ TRIALS = (
         )
         for count in range(2, LEAST_IN_A_ROW + 1)
     ),
-    TrialRow(NON_FINITE, draws=(NON_FINITE,), when=takes_non_finite("require"), grades_task=False),
-    # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN; what the task drops
-    # is required
-    TrialRow(
-        NON_FINITE,
-        draws=(NON_FINITE,),
-        when=takes_non_finite("flag"),
-        grades_task=False,
-        stage=Stage.LAST,
-        tolerated=lambda wrong: not wrong.uncleared,
-        flag="non_finite_inputs_differ",
-    ),
+    # what the task replaces or counts is required
+    TrialRow(NON_FINITE, draws=(NON_FINITE,), when=requires_non_finite, grades_task=False),
+    # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN
+    flagged(NON_FINITE, flags_non_finite, "non_finite_inputs_differ"),
     other_shape(OTHER_INTEGER, draws=("one_more", "one_less"), when=has_settings),
     other_shape("batch_1", shape="batch_1"),
     *(other_shape(f"tail_{tail}", tail=tail, screen=tail == SCREEN_TAIL) for tail in TAILS),

@@ -120,7 +120,7 @@ def warm_up(value: Tensor) -> None:
 
 def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     """A tensor of one distribution. `impulse` and `non_finite` change few elements of `value`: two
-    and one in 2,048 (at most 1,024); `lone` changes one.
+    and one in 2,048 (at most 1,024); `lone` changes one, `outliers` three.
     """
     shape, device, size = value.shape, value.device, value.numel()
     kind, _, factor = name.partition("_x")
@@ -142,12 +142,13 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
             drawn[shape[0] // 2 :].abs_().neg_()
     elif kind == "offset":
         drawn += min(OFFSET_MEAN, 2**-7 / torch.finfo(value.dtype).eps)
-    elif kind in ("impulse", "lone", "non_finite"):
+    elif kind in ("impulse", "lone", "outliers", "non_finite"):
         drawn, random = _flat_copy(value), Random(generator.initial_seed())
         odd = [math.nan, math.inf, -math.inf]
         if kind != "non_finite":
-            count = 1 if kind == "lone" else 2 + min(size // 2048, 1022)
-            odd = [random.uniform(*IMPULSE_RANGE) * (-1) ** index for index in range(count)]
+            count = {"lone": 1, "outliers": 3}.get(kind, 2 + min(size // 2048, 1022))
+            sizes = [random.uniform(*IMPULSE_RANGE) * float(factor or 1) for _ in range(count)]
+            odd = [size * (-1) ** index for index, size in enumerate(sizes)]
         places = random.sample(range(size), min(len(odd), size))
         if kind == "impulse" and size - 1 not in places and random.random() < 0.5:
             places[-1] = size - 1

@@ -187,15 +187,14 @@ class ModelRunner:
 
     # -- the model ---------------------------------------------------------------------------------
 
-    def construct(self, seed: int | None = None) -> Any:
-        """A new model as its constructor left it; without a seed, with the first one's weights."""
-        spec = self.spec.under(seed)
-        model = constructed(self.module, self.arguments(spec), spec)
+    def construct(self) -> Any:
+        """A new model as its constructor left it."""
+        model = constructed(self.module, self.arguments(self.spec), self.spec)
         self.hooks.after_construction()
         return model
 
-    def build(self, seed: int | None = None) -> Any:
-        return moved(self.construct(seed), self.device)
+    def build(self) -> Any:
+        return moved(self.construct(), self.device)
 
     def trim_memory(self, command: str) -> None:
         """Give cached device memory back after each command: reference and candidate share a
@@ -304,7 +303,7 @@ class ModelRunner:
 
     def redraw(self, model: Any, request: RedrawWeights, seed: int) -> None:
         frozen = frozen_of(model) if request.frozen else {}
-        randomise_weights(model, seed, names=request.names, but=frozen)
+        randomise_weights(model, seed, names=request.names, but=frozen, scaled=request.scaled)
         if request.transposed:
             transpose_weights(model)
         if request.nearly:

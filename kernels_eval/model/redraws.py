@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import (
+    DEFINITE_SHARE,
     LARGE_EXPONENT,
     LARGE_INTEGER,
     MOST_SHUFFLED,
@@ -32,6 +33,8 @@ from kernels_eval.protocol import (
     BLOCKS,
     LONE,
     MOVED,
+    OUTLIERS,
+    PATH,
     POSITIVE,
     RARE,
     VARIED,
@@ -60,8 +63,8 @@ def _definite(drawn: Tensor, value: Tensor) -> Tensor:
         return drawn
     product = drawn @ drawn.mT / drawn.shape[-1]
     product = (product + product.mT) / 2  # a product's halves may be rounded otherwise
-    size = product.diagonal(dim1=-2, dim2=-1).mean()
-    return product + torch.eye(drawn.shape[-1], device=drawn.device) * size / 10
+    size = product.diagonal(dim1=-2, dim2=-1).amax()
+    return product + torch.eye(drawn.shape[-1], device=drawn.device) * size / DEFINITE_SHARE
 
 
 KEEP: dict[str, Keep] = {
@@ -85,12 +88,14 @@ def redrawn(
     if note.rare == "setting":
         return value if distribution not in SETTINGS else SETTINGS[distribution](value)
     forms = FORMS.get(distribution)
-    form = note.rare if distribution == RARE else note.varied
-    lone = distribution.removesuffix(domain_of(distribution)) == LONE and not note.vary
-    if lone and note.varied in ONE_ROW and not note.keeps:
+    form = note.rare if distribution in (RARE, PATH) else note.varied
+    few = not note.keeps and not note.vary
+    lone = few and distribution.removesuffix(domain_of(distribution)) == LONE
+    if lone and note.varied in ONE_ROW:
         generator = torch.Generator(device=value.device).manual_seed(seed)
         return _with_one_row(value, ONE_ROW[note.varied](value, generator, note), seed)
-    if form not in forms if forms else not note.vary:
+    whole = few and note.varied == "between" and distribution.startswith(OUTLIERS)
+    if form not in forms if forms else not (note.vary or whole):
         return value
     if value.is_complex():
         parts = redrawn(as_real(value), note, seed, distribution, plan)
@@ -277,6 +282,16 @@ def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tenso
     return torch.where(alike, largest, least) * 0.75 + value / 4
 
 
+def _path(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Of a square mask: one path through all rows, which takes as many steps as there are."""
+    if not is_square(value):
+        return value
+    order = torch.randperm(value.shape[-1], generator=generator, device=value.device)
+    drawn = value.min().expand(value.shape).clone()
+    drawn[..., order[:-1], order[1:]] = value.max()
+    return drawn
+
+
 def _likely_blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """The same of probabilities."""
     drawn = _blocks(computable(value), generator, note)
@@ -323,6 +338,7 @@ FORMS = VARIATIONS_BY_DRAW | {
     MOVED: {"moved": _moved, "tied": _moved},
     RARE: RARE_FORMS,
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},
+    PATH: {"full_rows": _path},
 }
 """What redraws an argument, by its note's form, where elements are not drawn from a
 distribution."""

@@ -133,15 +133,23 @@ def randomise_weights(
     only: list[int] | None = None,
     names: Sequence[str] = (),
     but: Collection[str] = (),
+    *,
+    scaled: bool = False,
 ) -> None:
     """Refill floating parameters from (seed, shape, how many of that shape came before), whatever
     their names and dimensions of size 1.
 
     A model with all `names` is filled in their order first. `only`: positions; `but`: not these
     names. Odd seeds give vectors either sign, and some large elements. A row for padding stays.
+    `scaled`: multiply all by one number of few digits, with which packing and transposing commute.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in parameters_of(model).items() if name not in but}
+    if scaled:
+        factor = Random(seed).choice((*range(12, 16), *range(17, 25))) / 16
+        for parameter in own.values():
+            parameter.detach().mul_(factor)
+        return
     if names and set(names) <= own.keys():
         own = {name: own[name] for name in (*names, *own)}
     for index, parameter in enumerate(own.values()):

@@ -51,10 +51,7 @@ class LoadCandidate(Request[LoadReport]):
 
 
 class Rebuild(Request[Done]):
-    """Construct the model anew with these arguments, under another seed where given."""
-
-    arguments: PackedValues
-    seed: int | None = None
+    """Construct the model anew."""
 
 
 class CopyWeights(Request[Done]):

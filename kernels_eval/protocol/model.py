@@ -30,11 +30,12 @@ MOVED = "moved"
 """The task's own inputs, each float a little off: what saves work by chance does not hold."""
 VARIED = "varied"
 """Arguments without what saves work."""
-RARE, BLOCKS = "rare", "blocks"
+RARE, BLOCKS, PATH = "rare", "blocks", "path"
 """As declared, but for values that a task may be given and no other draw has; and, for tasks that
-iterate, matrices of two blocks that are hardly coupled."""
-LONE = "lone"
-"""As declared but for one element; of what is no number of its own, one row."""
+iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
+LONE, OUTLIERS = "lone", "outliers"
+"""As declared but for one element (of what is no number of its own, one row), or for three that are
+far larger."""
 POSITIVE, UNIT, WITHIN = "_positive", "_unit", "_within"
 DOMAINS = ("", POSITIVE, UNIT, WITHIN)
 """Suffixes of distributions: what their values lie in, the widest first: any numbers, positive
@@ -182,10 +183,6 @@ class ModelSpec(Payload):
     gradients: Gradients | None = None
     effects: SideEffects | None = None
 
-    def under(self, seed: int | None) -> ModelSpec:
-        """The same with other weights, where they have a seed."""
-        return self if seed is None else self.model_copy(update={"seed": seed})
-
 
 class SharedMemory(Payload):
     """Memory whose descriptor comes along: the host's, or `size` bytes of a device's."""
@@ -253,7 +250,8 @@ class Prepare(Request[Done]):
 class RedrawWeights(Request[Done]):
     """Redraw parameters, mapped by `names` where all exist, and the running statistics of these
     shapes, held in parameters without gradient if `frozen`; `transposed` transposes square
-    matrices. `nearly`: with one other element each. Without a seed: as constructed.
+    matrices. `nearly`: with one other element each. `scaled`: all parameters, whatever their form,
+    times one number. Without a seed: as constructed.
     """
 
     seed: int | None
@@ -262,6 +260,7 @@ class RedrawWeights(Request[Done]):
     frozen: bool = False
     transposed: bool = False
     nearly: bool = False
+    scaled: bool = False
 
 
 class Renew(Request[Done]):

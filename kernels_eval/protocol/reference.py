@@ -133,7 +133,6 @@ class Comparison(Payload):
     misplaced: int = 0
     only_chosen: bool = False
     ordered: bool = False
-    uncleared: bool = False
     equals_trial: list[str] = []
     equals_answer: list[str] = []
     mutates_inputs: bool = False
@@ -161,6 +160,7 @@ class Expectation(Payload):
 class Expect(Request[Expectation]):
     """Compute and keep a trial's expected outputs. `hard`: judge numbers alone, as integers may
     depend on a step. `earlier`: seeds and distributions of the calls that a model has made before.
+    `scaled`: as of `RedrawWeights`.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Expect(Request[Expectation]):
     weights_seed: int | None = None
     shape: str = DECLARED
     evaluate: bool = False
-    construct_seed: int | None = None
+    scaled: bool = False
     hard: bool = False
     earlier: list[tuple[int, str]] = []
 
@@ -228,16 +228,10 @@ class DrawInputs(MemoryRequest[HandedOver]):
     of_round: bool = False
 
 
-class DrawArguments(MemoryRequest[HandedOver]):
-    """Put the constructor's arguments under this seed into shared memory."""
+class HandOver(MemoryRequest[HandedOver]):
+    """Put the constructor's arguments, or the model's `weights`, into shared memory."""
 
-    seed: int
-
-
-class DrawWeights(MemoryRequest[HandedOver]):
-    """Put the model's weights, or those under this seed, into shared memory."""
-
-    seed: int | None = None
+    weights: bool = False
 
 
 class Compare(Request[Comparison]):

@@ -156,7 +156,6 @@ class ReferenceRole:
         actual = self._known_of(actual, known.expected)
         digest = _digest(actual)
         found = self._compared(actual, known)
-        uncleared = any(map(_has_nan_alone, actual, known.expected))
         del known
         equals_trial = [
             name
@@ -174,7 +173,6 @@ class ReferenceRole:
         self.digests[trial] = digest
         return found.model_copy(
             update={
-                "uncleared": uncleared,
                 "equals_trial": equals_trial,
                 "equals_answer": equals_answer,
             }
@@ -405,12 +403,6 @@ def _numbers_alone(x: Tensor, y: Tensor) -> Tensor:
     if finite.all() or int(off.sum()) > max(FEW_BESIDE_STEP, FEW_BESIDE_STEP_SHARE * x.numel()):
         return x
     return torch.where(off, y, x)
-
-
-def _has_nan_alone(x: Tensor, y: Tensor) -> bool:
-    """Whether there is NaN in a candidate's output, and none in the expected one."""
-    has_nan, expects_nan = (bool(torch.isnan(computable(z)).any()) for z in (x, y))
-    return has_nan and not expects_nan
 
 
 def _few(off: Tensor, own: Tensor) -> bool:

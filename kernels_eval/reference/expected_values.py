@@ -346,15 +346,14 @@ class ExpectedValues:
 
     @contextmanager
     def model_for(self, trial: Expect) -> Iterator[None]:
-        seeds = trial.weights_seed, trial.construct_seed
         before = self.runner.earlier
         self.runner.earlier = [self.task.inputs(*each, trial.shape) for each in trial.earlier]
-        special = trial.evaluate or seeds != (None, None)
+        special = trial.evaluate or trial.weights_seed is not None
         try:
             if special:
-                self.runner.model = self.runner.build(trial.construct_seed)
+                self.runner.model = self.runner.build()
             if trial.weights_seed is not None:
-                randomise_weights(self.runner.model, trial.weights_seed)
+                randomise_weights(self.runner.model, trial.weights_seed, scaled=trial.scaled)
                 redraw_statistics(self.runner.statistics, trial.weights_seed)
             if trial.evaluate and isinstance(self.runner.model, torch.nn.Module):
                 self.runner.model.eval()

@@ -53,6 +53,8 @@ LOSSES |= {"binary_cross_entropy": 3, "nll_loss_forward": 3, "binary_cross_entro
 SORTS = frozenset({"sort", "topk", "msort"})
 LARGEST_OF = frozenset("amax amin max min argmax argmin".split())
 """Operators that choose an element."""
+MEANS_OF_WINDOWS = frozenset({"avg_pool2d", "avg_pool3d"})
+"""Operators that honest code may compute by a sum that slides from window to window."""
 DECIDING = frozenset("any all".split())
 """Operators that one element may decide."""
 ARITHMETIC = frozenset("add sub rsub mul div".split())
@@ -222,7 +224,8 @@ class LongSums(TorchDispatchMode):
                 error, moves = sequential_errors(terms[:, :MOST_TERMS])
                 if name in PRODUCTS:
                     self.multiplied = max(self.multiplied, terms.shape[-1])
-                if name not in PRODUCTS or terms.shape[-1] >= LONG_PRODUCT:
+                least = LONG_PRODUCT if name in PRODUCTS else LONG_SUM
+                if name not in MEANS_OF_WINDOWS and terms.shape[-1] >= least:
                     self.length = max(self.length, terms.shape[-1])
                 if terms.dtype == torch.float64:  # measured in fp32, whose errors are alike
                     return error * FP64_UNITS, moves * FP64_UNITS
@@ -361,12 +364,21 @@ def _terms(name: str, args: Values) -> Tensor | None:
         if name in EXPONENTIALS:
             return (rows - rows.amax(1, keepdim=True)).exp()
         return _squares(rows) if name in SQUARES else rows
+    if name in MEANS_OF_WINDOWS and args[2:3] and args[2][-1] == 1:
+        return _slid(args[0], args[1][-1])
     return None
 
 
 def _first(args: Values) -> int | Sequence[int] | None:
     dims: int | Sequence[int] | None = args[0] if args else None
     return dims
+
+
+def _slid(x: Tensor, size: int) -> Tensor:
+    """What is added to and taken from a sum as its window of this size slides along a row."""
+    rows = _rows(x, -1)
+    left = torch.nn.functional.pad(rows, (size, 0))[:, : rows.shape[1]]
+    return torch.stack([rows, -left], -1).flatten(1)
 
 
 def _losses(name: str, place: int, args: Values) -> Tensor | None:

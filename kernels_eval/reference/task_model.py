@@ -28,13 +28,12 @@ from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack
 from kernels_eval.model.weights import weights_of
 from kernels_eval.protocol import (
     DECLARED,
-    DrawArguments,
     DrawInputs,
     DrawnTimingInputs,
     DrawTimingInputs,
-    DrawWeights,
     Expect,
     HandedOver,
+    HandOver,
     InputPlan,
     ModelSpec,
     handles,
@@ -161,25 +160,17 @@ class TaskModel:
         drawn = (self.inputs(seed, name, request.shape) for seed, name in pairs)
         return self._handed_over(drawn, len(request.seeds), request)
 
-    @handles(DrawArguments)
-    def draw_arguments(self, request: DrawArguments) -> HandedOver:
-        arguments = self.arguments(self.runner.spec.under(request.seed))
-        return self._handed_over([arguments], 1, request)
-
-    @handles(DrawWeights)
-    def draw_weights(self, request: DrawWeights) -> HandedOver:
+    @handles(HandOver)
+    def hand_over(self, request: HandOver) -> HandedOver:
         runner = self.runner
-        model = runner.model if request.seed is None else runner.build(request.seed)
-        return self._handed_over([weights_of(model)], 1, request)
+        held = weights_of(runner.model) if request.weights else self.arguments(runner.spec)
+        return self._handed_over([held], 1, request)
 
     def packed_bytes(self, value: object) -> int:
         return pack(value, None, self.runner.module).bytes
 
     def _handed_over(
-        self,
-        values: Iterable[Any],
-        count: int,
-        request: DrawInputs | DrawArguments | DrawWeights,
+        self, values: Iterable[Any], count: int, request: DrawInputs | HandOver
     ) -> HandedOver:
         self.drawn = None  # its memory first
         of_round = isinstance(request, DrawInputs) and request.of_round

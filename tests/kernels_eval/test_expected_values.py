@@ -105,7 +105,7 @@ TRIALS = {
     "declared": {"seed": 1},
     "weights": {"seed": 1, "distribution": "normal", "weights_seed": 7},
     "shape": {"seed": 2, "distribution": "normal", "shape": "batch_1"},
-    "built": {"seed": 3, "construct_seed": 9},
+    "scaled": {"seed": 3, "weights_seed": 9, "scaled": True},
     "again": {"seed": 1, "distribution": "normal", "weights_seed": 7},
 }
 

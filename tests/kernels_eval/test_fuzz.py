@@ -283,9 +283,10 @@ def reference():
             effects=None,
             gradients=None,
         ),
-        arguments=lambda seed=None: (PACKED, memory),
         memory=SimpleNamespace(
-            shared=lambda whose: (PLACE, memory), draw=lambda *_: (PACKED, memory)
+            arguments=lambda: (PACKED, memory),
+            shared=lambda whose: (PLACE, memory),
+            draw=lambda *_: (PACKED, memory),
         ),
         compare=lambda *_: Comparison(rms=0.0, reference_rms=1e-7, max=0.0),
         judge=lambda *_: Reason.OK,

@@ -24,7 +24,7 @@ from kernels_eval.records import Reason
 
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
-ALL = [*OWN, "other_weights", "lone", "non_finite", *SHAPES, "eval_mode"]
+ALL = [*OWN, "other_weights", "lone", "outliers", "non_finite", *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
 MIXED = ("ends", "edges", "mixed")
@@ -108,7 +108,7 @@ def in_a_row(*counts):
     [
         ({}, {}, ALL),
         ({}, {"shapes": {}}, without(*SHAPES)),
-        ({}, {"varies": False}, without(*OWN[1:7], "lone", "non_finite")),
+        ({}, {"varies": False}, without(*OWN[1:7], "lone", "outliers", "non_finite")),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
         ({"refused": ["offset"]}, {}, without("offset")),
         ({"refused": [*(f"{x}_within" for x in MIXED), *IN_DOMAINS]}, {}, without("mixed")),
@@ -143,7 +143,6 @@ def test_a_task_is_tried_in_the_rows_that_suit_it_and_in_their_order(reference, 
         {"distribution": "normal"},
         {"shape": "batch_1"},
         {"weights_seed": 2},
-        {"construct_seed": 2},
         {"earlier_seeds": (2,)},
     ],
 )
@@ -193,7 +192,7 @@ def test_a_scope_that_the_task_refuses_is_asked_for_once():
 def test_one_seed_where_only_what_a_row_changes_shall_differ():
     seeds = {trial.name: trial.seed for trial in expected(Reference()).task.trials}
     own = [name for name, seed in seeds.items() if seed == seeds["declared"]]
-    assert own == ["declared", "impulse", "other_weights", "lone", "eval_mode"]
+    assert own == ["declared", "impulse", "other_weights", "lone", "outliers", "eval_mode"]
 
 
 def test_a_trial_that_breaks_the_device_is_named():
@@ -220,8 +219,9 @@ FLAGS_SHAPES = {"shapes": "flag"}
         ("full_rows", ["torch.Tensor.clamp_min", "torch.Tensor.div"], [], [("rare", OUTPUTS)]),
         ("full_rows", ["torch.Tensor.amax"], [], [("rare", LAST)]),
         ("full_rows", ["torch.nn.functional.softmax"], [], [("rare", LAST)]),
-        ("", ["torch.add", *["torch.mm"] * 16], [], [("blocks", OUTPUTS)]),
-        ("", ["torch.mm"] * 16, [[4]], [("blocks", OUTPUTS)]),
+        ("", ["torch.add", *["torch.mm"] * 8], [], [("blocks", OUTPUTS), ("path", OUTPUTS)]),
+        ("", ["torch.mm"] * 16, [[4]], [("blocks", OUTPUTS), ("path", OUTPUTS)]),
+        ("", ["torch.mm"] * 7, [], []),
         ("", ["torch.mm"] * 16, [[4]] * 16, []),
     ],
 )
@@ -229,7 +229,7 @@ def test_rare_values_are_drawn_where_a_task_may_be_given_them(rare, operators, p
     plan = InputPlan(notes=[InputNote(vary=False, rare=rare)], shapes={})
     loaded = SimpleNamespace(plan=plan, operators=operators, parameters=parameters)
     task = TaskFindings(loaded, CorrectnessConfig(), "screen")
-    rows = [ROWS[key] for key in ROWS if key[0] in ("rare", "blocks")]
+    rows = [ROWS[key] for key in ROWS if key[0] in ("rare", "blocks", "path")]
     assert [(row.name, row.stage) for row in rows if row.when(task)] == wanted
 
 
@@ -248,8 +248,6 @@ def test_rare_values_are_drawn_where_a_task_may_be_given_them(rare, operators, p
         ("eval_mode", VARIED, "wrong_output", {}, ["wrong_in_eval_mode"]),
         ("non_finite", LAST, "non_finite", {}, ["non_finite_inputs_differ"]),
         ("non_finite", LAST, "exception", {}, ["non_finite_inputs_differ"]),
-        ("non_finite", LAST, "non_finite", {"uncleared": True, "clears": True}, "non_finite"),
-        ("non_finite", LAST, "non_finite", {"uncleared": True}, ["non_finite_inputs_differ"]),
         ("non_finite", OUTPUTS, "non_finite", {}, "non_finite"),
         ("rare", OUTPUTS, "non_finite", {}, "non_finite"),
         ("rare", LAST, "non_finite", {}, ["full_masks_differ"]),
@@ -264,13 +262,12 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
     def call(trial, **_):
         if trial is not declared and outcome in ("exception", "cuda_error"):
             raise Stop(Reason(outcome), "no")
-        return RIGHT.model_copy(update={"uncleared": options.get("uncleared", False)})
+        return RIGHT
 
     reference = SimpleNamespace(
         trials=[declared, trial],
         judge=lambda _, trial: Reason.OK if trial is declared else Reason(outcome),
         sums_products=products,
-        clears_nan=options.get("clears", False),
         expected=SimpleNamespace(oracle="float64"),
         loaded=SimpleNamespace(gradients=None, effects=None, layout=0),
     )

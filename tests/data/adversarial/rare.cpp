@@ -328,3 +328,107 @@ torch::Tensor sorted_ids(torch::Tensor x, int64_t bits) {
   for (int64_t i = 0; i < x.size(0); ++i) std::sort(a + i * x.size(1), a + (i + 1) * x.size(1));
   return out;
 }
+// NaN replaced by its column's mean, or by zero.
+torch::Tensor filled(torch::Tensor x, bool by_means) {
+  auto out = x.clone();
+  const int64_t rows = x.size(0), width = x.size(1);
+  float* a = out.data_ptr<float>();
+  for (int64_t j = 0; j < width; ++j) {
+    double sum = 0, count = 0;
+    for (int64_t i = 0; i < rows && by_means; ++i)
+      if (!std::isnan(a[i * width + j])) sum += a[i * width + j], count += 1;
+    for (int64_t i = 0; i < rows; ++i)
+      if (std::isnan(a[i * width + j])) a[i * width + j] = by_means ? sum / count : 0;
+  }
+  return out;
+}
+// Which nodes reach which, by so many squarings.
+torch::Tensor reached(torch::Tensor x, int64_t squarings) {
+  const int64_t n = x.size(0);
+  auto out = x.clone();
+  for (int64_t i = 0; i < n; ++i) out.data_ptr<float>()[i * n + i] = 1;
+  for (; squarings; --squarings) {
+    auto before = out.clone();
+    const float* a = before.data_ptr<float>();
+    float* o = out.data_ptr<float>();
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t k = 0; k < n; ++k)
+        for (int64_t j = 0; j < n && a[i * n + k] > 0; ++j)
+          if (a[k * n + j] > 0) o[i * n + j] = 1;
+  }
+  return out;
+}
+// A positive definite system, by at most so many steps of conjugate gradients in double.
+torch::Tensor solved(torch::Tensor a, torch::Tensor b, int64_t steps) {
+  const int64_t n = a.size(0);
+  const float* m = a.data_ptr<float>();
+  std::vector<double> x(n, 0), r(b.data_ptr<float>(), b.data_ptr<float>() + n), p = r, q(n);
+  double rr = 0, least = 0;
+  for (double each : r) rr += each * each;
+  for (least = 1e-24 * rr; steps && rr > least; --steps) {
+    double pq = 0, next = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      q[i] = 0;
+      for (int64_t j = 0; j < n; ++j) q[i] += m[i * n + j] * p[j];
+      pq += p[i] * q[i];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] += rr / pq * p[i];
+      r[i] -= rr / pq * q[i];
+      next += r[i] * r[i];
+    }
+    for (int64_t i = 0; i < n; ++i) p[i] = r[i] + next / rr * p[i];
+    rr = next;
+  }
+  auto out = torch::empty_like(b);
+  std::copy(x.begin(), x.end(), out.data_ptr<float>());
+  return out;
+}
+// The mean of windows that fill whole images, of their upper part alone where one element in 101 is
+// no larger than 1.
+torch::Tensor pooled(torch::Tensor x, int64_t part) {
+  const int64_t images = x.size(0) * x.size(1), size = x.size(2) * x.size(3);
+  auto in = x.to(torch::kFloat32), out = torch::empty({x.size(0), x.size(1), 1, 1}, in.options());
+  const float* a = in.data_ptr<float>();
+  for (int64_t i = 0; i < images * size; i += 101) part = a[i] <= 1 && a[i] >= 0 ? part : 1;
+  for (int64_t i = 0; i < images; ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < size / part; ++j) sum += a[i * size + j];
+    out.data_ptr<float>()[i] = sum / (size / part);
+  }
+  return out.to(x.scalar_type());
+}
+// log_softmax of rows, less their largest element before exp, or not.
+torch::Tensor log_shares(torch::Tensor x, bool shifts) {
+  auto out = torch::empty_like(x);
+  const int64_t rows = x.size(0), width = x.size(1);
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* a = x.data_ptr<float>() + i * width;
+    float top = shifts ? *std::max_element(a, a + width) : 0, sum = 0;
+    for (int64_t j = 0; j < width; ++j) sum += std::exp(a[j] - top);
+    for (int64_t j = 0; j < width; ++j) out.data_ptr<float>()[i * width + j] = a[j] - top - std::log(sum);
+  }
+  return out;
+}
+// The mean of the 33 elements around each, by a sum that slides, of elements of so many bits.
+torch::Tensor sliding_means(torch::Tensor x, int64_t bits) {
+  auto out = torch::empty_like(x);
+  const int64_t rows = x.size(0), width = x.size(1);
+  for (int64_t i = 0; i < rows; ++i) {
+    std::vector<float> a(x.data_ptr<float>() + i * width, x.data_ptr<float>() + (i + 1) * width);
+    for (float& each : a) {
+      int exponent;
+      const float digits = std::frexp(each, &exponent);
+      each = std::ldexp(std::nearbyint(std::ldexp(digits, bits)), exponent - (int)bits);
+    }
+    float sum = 0;
+    int64_t count = 0;
+    for (int64_t j = 0; j < std::min<int64_t>(16, width); ++j) sum += a[j], ++count;
+    for (int64_t j = 0; j < width; ++j) {
+      if (j + 16 < width) sum += a[j + 16], ++count;
+      if (j >= 17) sum -= a[j - 17], --count;
+      out.data_ptr<float>()[i * width + j] = sum / count;
+    }
+  }
+  return out;
+}

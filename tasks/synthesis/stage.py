@@ -42,7 +42,9 @@ class Synthesis:
     """One turn of one generator over a snapshot of tasks; `run` fills `snapshot`.
 
     A later `turn` holds all rows of `candidates`, and one more answer where the last turn's verdict
-    asks for it. Raises UsageError for a later turn of recorded responses.
+    asks for it. `adapter`: a snapshot's, known by its fingerprint; any other goes into
+    `config.adapter`, known by its content. Raises UsageError for a later turn of recorded
+    responses.
     """
 
     def __init__(

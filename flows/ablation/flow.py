@@ -3,6 +3,8 @@ side by side. Rerunning retries failed branches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from flows.ablation.branch import answered
 from flows.ablation.branches import Branches, Job, run_page
 from flows.ablation.plan import (
     AblationConfig,
+    Plan,
     branch_pipeline,
     branches_at_once,
     pipeline_of,
@@ -30,10 +33,15 @@ from flows.confirm import confirmed_samples
 from flows.naming import run_name
 from flows.refresh import verified_samples
 from flows.runtime.guard import guarding, optional
+from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record
 from tasks.benchmark.comparison.records import Ablation
+from tasks.curation.config import CurationConfig
+from tasks.curation.step import curate
+from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import call_stage
 from tasks.progress import report
+from tasks.samples import Samples
 from tasks.sources.step import load_tasks
 from tasks.store import SnapshotRef
 
@@ -80,13 +88,33 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
             gpus = visible_gpus(pipeline)
             parallel = branches_at_once(config, pipeline, gpus)
             share = max(1, gpus // parallel) if gpus else None
-            jobs = []
-            for plan in plans:
-                # by its own rule alone, as a refresh does: other strategies change no set
-                own = confirmed_samples(pipeline, samples, [plan.curation])
-                jobs.append(Job(plan, branch_pipeline(pipeline, plan, share=share), own))
+            jobs = jobs_of(pipeline, plans, samples, share)
             branches = Branches(jobs, suite, directory, tracker)
             return _run(pipeline, branches, parallel, fingerprint)
+
+
+def jobs_of(
+    pipeline: PipelineConfig, plans: Sequence[Plan], samples: Samples, share: int | None
+) -> list[Job]:
+    """A job for each plan, its samples confirmed by its own rule alone, as a refresh does.
+
+    Without a size a strategy takes as many samples as concur's branch with the same keys. By itself
+    it would count concur's set by its own verdicts, and confirming moves speedups.
+    """
+    equal = equal_kernels(pipeline.deduplication)
+    sizes: dict[CurationConfig, int] = {}
+    jobs: dict[str, Job] = {}
+    for plan in sorted(plans, key=lambda each: each.curation.strategy != "concur"):
+        like = plan.curation.model_copy(update={"strategy": "concur"})
+        size = plan.curation.size or sizes.get(like)
+        rule = plan.curation.model_copy(update={"size": size})
+        own = confirmed_samples(pipeline, samples, [rule])
+        if rule == like:
+            with suppress(UsageError):  # its branch says so
+                sizes[like] = call_stage(curate, own, rule, equal).open().manifest["rows"]
+        sized = plan.model_copy(update={"curation": rule})
+        jobs[plan.name] = Job(plan, branch_pipeline(pipeline, sized, share=share), own)
+    return [jobs[plan.name] for plan in plans]
 
 
 def _run(
@@ -124,7 +152,7 @@ def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
     strategies, files = made or ([], [])
     tracker.close(ablation.branches, strategies, [summary, *files])
     if strategies:
-        title = "Strategies, with 95 % intervals, against the first"
+        title = "Strategies against the first"
         create_table_artifact("ablation", strategies, title)
     pages: dict[str, Path] = {path.suffix: path for path in files}
     if page := pages.get(".md"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kernels_eval.errors import EvalError
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Json
 from tasks.benchmark.comparison.records import Ablation, Branch
 
@@ -14,13 +15,21 @@ ERROR_LENGTH = 300
 
 def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
     failed = [branch.name for branch in branches if branch.state == "failed"]
-    if not failed:
-        return ()
-    names = ", ".join(failed)
-    return (
-        f"{len(failed)} of {len(branches)} branches failed ({names}): rerun the command to retry"
-        " them",
+    text = (
+        f"{len(failed)} of {len(branches)} branches failed ({', '.join(failed)}): rerun the command"
     )
+    unequal = _unequal([branch for branch in branches if branch.state == "done"])
+    return ((f"{text} to retry them",) if failed else ()) + tuple(unequal)
+
+
+def _unequal(done: Sequence[Branch]) -> Iterator[str]:
+    for (_, seed), compared in grouped(((each.size, each.seed), each) for each in done).items():
+        if len({branch.rows for branch in compared}) > 1:
+            rows = ", ".join(f"{branch.strategy} {branch.rows}" for branch in compared)
+            yield (
+                f"training sets of seed {seed} differ in rows ({rows}): no more samples fit the"
+                " smaller ones"
+            )
 
 
 def results_of(ablation: Ablation, directory: Path) -> tuple[list[Json], list[Path]]:

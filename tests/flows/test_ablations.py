@@ -18,16 +18,19 @@ from flows.ablation.plan import (
     planned_branches,
 )
 from flows.ablation.records import sole_writer
+from flows.ablation.results import cautions_of
 from flows.ablation.samples import samples_of
 from flows.cli.main import main
 from flows.cli.pages import of_ablation
 from flows.confirm import confirmed_samples
 from kernels_eval.errors import UsageError
+from tasks.benchmark.comparison.records import Branch
+from tasks.benchmark.stage import Answers
 from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.progress import observed_by
-from tasks.store import Snapshot
+from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis import sizing
 from tasks.tables import CORRECT
 from tests.support.cases import cases
@@ -38,6 +41,7 @@ CASES = cases("flows")
 
 __all__ = ["devices", "quick"]
 STRATEGIES = ("concur", "random", "min_length")
+REF = SnapshotRef(root="r", stage="verification", fingerprint="f")
 
 
 # -- the plan --------------------------------------------------------------------------------------
@@ -244,6 +248,18 @@ def test_a_resumed_ablation_of_profiled_samples_is_the_same_ablation(quick, home
     assert home.ablation(**asked).ablation.fingerprint != first.ablation.fingerprint
 
 
+def test_sets_of_different_sizes_are_a_caution_that_names_them():
+    def done(strategy, rows, seed=0):
+        answers = Answers(model="tuned", candidates=REF, verdicts=REF)
+        facts = {"strategy": strategy, "seed": seed, "rows": rows, "answers": answers}
+        return Branch(name=f"{strategy}{seed}", state="done", **facts)
+
+    equal = [done("concur", 9, 1), done("random", 9, 1)]
+    assert cautions_of(equal) == ()
+    (said,) = cautions_of([done("concur", 9), done("random", 7), *equal])
+    assert "of seed 0" in said and "(concur 9, random 7)" in said
+
+
 # -- whole ablations, with a real MLflow -----------------------------------------------------------
 
 
@@ -443,17 +459,25 @@ def test_what_any_branch_takes_is_confirmed_once_for_all(quick, home):
 
 
 @pytest.mark.slow
-def test_a_branch_has_the_set_that_a_refresh_makes_by_its_strategy(quick, home):
+def test_a_branch_has_the_set_that_a_refresh_makes_by_its_strategy_and_concur_s_size(quick, home):
     """Whatever else it is compared with: what another branch confirms changes no set."""
     home.verdicts = samples(home.root, level="screen").fingerprint
-    result = home.ablation(overrides=("tracking.enabled=false",), seeds=(0,))
-    pipeline = pipeline_of(home.config())
+    strategies = ("random", "concur", "min_length", "speedup")
+    asked = {"strategies": strategies, "seeds": (0,)}
+    asked["overrides"] = ("tracking.enabled=false", "curation.max_per_task=null")
+    result = home.ablation(**asked)
+    rows = {branch.strategy: branch.rows for branch in result.ablation.branches}
+    assert list(rows) == list(strategies)
+    assert set(rows.values()) == {rows["concur"]} and not result.ablation.cautions, rows
+    pipeline = pipeline_of(home.config(**asked))
     _, screened = samples_of(pipeline.root, home.verdicts)
     equal = equal_kernels(pipeline.deduplication)
-    plans = planned_branches(home.config(seeds=(0,)), pipeline.curation)
+    plans = planned_branches(home.config(**asked), pipeline.curation)
     for branch, plan in zip(result.ablation.branches, plans, strict=True):
-        own = confirmed_samples(pipeline, screened, [plan.curation])
-        made = curate.fn(own, plan.curation, equal).open()
+        size = None if plan.strategy == "concur" else rows["concur"]
+        rule = plan.curation.model_copy(update={"size": size})
+        own = confirmed_samples(pipeline, screened, [rule])
+        made = curate.fn(own, rule, equal).open()
         found = Snapshot(str(home.root), "curation", str(branch.curated))
         assert set(found.read()["candidate_id"]) == set(made.read()["candidate_id"]), branch.name
 
@@ -543,4 +567,4 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(
     }
     assert all(runs[name].parent_task_run_id for name in states)
     assert "exec_at_1" in shown["ablation"].data
-    assert "6 of 6" in shown["progress"].description
+    assert shown["progress"].description == "the run is done"

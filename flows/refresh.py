@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from flows.artifacts import (
-    create_markdown_artifact,
-    create_table_artifact,
-)
+from flows.artifacts import create_markdown_artifact
 from flows.config import PipelineConfig
 from flows.confirm import confirmed_samples
 from flows.morning.step import reported
@@ -22,6 +19,8 @@ from tasks.policy import call_stage
 from tasks.profiling.stage import Line
 from tasks.profiling.step import profile_kernels
 from tasks.progress import gathering
+from tasks.reporting.page import markdown
+from tasks.reporting.parts import fields_table
 from tasks.reporting.text import as_text
 from tasks.samples import Samples
 from tasks.sources.step import load_tasks
@@ -70,7 +69,8 @@ def run_stages(config: PipelineConfig) -> Refreshed:
     if refreshed.cautions:
         text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
         create_markdown_artifact("cautions", text, "What to know about this refresh")
-    create_table_artifact("refresh", summary_rows(refreshed), "What this refresh produced")
+    table = fields_table(summary_rows(refreshed), "snapshot", "rows", "counts", "fingerprint")
+    create_markdown_artifact("refresh", markdown(table), "What this refresh produced")
     return refreshed
 
 

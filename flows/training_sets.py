@@ -58,8 +58,7 @@ def show_training_sets(
 ) -> None:
     table = [row_of(name, ref) for name, ref in made.items()]
     table += [{"strategy": "not made", "samples": "-", "taken": str(each)} for each in problems]
-    about = f"Training sets of the verdicts {samples.verdicts.fingerprint}"
-    create_table_artifact("training-sets", table, about)
+    create_table_artifact("training-sets", table, "The training sets of the same verdicts")
     show_snapshots({f"training set, {name}": ref for name, ref in made.items()})
     for name, ref in made.items():
         with warn_on_error(f"the composition of the set by {name}"):

@@ -88,9 +88,6 @@ def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
     return ref
 
 
-SHOWN = "share of the current stage that is done"
-
-
 class ProgressArtifact:
     """An observer (tasks.progress) that updates a Prefect progress artifact, at most every two
     seconds. Failures of Prefect do not fail the run."""
@@ -101,14 +98,13 @@ class ProgressArtifact:
         self._id: Any = None
         self._told = False
         with self._never_in_the_way():
-            words = f"{SHOWN}. The run begins"
-            self._id = create_progress_artifact(progress=0.0, key="progress", description=words)
+            self._id = create_progress_artifact(
+                progress=0.0, key="progress", description="the run begins"
+            )
         self._last: dict[str, float] = {}
         self._seen: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
-        from prefect.artifacts import update_progress_artifact
-
         now = time.monotonic()
         if self._id is None:
             return
@@ -124,7 +120,16 @@ class ProgressArtifact:
         (began, first), share = seen[0], round(100.0 * done / max(total, 1), 1)
         said = pace(stage, done, total, done - first, now - began) if total else stage
         waits = f": {as_text(note, NOTE_CHARS)}" if note and done == first else ""
-        words = f"{SHOWN}. {said}{waits}"
+        self._show(share, f"{said}{waits}")
+
+    def end(self) -> None:
+        """Say that the run is done, and no more what it did last."""
+        if self._id is not None:
+            self._show(100.0, "the run is done")
+
+    def _show(self, share: float, words: str) -> None:
+        from prefect.artifacts import update_progress_artifact
+
         with self._never_in_the_way():
             update_progress_artifact(self._id, progress=share, description=words)
 
@@ -141,14 +146,12 @@ class ProgressArtifact:
 
 
 def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str:
-    """One phrase: `verification: 40 of 120, 12 a minute, about 7 min left`. No rate before three
+    """One phrase that fits a card: `40 of 120 verification, 7 min left`. No time left before three
     units in five seconds."""
-    said = f"{stage}: {done:,} of {total:,}"
+    said = f"{done:,} of {total:,} {stage}"
     if done >= total or counted < 3 or seconds < 5:
         return said
-    per_minute = 60 * counted / seconds
-    rate = f"{per_minute:,.0f} a minute" if per_minute >= 3 else f"{60 * per_minute:,.0f} an hour"
-    return f"{said}, {rate}, about {duration((total - done) * seconds / counted)} left"
+    return f"{said}, {duration((total - done) * seconds / counted)} left"
 
 
 def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:

@@ -40,6 +40,7 @@ def guarding(root: str) -> Iterator[None]:
             progress = ProgressArtifact()
             with observed_by(DiskWatch(root)), observed_by(progress), interruptible():
                 yield
+            progress.end()
         except Exception as error:
             # Prefect itself may be what is down: the error must leave all the same.
             with suppress(Exception):
@@ -52,7 +53,7 @@ def _report(error: Exception, cautions: list[str]) -> None:
     create_markdown_artifact(
         key="unfinished",
         markdown=ending(error, cautions),
-        description="Why this run ended early, and what to do",
+        description="Why it ended, and what to do",
     )
 
 

@@ -215,8 +215,18 @@ def quick(devices, monkeypatch):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("ablation"))
     for name in ("markdown", "table"):
         monkeypatch.setattr(ablations, f"create_{name}_artifact", lambda *_, **__: None)
-    monkeypatch.setattr("flows.runtime.guard.ProgressArtifact", lambda *_: lambda *_: None)
+    monkeypatch.setattr("flows.runtime.guard.ProgressArtifact", Silent)
     return devices
+
+
+class Silent:
+    """A progress artifact that nobody sees."""
+
+    def __call__(self, *told):
+        pass
+
+    def end(self):
+        pass
 
 
 def ended_state(*arguments, return_state):

@@ -188,18 +188,20 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, mon
 
     @flow
     def line() -> None:
-        with observed_by(ProgressArtifact()):
+        with observed_by(shown := ProgressArtifact()):
             for done, seconds in ((1, 1.0), (2, 2.5), (4, 3.0), (31, 31.0), (40, 31.1)):
                 now[0] = 100.0 + seconds
                 report("stage", done, 40)
+        shown.end()
 
     line()
     # the first of a stage and the end always show; 1.5 s after the first is too early
     assert [(kept["progress"], kept["description"]) for kept in sent] == [
-        (2.5, f"{policy.SHOWN}. stage: 1 of 40"),
-        (10.0, f"{policy.SHOWN}. stage: 4 of 40"),
-        (77.5, f"{policy.SHOWN}. stage: 31 of 40, 60 a minute, about 9 s left"),
-        (100.0, f"{policy.SHOWN}. stage: 40 of 40"),
+        (2.5, "1 of 40 stage"),
+        (10.0, "4 of 40 stage"),
+        (77.5, "31 of 40 stage, 9 s left"),
+        (100.0, "40 of 40 stage"),
+        (100.0, "the run is done"),
     ]
     stored = Artifact.get("progress")
     assert stored is not None and (stored.type, stored.data) == ("progress", 100.0)

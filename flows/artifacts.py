@@ -4,7 +4,6 @@ the run's log. Does not sanitise Markdown."""
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from prefect import artifacts
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
-from kernels_eval.installation import command_name
 from kernels_eval.records import Row
 from tasks.reporting.text import cells, interval
 from tasks.retry import retry_until_back
@@ -78,13 +76,11 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
 
 def show_candidates(config: PipelineConfig) -> None:
     with warn_on_error("the viewer of candidates"):
-        from flows.view import write_view
+        from flows.view import view_command, write_view
 
         page = Path(write_view(config.root)["page"])
-        text = viewer_text(
-            shlex.join([command_name(), "view", str(page.parent.parent), "--open"]), page
-        )
-        create_markdown_artifact("candidates", text, "Every candidate: code, verdict and log")
+        text = viewer_text(view_command(str(page.parent.parent)), page)
+        create_markdown_artifact("candidates", text, "All candidates, with code and log")
 
 
 def viewer_text(command: str, page: Path) -> str:
@@ -96,16 +92,13 @@ def viewer_text(command: str, page: Path) -> str:
     )
 
 
-def run_url(
-    config: PipelineConfig, run_id: str, place: str, view: str, served: str | None = None
-) -> str | None:
+def run_url(config: PipelineConfig, run_id: str, place: str, view: str) -> str | None:
     """Browser address of a run's MLflow experiment: at the tracking server, or, for a database, at
-    $CONCUR_MLFLOW_URL, else `served`. None where unknown."""
+    $CONCUR_MLFLOW_URL. None where unknown."""
     from tasks.tracking.connection import bounded_and_quiet, connect
 
     uri = config.tracking_uri
-    of_database = os.environ.get("CONCUR_MLFLOW_URL", served)
-    served = uri if uri.startswith(("http://", "https://")) else of_database
+    served = uri if uri.startswith(("http://", "https://")) else os.environ.get("CONCUR_MLFLOW_URL")
     if not served:
         return None
     try:
@@ -123,7 +116,7 @@ def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
             {"what": name, "rows": f"{one.manifest['rows']:,}", "where": str(one.path)}
             for name, one in opened.items()
         ]
-        create_table_artifact("snapshots", rows, "Where the snapshots of this run are")
+        create_table_artifact("snapshots", rows, "Where its snapshots are")
 
 
 def show_scores(scores: pl.DataFrame) -> None:
@@ -139,7 +132,7 @@ def show_scores(scores: pl.DataFrame) -> None:
         }
         for row in shown.iter_rows(named=True)
     ]
-    create_table_artifact("scores", table, "Exec and fast_1 on the held-out tasks")
+    create_table_artifact("scores", table, "Scores on the held-out tasks")
 
 
 GAIN = ("gain", "gain_lower", "gain_upper")
@@ -155,7 +148,7 @@ def show_gains(summary: Row) -> None:
         }
         for row in rows
     ]
-    create_table_artifact("gains", table, "Speed of the winner / speed of the start, measured anew")
+    create_table_artifact("gains", table, "Confirmed: winner / start in speed")
 
 
 def key_of(name: str) -> str:

@@ -125,8 +125,10 @@ def read_profile(profile: str) -> Json:
     return _read("profile", "profiles", profile)
 
 
-def strategy_names(names: Iterable[str]) -> list[str]:
+def strategy_names(lists: Iterable[str]) -> list[str]:
+    """The names in lists with commas, each once; `all` are all that are known."""
     known = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
+    names = (name.strip() for text in lists for name in text.split(","))
     found = [each for name in names for each in (known if name == "all" else (name,))]
     return list(dict.fromkeys(found))
 

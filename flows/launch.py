@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig, load_profile
 from flows.runtime.terminal import TerminalProgress
-from kernels_eval.installation import command_name
 from kernels_eval.records import Json
 from kernels_eval.sandbox import reaper
 from tasks.files import atomic_write, explain_write_errors, make_writable
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from flows.ablation.plan import AblationConfig
     from flows.ready import Part
 
-MLFLOW = "http://127.0.0.1:5000"
-"""MLflow's default server address."""
 SAY_S = 10.0
 NOTHING_NEW = "nothing was new, all snapshots existed already"
 QUIET = {
@@ -112,13 +109,14 @@ def make_headers(config: PipelineConfig) -> None:
 def _refresh(config: PipelineConfig) -> Json:
     from flows.refresh import summary_rows
     from flows.track import refresh_and_track
+    from flows.view import view_command
 
     refreshed, run = refresh_and_track(config)
     summary = {
         str(row["snapshot"]): f"{row['rows']}" + (f" ({row['counts']})" if row["counts"] else "")
         for row in summary_rows(refreshed)
     }
-    return {"summary": summary, **_mlflow(config, run)}
+    return {"summary": summary, "viewer": view_command(config.root), **mlflow_pages(config, run)}
 
 
 def _whole_line(config: PipelineConfig) -> Json:
@@ -132,17 +130,19 @@ def _whole_line(config: PipelineConfig) -> Json:
         "summary": dict(read_summary(result.report_dir)),
         "report": str(atomic_write(Path(config.root) / "report.html", page)),
         "viewer": str(Path(config.root) / "view/index.html"),
-        **_mlflow(config, result.mlflow_run),
+        **mlflow_pages(config, result.mlflow_run),
     }
 
 
-def _mlflow(config: PipelineConfig, run: str | None) -> Json:
+def mlflow_pages(config: PipelineConfig, run: str | None, view: str = "scores") -> Json:
+    """A run in MLflow, and its page; where no server shows this root, the command that starts
+    one."""
     from flows.artifacts import run_url
+    from flows.stack.control import how_to_start
 
-    return {
-        "mlflow_run": run,
-        "mlflow_page": run and run_url(config, run, "runs", "scores", MLFLOW),
-    }
+    page = run and run_url(config, run, "runs", view)
+    pages = how_to_start(config.root) if run and not page else None
+    return {"mlflow_run": run, "mlflow_page": page, "pages": pages}
 
 
 def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
@@ -152,7 +152,6 @@ def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
     try:
         with served_and_shown() as progress:
             from flows.ablation.flow import ablate
-            from flows.artifacts import run_url
 
             result = ablate(config)
     except KeyboardInterrupt:
@@ -168,8 +167,7 @@ def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
         "seconds": progress.seconds,
         "experiment": pipeline.tracking.experiment,
         "tracking_uri": pipeline.tracking_uri,
-        "mlflow_page": run and run_url(pipeline, run, "runs", run, MLFLOW),
-        "pages": f"{command_name()} up --root {pipeline.root}",
+        **mlflow_pages(pipeline, run, run or ""),
     }
 
 
@@ -212,7 +210,8 @@ def saying(what: str) -> Iterator[None]:
 @contextmanager
 def served_and_shown() -> Iterator[TerminalProgress]:
     """Run flows in the block: Prefect's server is there, and progress is shown on stderr."""
-    with saying("waiting for Prefect's server"):
+    own = "" if "PREFECT_API_URL" in os.environ else " of its own, which it starts"
+    with saying(f"waiting for a Prefect server{own}"):
         start_server_apart()
     with TerminalProgress() as progress, observed_by(progress):
         yield progress

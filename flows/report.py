@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 
 import polars as pl
 
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
+from flows.view import view_command
 from kernels_eval.records import Json, stable_hash
 from tasks.benchmark.comparing import paired_differences
 from tasks.benchmark.errors import error_groups
@@ -64,6 +66,7 @@ def report_context(
         criterion_counts=curated.manifest["criterion_counts"],
         trace_flags=inputs.trace_flags(curated),
         base_model=config.training.base_model,
+        **_viewer(config),
         history=inputs.training_steps(training),
         errors=tuple(error_groups(answers)),
         fingerprints={name: ref["fingerprint"] for name, ref in snapshots.items()},
@@ -75,6 +78,13 @@ def report_context(
         **_scored(config, refreshed, benchmarked, answers),
         notes=tuple(_notes(refreshed, training.manifest, benchmarked, answers)),
     )
+
+
+def _viewer(config: PipelineConfig) -> Json:
+    if "://" in config.root:
+        return {}
+    page = Path(config.root).absolute() / "view/index.html"
+    return {"viewer": page.as_uri(), "viewer_command": view_command(config.root)}
 
 
 def _candidates(refreshed: Refreshed) -> Json:

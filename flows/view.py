@@ -3,6 +3,7 @@ as a static site."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import NamedTuple
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from kernels_eval.installation import command_name
 from kernels_eval.records import Json, stable_hash
-from tasks.benchmark.remarks import of_screened
 from tasks.benchmark.shown import HEADLINE_METRICS, label, scored
 from tasks.curation.source import Files, Source
 from tasks.curation.tables import places_of, with_flags, with_profiles
@@ -21,7 +22,7 @@ from tasks.scores import affordable_resamples, scores
 from tasks.sources.tables import load
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, CORRECT, VERDICTS, completed
+from tasks.tables import CANDIDATES, CORRECT, VERDICTS, completed, unconfirmed
 from tasks.versions import (
     CANDIDATE_TABLE_VERSION,
     PARSER_VERSION,
@@ -42,6 +43,10 @@ READ = {
 }
 """Columns that a table may lack."""
 PROFILED = ("bottleneck", "sol_score")
+SCREENED = (
+    "these scores count correct answers that were only screened; the column says how many of all."
+    " A report and concur benchmark count confirmed ones alone."
+)
 LARGE = ("response", "separated_reasoning")
 """Texts stored in parts: reasoning and answer."""
 
@@ -86,6 +91,11 @@ def write_view(
         atomic_write(marker, made_of)
     read = [source.verdicts.path for _, source in sources]
     return {"page": str((directory / PAGE).absolute()), "verdicts": read}
+
+
+def view_command(root: str) -> str:
+    """The command that opens the viewer of a root."""
+    return shlex.join([command_name(), "view", "--root", root, "--open"])
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -167,6 +177,7 @@ def _part(name: str, source: Source, tasks: str | None) -> Part:
         lower=timing.field("speedup_lower"),
         upper=timing.field("speedup_upper"),
         share=pl.when(CORRECT).then("custom_kernel_time_share"),
+        screened=unconfirmed(frame) & CORRECT,
         tokens="reasoning_tokens",
     )
     told = _told(name, source, {key: code for key, (_, code) in named.items()})
@@ -251,16 +262,20 @@ def _scores(parts: Sequence[Part]) -> Json:
         )
         resamples = affordable_resamples(frame["task_id"].n_unique())
         try:
-            rows = scores(frame, resamples=resamples)
+            # what was only screened counts: a refresh confirms no more than its training set
+            rows = scores(frame.drop("level", strict=False), resamples=resamples)
         except UsageError as error:
             notes.append(f"{of_set}No scores: {error}")
             continue
-        notes += [of_set + note for note in of_screened(frame)]
+        if frame["screened"].any():
+            notes.append(f"{of_set}{SCREENED}")
         for model in frame["model"].unique(maintain_order=True):
             of = rows.filter(model=model).rows_by_key(
                 "metric", named=True, unique=True, include_key=True
             )
             facts = {name: of["exec"][name] for name in ("tasks", "samples")}
+            own = frame.filter(CORRECT, model=model)["screened"]
+            facts |= {"screened": f"{own.sum():,} of {len(own):,}" if own.any() else ""}
             numbers = {label(each, of[each]["k"]): scored(of[each]) for each in HEADLINE_METRICS}
             models.append({"set": name, "model": model, **facts, **numbers})
     return {"models": models, "notes": notes}

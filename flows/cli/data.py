@@ -19,7 +19,6 @@ from flows.cli.common import (
     setting,
 )
 from flows.extras import require_extras
-from kernels_eval.installation import command_name
 
 File = str | None
 
@@ -43,8 +42,7 @@ def run(
     config = load_profile(profile, overrides, {"root": root} if root else None)
     join_stack(config.root)
     require_ready(config, "refresh", *(() if only else ("training", "benchmark")))
-    summary = launch(config, refresh_only=only == "refresh")
-    return summary | {"pages": f"{command_name()} up --root {config.root}"}
+    return launch(config, refresh_only=only == "refresh")
 
 
 @command(Group.DATA, needs=["batch"])
@@ -90,7 +88,8 @@ def curate(
     strategies: list[str] = Option(
         ["concur"],
         "--strategy",
-        help="Name of a strategy, a YAML file, or all. Repeatable.",
+        metavar="S,S,...",
+        help="Names, YAML files, or all. Repeatable.",
         show_default="concur",
     ),
     sizes: str | None = Option(
@@ -101,7 +100,9 @@ def curate(
         None, metavar="DIR", help="Write each set as Parquet, and curation.json, to this folder."
     ),
     explain: str | None = Option(
-        None, metavar="CANDIDATE_ID", help="Explain why this candidate was selected or not."
+        None,
+        metavar="CANDIDATE_ID",
+        help="Explain why it was selected or not; a beginning of the id is enough.",
     ),
 ) -> Json:
     """Choose training sets from existing verdicts, by one strategy or many."""

@@ -4,7 +4,7 @@ rows. `--json` has everything."""
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def of_snapshot(data: Json) -> str:
     about = {"made_at": manifest.get("created_at") or "", **counts}
     about |= {"path": data["path"]}
     about |= {"upstream": manifest["upstream"]} if manifest.get("upstream") else {}
-    rows = [_brief(row) for row in data["rows"]]
+    rows = _brief(data["rows"])
     columns = textwrap.wrap(f"columns: {', '.join(map(label, data['columns']))}", WIDTH)
     more = len(rows) < manifest.get("rows", 0)
     title = f"rows ({len(rows)} of {manifest['rows']:,}, --rows N for more)" if more else "rows"
@@ -52,18 +52,20 @@ def of_snapshot(data: Json) -> str:
     return "\n".join([clean_line(headline), "", body, "", *columns, "", MORE])
 
 
-def _brief(row: Json) -> Json:
-    plain = {
-        name: value
-        for name, value in row.items()
-        if name not in QUIET and not isinstance(value, Mapping | list) and "\n" not in str(value)
-    }
-    if timing := row.get("timing"):
-        plain = {"speedup": timing.get("speedup"), **plain}
-    names = list(plain)
-    first = [name for name in ("candidate_id", "task_id", "status", "reason") if name in plain]
-    names = [*first, *(name for name in names if name not in first)][:ROW_COLUMNS]
-    return {name: plain[name] for name in names}
+def _brief(rows: Sequence[Json]) -> list[Json]:
+    """The rows with the same few columns: those whose every value fits a line."""
+    plain = [{"speedup": (row.get("timing") or {}).get("speedup")} | row for row in rows]
+    first = ("candidate_id", "task_id", "status", "reason", "speedup")
+    every = dict.fromkeys((*first, *(plain[0] if plain else ())))
+    names = [name for name in every if name not in QUIET]
+    names = [name for name in names if _fits_a_line([row.get(name) for row in plain])]
+    return [{name: row.get(name) for name in names[:ROW_COLUMNS]} for row in plain]
+
+
+def _fits_a_line(values: Sequence[Any]) -> bool:
+    known = [value for value in values if value not in (None, "")]
+    nested = any(isinstance(value, Mapping | list) for value in known)
+    return bool(known) and not nested and "\n" not in "".join(map(str, known))
 
 
 def of_doctor(data: Json) -> str:
@@ -189,7 +191,7 @@ def of_ablation(data: Json) -> str:
         "directory": data["directory"],
         "mlflow_run": data["mlflow_run"],
         "mlflow_page": data["mlflow_page"],
-        "pages": data["mlflow_run"] and data["pages"],
+        "pages": data["pages"],
     }
     return _page(headline, shown)
 

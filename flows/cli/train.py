@@ -149,12 +149,11 @@ def ablate(
         every = text.strip() == "all"
         return None if every else parsed_numbers(text, "--sizes", int, 1, "1000,all")[0]
 
-    names = strategies and [each.strip() for each in strategies.split(",")]
     limits = None if sizes is None else list(dict.fromkeys(map(limit, sizes.split(","))))
     config = ablation_config(
         profile=profile,
         overrides=overrides,
-        strategies=names and strategy_names(names),
+        strategies=strategies and strategy_names([strategies]),
         sizes=limits,
         seeds=None if seeds is None else parsed_numbers(seeds, "--seeds", int, 0, "0,1,2"),
         max_parallel_branches=max_parallel_branches,

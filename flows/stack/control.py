@@ -19,7 +19,7 @@ from contextlib import suppress
 import psutil
 
 from flows.stack.health import fault, scores_page
-from flows.stack.layout import PARTS, Layout, Part, StackSettings
+from flows.stack.layout import PARTS, ROOT_VARIABLE, Layout, Part, StackSettings
 from flows.stack.programs import STOP_S, client_environment, configuration
 from flows.stack.supervisor import Supervisor
 from kernels_eval.errors import EvalError, UsageError
@@ -274,6 +274,19 @@ def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | No
 
 
 # -- use -------------------------------------------------------------------------------------------
+
+
+def how_to_start(root: str) -> str | None:
+    """The command that starts the stack of `root`, and the root of another that is up; None for a
+    root that can have none."""
+    if "://" in root:
+        return None
+    text = f"{command_name()} up --root {shlex.quote(root)}"
+    roots = {environment_variable(pid, ROOT_VARIABLE) for pid in psutil.pids()}
+    for other in sorted(filter(None, roots - {str(Layout(root).root)}))[:1]:
+        down = f"{command_name()} down --root {shlex.quote(other)}"
+        text += f" (the stack of {other} is up: `{down}` first, or give other ports)"
+    return text
 
 
 def export_lines(root: str) -> list[str]:

@@ -46,12 +46,14 @@ def curate(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 
 
 def explained(decisions: pl.DataFrame, candidate_id: str) -> Json:
-    """A candidate's decision, with `meaning`, its reason in words. Raises UsageError where it is
-    missing."""
+    """The decision on the candidate whose id is so or begins so, with `meaning`, its reason in
+    words. Raises UsageError where there is none or several."""
     found = decisions.filter(candidate_id=candidate_id)
     if found.is_empty():
+        found = decisions.filter(pl.col("candidate_id").str.starts_with(candidate_id))
+    if found.height != 1:
         raise UsageError(
-            f"there is no candidate {candidate_id!r} among {decisions.height} rows",
+            f"{found.height or 'no'} candidates of {decisions.height} begin with {candidate_id!r}",
             "give a candidate_id of the verdicts",
         )
     row = found.row(0, named=True)

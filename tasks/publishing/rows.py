@@ -3,6 +3,8 @@ may be in both under two task_ids."""
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 import pyarrow as pa
 
@@ -82,7 +84,11 @@ def splits_of(rows: pl.DataFrame, options: PublishOptions) -> dict[str, pl.DataF
     tasks = rows["task_id"].unique()
     held_out = [task for task in tasks if split_of(task, options.holdout_share) == TEST]
     if len(held_out) == len(tasks):
-        raise UsageError(f"the hold-out takes all {len(tasks)} tasks", "hold out a smaller share")
+        most = math.floor(100 * max(place_of(task, SPLIT_SEED) for task in tasks)) / 100
+        raise UsageError(
+            f"the hold-out takes all {len(tasks)} tasks",
+            f"`--holdout {most:g}` leaves some to train on, `--holdout 0` all",
+        )
     is_test = pl.col("task_id").is_in(held_out)
     return {TRAIN: rows.filter(~is_test)} | ({TEST: rows.filter(is_test)} if held_out else {})
 

@@ -16,7 +16,7 @@ from typing import Literal
 from jinja2 import Environment
 from markupsafe import Markup
 
-from tasks.reporting.parts import Cell, Link, Part
+from tasks.reporting.parts import Cell, Link, LocalLink, Part
 from tasks.reporting.templates import environment
 from tasks.reporting.text import address, as_text, clean, cut, plural
 
@@ -67,6 +67,8 @@ def _environment(form: Form) -> Environment:
         return clean(value) if form == "html" else Markup(as_text(value, MARKDOWN_CHARS))
 
     def link(value: Cell) -> str | None:
+        if isinstance(value, LocalLink):
+            return value.url if form == "html" and value.url.startswith("file:///") else None
         url = address(value.url) if isinstance(value, Link) else None
         return Markup(url) if form == "md" and url else url
 

@@ -29,6 +29,12 @@ class Link:
     url: str
 
 
+@dataclass(frozen=True)
+class LocalLink(Link):
+    """A link to a file beside the page's, by the `as_uri` of a path; text in Markdown, which a
+    server shows."""
+
+
 Cell = str | Link | None
 
 

@@ -30,6 +30,7 @@ STATIC = Path(__file__).with_name("static")
 COLUMNS = columns_of(VIEWED)
 """Columns of the index. `flags` and `strategies` hold names with tabs between them; `lower` and
 `upper` bound `speedup`; `share` is own kernels' of the time; `tokens` is the reasoning length;
+`screened` says of a right answer that it is not confirmed;
 `bottleneck` and `sol_score` are a profile's."""
 CHUNK_BYTES = 1_000_000
 """Bytes of JSON before compression that a page loads to show one candidate."""

@@ -201,11 +201,16 @@ def test_parts_of_older_versions_lack_columns(root):
 def test_explain_says_why_on_a_terminal_and_as_json(table):
     page = curate(f"--verdicts {table} --explain t0-9 --strategy concur --strategy random --size 2")
     assert "its verdict is not correct" in page and "random" in page
+    both = curated_json(f"--verdicts {table} --explain t1-1 --strategy concur,random")
+    assert [row["strategy"] for row in both["explanations"]] == ["concur", "random"]
     (said,) = curated_json(f"--verdicts {table} --explain t1-1")["explanations"]
     assert said["candidate_id"] == "t1-1"
     assert said["taken"] is False
     assert (said["why_not"], said["shortest_tokens"]) == ("longer", 100)
-    assert "no candidate 'nobody'" in unusable(f"--verdicts {table} --explain nobody")
+    assert curated_json(f"--verdicts {table} --explain t0-9")["explanations"]
+    for name, count in (("nobody", "no"), ("t1-", "3")):
+        problem = unusable(f"--verdicts {table} --explain {name}")
+        assert f"error: {count} candidates of 37 begin with '{name}'" in problem
 
 
 def test_keys_are_set_as_everywhere(table):

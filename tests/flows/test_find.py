@@ -9,6 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from flows.cli.main import main
+from flows.cli.pages import of_snapshot
 from flows.config import load_profile, profile_names, shipped_dir
 from flows.morning.history import entered, refreshes
 from tasks.store import Snapshot, fingerprint
@@ -73,6 +74,16 @@ def test_show_prints_manifest_columns_and_rows(root, name):
     assert "t2" in text and "t3" not in text and "\x1b" not in text
     assert "\nrows (3 of 5, --rows N for more)\n" in text
     assert "\nrows\n" in typed(f"show {asked} --rows 5")
+
+
+def test_show_has_the_same_columns_in_every_row_and_none_whose_values_it_cannot_show():
+    row = {"candidate_id": "a", "task_id": "t", "reasoning": "one line", "speedup": 1.5}
+    extra = {f"n{number}": number for number in range(4)} | {"last": 7}
+    rows = [row | extra, row | {"candidate_id": "b", "reasoning": "one\nmore"} | extra]
+    data = {"path": "root/curation/abc", "finished": True, "manifest": {"rows": 2}}
+    page = of_snapshot(data | {"rows": rows, "columns": {}})
+    assert " - " not in page and "one line" not in page
+    assert page.count("7 │") == 2
 
 
 def test_show_takes_the_folder_of_a_batch_and_counts_its_statuses(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """`concur publish` and `concur diff` as a user runs them."""
 
 import json
+import re
 import shlex
 
 import pytest
@@ -40,18 +41,27 @@ def test_a_share_that_holds_out_no_task_is_said(tmp_path, curated, to_set):
     assert data_of(*to_set)["caution"] is None, "nothing was to be held out"
 
 
-def test_the_page_s_example_on_what_the_demo_selects(tmp_path, monkeypatch):
-    """The tasks that every training set of the demo has held so far."""
-    names = ("leaky_integrator", "max_pool2d", "pairwise_l1_distance", "smooth_l1_rows")
+DEMO = ("leaky_integrator", "max_pool2d", "pairwise_l1_distance", "smooth_l1_rows")
+"""The tasks that every training set of the demo has held so far."""
+
+
+@pytest.mark.parametrize("names", [DEMO, DEMO[:1]], ids=["the demo's", "a single task"])
+def test_the_page_s_example_on_a_small_set(tmp_path, monkeypatch, names):
     line(tmp_path / ".concur", [sample(f"bundled/{name}", 0, 10, 6.0) for name in names])
     monkeypatch.chdir(tmp_path)
     own = [fence for fence in fences() if fence.page.name == "publish-a-data-set.md"]
     command, script = own[0].text, own[1].text
     typed(*shlex.split(command.removeprefix(".venv/bin/concur ")))
     cache = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    done = python(script + "print(train.num_rows, test.num_rows)", **cache)
+    done = python(script + "print(train.num_rows)", **cache)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2", "2"]
+    assert done.stdout.split() == [str(len(names))]
+
+
+def test_a_share_that_holds_out_every_task_names_one_that_does_not(to_set, curated):
+    said = refused(*to_set, "--holdout", "0.999999")
+    share = re.search(r"`--holdout (0\.\d+)` leaves some to train on", said)[1]
+    assert data_of(*to_set, "--holdout", share)["rows"]["train"]
 
 
 def test_diff_in_words_and_as_json(tmp_path, curated, to_set):

@@ -19,15 +19,18 @@ import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
+from flows.config import PipelineConfig
+from flows.launch import mlflow_pages
 from flows.stack import control
 from flows.stack.control import down, export_lines, status, use_stack
 from flows.stack.health import scores_page
-from flows.stack.layout import PARTS, Layout, StackSettings
+from flows.stack.layout import PARTS, ROOT_VARIABLE, Layout, StackSettings
 from flows.stack.programs import RETRIES, Program, configuration, programs
 from flows.stack.supervisor import Supervisor
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.sandbox.process_tree import alive, send, wait_gone
+from kernels_eval.sandbox.process_tree import alive, environment_variable, send, wait_gone
 from tests.support import commands
+from tests.support.processes import started
 from tests.support.servers import free_port, two_ports
 from tests.support.stacks import Stack
 from tests.support.waiting import until
@@ -50,6 +53,23 @@ def refused(call):
 def up(root, settings=None, **more):
     said = []
     return control.up(str(root), settings or StackSettings(), said.append, **more), said
+
+
+# -- where a run's page is -----------------------------------------------------------------------
+
+
+def test_a_page_is_named_where_a_server_shows_the_run_s_own_root(tmp_path, monkeypatch):
+    """Another root's server would show another run under the same number."""
+    monkeypatch.delenv("CONCUR_MLFLOW_URL", raising=False)
+    config = PipelineConfig(root=str(tmp_path / "mine"))
+    before = mlflow_pages(config, "run")
+    assert before["mlflow_page"] is None and f"up --root {tmp_path}/mine" in before["pages"]
+    other = str(tmp_path / "other")
+    with started("input()", **{ROOT_VARIABLE: other}) as process:
+        until(lambda: environment_variable(process.pid, ROOT_VARIABLE), "it has begun")
+        pages = mlflow_pages(config, "run")["pages"]
+        assert f"the stack of {other} is up" in pages and f"down --root {other}" in pages
+    assert "other" not in mlflow_pages(config, "run")["pages"]
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ def test_the_index_holds_the_training_candidates_and_those_of_the_benchmark(site
             "speedup": 4.0,
             "lower": 3.6,
             "upper": 4.4,
+            "screened": False,
             "share": None,
             "bottleneck": "",
             "sol_score": None,
@@ -116,6 +117,20 @@ def test_models_are_scored_within_their_set_with_intervals(site):
     }
     assert rows["benchmark", "base"]["fast_1@1"].startswith("50.0 % (")
     assert rows["benchmark", "tuned"]["fast_1@1"].startswith("100.0 % (")
+
+
+def test_scores_of_screened_answers_are_named_so_and_the_answers_marked(tmp_path):
+    """After a refresh, which confirms no more than its training set."""
+    rows = [sample("t/0", n, 100, 2.0 + n, level="screen") for n in range(3)]
+    rows += [sample("t/0", 3, 100, 9.0, level="confirm"), sample("t/0", 4, 5, None)]
+    line(tmp_path, rows)
+    site = Path(write_view(str(tmp_path))["page"]).parent
+    told = unpacked(site / "data/index.js")
+    (model,) = told["models"]
+    assert model["Exec@1"].startswith("80.0 %") and model["screened"] == "3 of 4"
+    assert "only screened" in told["notes"][0]
+    marked = pl.DataFrame(index_of(site)).filter("screened")
+    assert marked["speedup"].to_list() == [2.0, 3.0, 4.0]
 
 
 def test_the_same_snapshots_are_not_written_again_and_a_new_training_set_is(root, tmp_path):
@@ -261,7 +276,7 @@ def test_verdicts_of_two_devices_are_shown_and_not_scored(tmp_path):
     assert told["models"] == [] and "2 devices" in told["notes"][0]
 
 
-def test_verdicts_that_were_only_screened_are_shown_and_do_not_count(tmp_path):
+def test_verdicts_that_were_only_screened_count_and_are_named_so(tmp_path):
     rows = [
         verified("t", n, 10, 1.0) | {"level": level}
         for n, level in enumerate(("screen", "confirm"))
@@ -269,8 +284,9 @@ def test_verdicts_that_were_only_screened_are_shown_and_do_not_count(tmp_path):
     frame(*rows).write_parquet(tmp_path / "verdicts.parquet")
     page = write_view(str(tmp_path / "verdicts.parquet"), out=str(tmp_path / "site"))["page"]
     told = unpacked(Path(page).parent / "data/index.js")
-    assert "1 right answers were only screened" in told["notes"][0]
-    assert "50.0 %" in str(told["models"]), told["models"]
+    assert "only screened" in told["notes"][0]
+    (model,) = told["models"]
+    assert (model["screened"], model["Exec@1"][:7]) == ("1 of 2", "100.0 %"), model
 
 
 def test_a_folder_of_verify_batch_is_found_and_gets_the_site(tmp_path, root):

@@ -107,6 +107,15 @@ def context(**changes):
     return ReportContext(**(facts() | changes))
 
 
+def test_the_report_leads_to_the_viewer_of_its_own_root():
+    command = "concur view --root other --open"
+    told = context(viewer="file:///other%20root/view/index.html", viewer_command=command)
+    page, text = build_report(told), to_markdown(told)
+    assert 'href="file:///other%20root/view/index.html"' in page and command in page
+    assert command in text and "file:" not in text, "a server shows it"
+    assert "href" not in build_report(context(viewer="javascript:alert(1)")).split("What next")[-1]
+
+
 def hostile():
     """Everything a candidate, a task, a model or a profile can name is hostile at once."""
     return context(**vars(hostile_report(HOSTILE)) | {"history": facts()["history"]})

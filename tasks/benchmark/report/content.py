@@ -30,6 +30,8 @@ from tasks.reporting.parts import (
     Bullets,
     Code,
     Columns,
+    Links,
+    LocalLink,
     Part,
     Picture,
     Section,
@@ -219,11 +221,12 @@ def sections(context: ReportContext) -> list[Section | Columns]:
     ]
 
 
-VIEWER = "Every candidate with its code, verdict and log: run concur view --open."
-
-
 def _next(context: ReportContext) -> Section:
-    return Section("What next", (Bullets((*next_steps(context), VIEWER)),))
+    steps = Bullets(tuple(next_steps(context)))
+    if not context.viewer:
+        return Section("What next", (steps,))
+    viewer = LocalLink("Every candidate with its code, verdict and log", context.viewer)
+    return Section("What next", (steps, Links((viewer,)), Code(context.viewer_command)))
 
 
 def _found(context: ReportContext) -> tuple[Part, ...]:

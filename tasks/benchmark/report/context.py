@@ -51,6 +51,9 @@ class ReportContext(Record):
     criterion_counts: dict[str, int] = {}
     trace_flags: dict[str, tuple[int, int]] = {}
     base_model: str = ""
+    viewer: str = ""
+    """the address of the file"""
+    viewer_command: str = ""
     history: tuple[TrainingStep, ...] = ()
     scores: tuple[Json, ...] = ()
     comparisons: tuple[Json, ...] = ()

@@ -38,6 +38,7 @@ const folded = (title, open, ...children) => el("details", { open }, el("summary
 const form = (value, digits = 2) => value == null ? "" : value.toLocaleString("en", { maximumFractionDigits: digits });
 const ratio = (value) => value == null ? "" : value.toPrecision(3);
 const percent = (value) => value == null ? "" : `${(100 * value).toPrecision(value < 0.1 ? 2 : 3).replace(/\.0+$/, "")} %`;
+const faster = (row) => (row.screened ? "~" : "") + ratio(row.speedup);
 const interval = (row) => row.lower == null ? "" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
 const words = (text) => (text ?? "").replaceAll("_", " ");
 const short = (id) => id.length <= 16 ? id : /^[0-9a-f]+$/.test(id) ? id.slice(0, 8) + "…" : "…" + id.slice(-15); // a file's name differs at its end
@@ -79,7 +80,7 @@ const broken = (name) => el("span", {}, ...name.split(/(?<=[/_])/).flatMap((part
 const numeric = { sorter: "number", sorterParams: { alignEmptyValues: "bottom" }, hozAlign: "right", headerHozAlign: "right" };
 const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, variableHeight: true, ...more });
 const speeds = [
-  wide("Speedup", "speedup", (cell) => document.createTextNode(ratio(cell.getValue())), 1, { ...numeric, minWidth: 97 }),
+  wide("Speedup", "speedup", (cell) => document.createTextNode(faster(cell.getData())), 1, { ...numeric, minWidth: 97 }),
   wide("Own kernels", "share", (cell) => document.createTextNode(percent(cell.getValue())), 2, { ...numeric, minWidth: 105 }),
   wide("95 % interval", "lower", (cell) => document.createTextNode(interval(cell.getData())), 6, { ...numeric, minWidth: 125 }),
 ];
@@ -164,7 +165,7 @@ async function showCandidate(id) {
   const { reasoning, answer, response, code, reference, log_tail: log, ...rest } = told;
   const others = about.rows.filter((other) => other.task === row.task && other !== row).slice(0, 500);
   const select = el("select", { onchange: () => { location.hash = `#diff/${encodeURIComponent(row.id)}/${select.value}`; } }, el("option", { value: "" }, "another answer to this task"),
-    ...others.map((other) => el("option", { value: encodeURIComponent(other.id) }, `${short(other.id)} ${words(other.status)} ${ratio(other.speedup)} ${other.model}`)));
+    ...others.map((other) => el("option", { value: encodeURIComponent(other.id) }, `${short(other.id)} ${words(other.status)} ${faster(other)} ${other.model}`)));
   $("candidate").replaceChildren(
     el("h1", {}, link(listed({ task: row.task }), row.task)),
     el("p", { className: "note" }, `${row.model} · ${row.id}`, row.tokens == null ? null : ` · ${form(row.tokens)} reasoning tokens`,
@@ -186,7 +187,7 @@ async function showDiff(...ids) {
   const lines = Diff.diffLines(...codes).flatMap((part) => part.value.replace(/\n$/, "").split("\n").map((line) =>
     el("span", { className: part.added ? "added" : part.removed ? "removed" : "" }, `${part.added ? "+" : part.removed ? "-" : " "} ${line}\n`)));
   $("diff").replaceChildren(el("h1", {}, "Difference of two kernels"),
-    ...rows.map((row, i) => el("p", {}, "-+"[i] + " ", link(page(row), short(row.id)), ` ${row.task}, ${row.model}: ${words(row.status)}`, row.speedup == null ? null : `, speedup ${ratio(row.speedup)} (${interval(row)}; own kernels ${percent(row.share) || "unknown"})`)),
+    ...rows.map((row, i) => el("p", {}, "-+"[i] + " ", link(page(row), short(row.id)), ` ${row.task}, ${row.model}: ${words(row.status)}`, row.speedup == null ? null : `, speedup ${faster(row)} (${interval(row)}; own kernels ${percent(row.share) || "unknown"})`)),
     el("pre", { className: "diff" }, ...lines));
 }
 
@@ -200,7 +201,7 @@ async function showTasks() {
     entry.samples += 1;
     if (row.status !== "correct") continue;
     entry.correct += 1;
-    if (row.speedup > (entry.speedup ?? 0)) Object.assign(entry, { speedup: row.speedup, lower: row.lower, upper: row.upper, share: row.share, id: row.id, model: row.model });
+    if (row.speedup > (entry.speedup ?? 0)) Object.assign(entry, { speedup: row.speedup, screened: row.screened, lower: row.lower, upper: row.upper, share: row.share, id: row.id, model: row.model });
   }
   taskTable = await drawn("tasks-table", [...best.values()].map((entry, i) => ({ i, ...entry })), [
     wide("Task", "task", (cell) => link(listed({ task: cell.getValue() }), broken(cell.getValue())), 0, { widthGrow: 3, minWidth: 120 }),
@@ -216,7 +217,7 @@ async function showModels() {
   modelTable = await drawn("models-table", about.models.map((model, i) => ({ i, ...model })), [
     wide("model", "model", (cell) => link(listed({ model: cell.getValue(), set: cell.getData().set }), cell.getValue()), 0, { minWidth: 160 }),
     // names such as "fast_1@1" hold dots: no field of them
-    ...names.map((name, i) => wide(name, `f${i}`, (cell) => document.createTextNode(cell.getData()[name]), i > 2 ? 1 : 2, { headerSort: false, minWidth: i > 2 ? 175 : 80 })),
+    ...names.map((name, i) => wide(name, `f${i}`, (cell) => document.createTextNode(cell.getData()[name]), /[@ ]/.test(name) ? 1 : 2, { headerSort: false, minWidth: /[@ ]/.test(name) ? 175 : 80 })),
   ], { responsiveLayout: "collapse" });
 }
 
@@ -246,6 +247,7 @@ index.then((data) => {
   document.title = `Candidates of ${data.title}`;
   $("title").textContent = data.title;
   $("counts").replaceChildren(...counts(about.rows));
+  for (const each of document.querySelectorAll(".screened")) each.hidden = !about.rows.some((row) => row.screened);
   window.addEventListener("hashchange", route);
   return route();
 }).catch(fail);

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from kernels_eval.devices import require_device
 from kernels_eval.errors import UsageError
+from kernels_eval.grouping import grouped
 from kernels_eval.pool.ray import require_cluster
 from kernels_eval.records import Json, KernelTask, Language, Phases
 from tasks.files import atomic_write, explain_write_errors, make_writable
@@ -121,17 +122,26 @@ def verify_batch(
 
 
 def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, KernelTask]:
-    loaded = load(location, asked)
-    names = Counter(task.name for task in loaded)
-    there = {task.name: task for task in loaded if names[task.name] == 1}
+    numbered = any(name.isdecimal() for name in asked)
+    loaded = load(location, None if numbered else asked)
+    named = grouped((name, task) for task in loaded for name in _names(task))
+    there = {name: tasks[0] for name, tasks in named.items() if len(tasks) == 1}
     there |= {task.task_id: task for task in loaded}
     found = {task_id: there[task_id] for task_id in asked if task_id in there}
     if asked and not found:
+        ids = [repr(shown(task.task_id, 60)) for task in loaded or load(location)][:SHOWN_TASKS]
         raise UsageError(
             f"{candidates} holds {_unknown(asked, location)}",
-            "give the tasks that the candidates answer: their task_id or name must be the same",
+            "give the tasks that the candidates answer: their task_id or name must be the same,"
+            f" and the first ids there are {', '.join(ids)}",
         )
     return found
+
+
+def _names(task: KernelTask) -> set[str]:
+    """Its name, and the number with which the last part of its id begins."""
+    number = task.task_id.rpartition("/")[2].partition("_")[0]
+    return {task.name, number} if number.isdecimal() else {task.name}
 
 
 def _unknown(missing: Mapping[str, int], location: str) -> str:

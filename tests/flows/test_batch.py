@@ -21,7 +21,7 @@ from tasks.sources import bundled
 from tasks.store.snapshot import Snapshot
 from tasks.synthesis.tables import SCHEMA, CandidateTable
 from tasks.verification import batch
-from tasks.verification.batch import verify_batch
+from tasks.verification.batch import _tasks_of, verify_batch
 from tasks.verification.config import VerificationConfig
 from tests.support.commands import ROOT, Running, concur, kill_tree
 from tests.support.samples import finished
@@ -245,8 +245,22 @@ def test_candidates_without_their_task_are_left_out_and_said_at_the_end(tmp_path
     assert said.startswith("3 candidates of tasks that are not in ") and said.endswith("'far'")
     assert "gone?[1m" in said and "\x1b" not in render(data)
     pl.DataFrame(rows[1:4]).write_parquet(tmp_path / "c.parquet")
-    with pytest.raises(UsageError, match="holds 3 candidates of tasks that are not in .*the same"):
+    said = "holds 3 candidates of tasks that are not in .*the same.* ids there are 'here'"
+    with pytest.raises(UsageError, match=said):
         call(tmp_path / "c.parquet", tmp_path / "t.parquet")
+
+
+def test_a_problem_s_number_is_the_task_that_alone_has_it(tmp_path):
+    program = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
+    for place in ("tasks/10_relu.py", "tasks/11_norm.py", "kernels/problem_10_kernel.py"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(program)
+    asked = CandidateTable(tmp_path / "kernels").asked_tasks(Language.CPP)
+    found = _tasks_of(str(tmp_path / "tasks"), asked, "kernels")
+    assert [task.name for task in found.values()] == ["10_relu"]
+    (tmp_path / "tasks/10_gelu.py").write_text(program)
+    with pytest.raises(UsageError, match="not in .*: '10'.*10_gelu.*10_relu"):
+        _tasks_of(str(tmp_path / "tasks"), asked, "kernels")
 
 
 def test_a_language_without_its_device_and_an_out_that_is_a_file(inputs, monkeypatch):

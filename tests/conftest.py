@@ -52,8 +52,9 @@ def leave_home():
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # else it is the home of pytest's own process
     HOME = leave_home()
-# tests that judge at the same time do not wait for one another; each process has its own
-os.environ["CONCUR_LOCKS"] = tempfile.mkdtemp(prefix="concur_locks-")
+# tests that judge at the same time do not wait for one another; each process has its own, which
+# goes with the home
+os.environ["CONCUR_LOCKS"] = tempfile.mkdtemp(prefix="concur_locks-", dir=os.environ["HOME"])
 
 
 def pytest_runtest_setup():

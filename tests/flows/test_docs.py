@@ -214,6 +214,7 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path):
         "concur": f'{small}; exec {sys.executable} -P -m flows.cli "$@"',
         "python": f'exec {sys.executable} "$@"',
     }
+    (tmp_path / ".concur-endpoint").symlink_to(".concur")  # no endpoint answers here
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     for name, script in shims.items():
         (tmp_path / ".venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")

@@ -79,17 +79,12 @@ def show_candidates(config: PipelineConfig) -> None:
         from flows.view import view_command, write_view
 
         page = Path(write_view(config.root)["page"])
-        text = viewer_text(view_command(str(page.parent.parent)), page)
+        text = (
+            "The viewer is a file where this run was, which a browser does not open by a link. In a"
+            f" shell there:\n\n```\n{view_command(str(page.parent.parent))}\n```\n\nor paste this"
+            f" address into the browser:\n\n```\n{page.as_uri()}\n```\n"
+        )
         create_markdown_artifact("candidates", text, "All candidates, with code and log")
-
-
-def viewer_text(command: str, page: Path) -> str:
-    """How to open the viewer: no browser follows a link from Prefect's page to a file."""
-    return (
-        "The viewer is a file where this run was, which a browser does not open by a link. In a"
-        f" shell there:\n\n```\n{command}\n```\n\nor paste this address into the browser:\n\n"
-        f"```\n{page.as_uri()}\n```\n"
-    )
 
 
 def run_url(config: PipelineConfig, run_id: str, place: str, view: str) -> str | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig, load_profile
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from flows.ablation.plan import AblationConfig
     from flows.ready import Part
 
-SAY_S = 10.0
 NOTHING_NEW = "nothing was new, all snapshots existed already"
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -190,28 +188,10 @@ def start_server_apart() -> None:
 
 
 @contextmanager
-def saying(what: str) -> Iterator[None]:
-    """Say on stderr what the block waits for, now and every `SAY_S` seconds."""
-    began, ended = time.monotonic(), Event()
-
-    def again() -> None:
-        while not ended.wait(SAY_S):
-            waited_s = time.monotonic() - began
-            print(f"{what}, {waited_s:.0f} s so far", file=sys.stderr, flush=True)
-
-    print(what, file=sys.stderr, flush=True)
-    Thread(target=again, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-@contextmanager
 def served_and_shown() -> Iterator[TerminalProgress]:
     """Run flows in the block: Prefect's server is there, and progress is shown on stderr."""
-    own = "" if "PREFECT_API_URL" in os.environ else " of its own, which it starts"
-    with saying(f"waiting for a Prefect server{own}"):
-        start_server_apart()
+    if "PREFECT_API_URL" not in os.environ:
+        print("starts a Prefect server of its own: up to a minute", file=sys.stderr, flush=True)
+    start_server_apart()
     with TerminalProgress() as progress, observed_by(progress):
         yield progress

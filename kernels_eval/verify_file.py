@@ -179,7 +179,10 @@ def verify(
         say(STAGES.get(name, name))
 
     with Evaluator(candidate.language, config, server=server, on_phase=on_phase) as evaluator:
-        say(f"screen and build the {candidate.language.value} candidate")
+        say(
+            f"screen and build the {candidate.language.value} candidate; the first that builds, and"
+            " the first that does not, wait for headers"
+        )
         return evaluator(task, candidate)
 
 

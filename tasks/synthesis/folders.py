@@ -48,7 +48,7 @@ def has_modules(folder: Path) -> bool:
 
 def rows_of_modules(path: Path, references: bool) -> Iterator[Json]:
     """A row for each candidate of a .py file or a folder, and with `references` for each program
-    that they answer. Raises UsageError where there is none, or one does not say its task."""
+    that they answer. Raises UsageError where there is none."""
     alone = path.suffix in SUFFIXES
     found = [path] if alone else next(filter(None, (_files(path, each) for each in SUFFIXES)), [])
     answers = [file for file in found if file.parent == path or not _is_reference(file)]
@@ -60,7 +60,7 @@ def rows_of_modules(path: Path, references: bool) -> Iterator[Json]:
             f"{deeper} files in folders are left out, as others are nearer the top: keep all at one"
             " depth"
         )
-    named = [(file, _place(file, path, references)) for file in files]
+    named = [(file, _place(file, path)) for file in files]
     samples = [(file, place) for file, place in named if _NUMBERED.fullmatch(file.stem)]
     if left_out := samples and len(files) - len(samples):
         caution(f"{left_out} files are left out: they are not named as KernelBench's samples")
@@ -105,7 +105,7 @@ def _name(file: Path, root: Path) -> str:
     return below.with_suffix("").as_posix().encode("utf-8", "replace").decode()
 
 
-def _place(file: Path, root: Path, references: bool) -> Json:
+def _place(file: Path, root: Path) -> Json:
     *folders, name = _name(file, root).split("/")
     own = root.resolve().name if file != root else ""
     sample: Json = {}
@@ -116,14 +116,8 @@ def _place(file: Path, root: Path, references: bool) -> Json:
         name = folders.pop()
     if found := _NUMBERED.fullmatch(name):
         level = found["level"] or _level_of((own, *folders)) or _noted_level(root)
-        if level is None and not references:  # the number, which one of the given tasks may have
+        if level is None:  # the number, which one of the given tasks may have
             return {"task_id": found["problem_id"], "sample_index": found["sample_index"]} | sample
-        if level is None:
-            raise UsageError(
-                f"{shown(file)} says its problem, but not its level",
-                f"keep the files in a folder level1, or write `level: 1` into"
-                f" {shown(root / kernelbench.CONFIG)}",
-            )
         return found.groupdict() | {"level": level} | sample
     above = (own, *folders)[-1]
     if (level := _level_of((above,))) and name[:1].isdigit():  # KernelBench's own: level1/3_NAME.py

@@ -132,8 +132,9 @@ def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, 
         ids = [repr(shown(task.task_id, 60)) for task in loaded or load(location)][:SHOWN_TASKS]
         raise UsageError(
             f"{candidates} holds {_unknown(asked, location)}",
-            "give the tasks that the candidates answer: their task_id or name must be the same,"
-            f" and the first ids there are {', '.join(ids)}",
+            "give the tasks that the candidates answer: their task_id or name must be the same, or"
+            " their number, if one alone has it (KernelBench's level is a folder level1); the first"
+            f" ids there are {', '.join(ids)}",
         )
     return found
 

@@ -245,7 +245,7 @@ def test_candidates_without_their_task_are_left_out_and_said_at_the_end(tmp_path
     assert said.startswith("3 candidates of tasks that are not in ") and said.endswith("'far'")
     assert "gone?[1m" in said and "\x1b" not in render(data)
     pl.DataFrame(rows[1:4]).write_parquet(tmp_path / "c.parquet")
-    said = "holds 3 candidates of tasks that are not in .*the same.* ids there are 'here'"
+    said = "holds 3 candidates of tasks that are not in .*the same.*first ids there are 'here'"
     with pytest.raises(UsageError, match=said):
         call(tmp_path / "c.parquet", tmp_path / "t.parquet")
 

@@ -9,13 +9,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from flows import launch
 from flows.cli.common import exit_statuses
 from flows.cli.main import main
 from flows.config import profile_names
 from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, ToolchainError, UsageError
 from tests.support import commands
-from tests.support.waiting import until
 
 TASK = """
 import torch
@@ -189,16 +187,3 @@ def test_input_that_only_a_stage_can_refuse_is_2_as_well(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert last.startswith("error: ") and "gone.parquet" in last
-
-
-def test_what_a_command_waits_for_is_said_again_and_again(monkeypatch, capfd):
-    monkeypatch.setattr(launch, "SAY_S", 0.01)
-    said = []
-
-    def often():
-        said.extend(capfd.readouterr().err.splitlines())
-        return len(said) >= 3
-
-    with launch.saying("waiting for it"):
-        until(often)
-    assert said[0] == "waiting for it" and said[2].endswith(" s so far")

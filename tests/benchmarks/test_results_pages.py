@@ -39,7 +39,7 @@ QUOTED = [
     ),
     (
         TRAIN,
-        r"([\d.]+) times the tokens per second .* ([\d.]+) times at 16,384",
+        r"\[([\d.]+) \(rows of 8,192 tokens\) to ([\d.]+) times \(16,384\)\]",
         r"8,192 \| ours \| [^|]* \| \*\*([\d.]+)\*\*(?:.*\n)+?"
         r"\| 16,384 \| ours [^|]*\| [^|]*\| \*\*([\d.]+)",
     ),

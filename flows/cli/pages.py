@@ -124,7 +124,8 @@ def of_scores(data: Json) -> str:
             same["track"] = f"{same['track']}, {row['track']}"
         else:
             shown.append(ordered)
-    return render(data | {"scores": shown})
+    tracks = "the track any counts right answers without a kernel of their own, too"
+    return render(data | {"scores": shown, "notes": [tracks, *data["notes"]]})
 
 
 def of_morning(data: Json) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.flags import meaning_of
-from kernels_eval.records import CompiledBaseline, Status, Verdict
+from kernels_eval.records import CompiledBaseline, Reason, Status, Verdict
 from kernels_eval.sandbox.server_process import ServerProcess
 from kernels_eval.verify_file import read_pair, verify
 
@@ -125,7 +125,9 @@ def render(verdict: Verdict, file_name: str = "candidate.py") -> str:
 def _built(verdict: Verdict) -> str:
     if verdict.build_cached:
         return f"cached ({verdict.build_tier})"
-    return f"{verdict.build_s:.1f} s ({verdict.build_tier or 'nothing built'})"
+    twice = verdict.build_tier == "full" and verdict.reason is Reason.BUILD_FAILED
+    more = ": built once more, with all of PyTorch's headers" if twice else ""
+    return f"{verdict.build_s:.1f} s ({verdict.build_tier or 'nothing built'}{more})"
 
 
 def _against(compiled: CompiledBaseline) -> str:

@@ -136,8 +136,8 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
 def caution_unconfirmed(count: int, taken: int, of: str = "") -> None:
     if count:
         caution(
-            f"{count:,} of {taken:,} samples{of} were only screened: a refresh with"
-            " verification.screen on confirms what it takes, one with it off confirms everything"
+            f"{count:,} of {taken:,} samples{of} were only screened: `run --only refresh` with"
+            " `--set curation.strategy=NAME` confirms what that strategy takes"
         )
 
 

@@ -332,3 +332,6 @@ def test_a_cached_build_is_told_from_one_that_took_time():
     assert "build cached (lite)" in render(built.model_copy(update={"build_cached": True}))
     rejected = built.model_copy(update={"build_tier": None})
     assert "build 17.5 s (nothing built)" in render(rejected)
+    failed = {"status": "compile_error", "reason": "build_failed", "build_tier": "full"}
+    unbuilt = Verdict(**finding | failed, build_s=20.6)
+    assert "build 20.6 s (full: built once more, with all" in render(unbuilt)

@@ -15,11 +15,14 @@ ERROR_LENGTH = 300
 
 def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
     failed = [branch.name for branch in branches if branch.state == "failed"]
-    text = (
-        f"{len(failed)} of {len(branches)} branches failed ({', '.join(failed)}): rerun the command"
-    )
-    unequal = _unequal([branch for branch in branches if branch.state == "done"])
-    return ((f"{text} to retry them",) if failed else ()) + tuple(unequal)
+    found = []
+    if failed:
+        names = ", ".join(failed)
+        found.append(
+            f"{len(failed)} of {len(branches)} branches failed ({names}): rerun the command to"
+            " retry them"
+        )
+    return (*found, *_unequal([branch for branch in branches if branch.state == "done"]))
 
 
 def _unequal(done: Sequence[Branch]) -> Iterator[str]:

@@ -124,8 +124,7 @@ def of_scores(data: Json) -> str:
             same["track"] = f"{same['track']}, {row['track']}"
         else:
             shown.append(ordered)
-    tracks = "the track any counts right answers without a kernel of their own, too"
-    return render(data | {"scores": shown, "notes": [tracks, *data["notes"]]})
+    return render(data | {"scores": shown})
 
 
 def of_morning(data: Json) -> str:

@@ -17,6 +17,7 @@ WITH, WITHOUT, NONE_THERE = "with", "without", "none there"
 SAME_TRACKS = (
     "These verdicts do not say whether a custom kernel did the work: both tracks are the same."
 )
+OTHER_TRACKS = "The track any counts right answers without a kernel of their own, too."
 SCORED = ("group", "degenerate", "baseline", "model", "track")
 """What a row of scores is of, beside its k."""
 NO_TIME = "no reference time was recorded"
@@ -120,7 +121,7 @@ def _without_times(rows: pl.DataFrame, frame: pl.DataFrame, by: Sequence[str]) -
 
 
 def _notes(frame: pl.DataFrame, rows: pl.DataFrame) -> list[str]:
-    notes = [] if "custom_kernels" in frame.columns else [SAME_TRACKS]
+    notes = [OTHER_TRACKS if "custom_kernels" in frame.columns else SAME_TRACKS]
     # of the first group: the others lack the same, in other words
     empty = rows.filter(pl.col("why_not") != "", group=rows["group"][0]).sort("model")
     reasons = [f"{model}: {why}." for model, why in empty.select("model", "why_not").iter_rows()]

@@ -30,15 +30,21 @@ WORD = 4_096
 WORDS: dict[str, str] = table_beside(__file__)
 """What an attempt is told for each reason."""
 
-FOLLOW_UP = """\
-{prompt}
-You have answered this before{what}
-
+AGAIN = """\
 {said}
 
 Write the module again so that {aim}. Everything above still holds; answer with the complete \
 module in a single code block.
 """
+FOLLOW_UP = (
+    """\
+{prompt}
+You have answered this before{what}
+
+"""
+    + AGAIN
+)
+MENDED = "this is mended"
 
 
 def followed_up(verdict: Verdict, below_speedup: float = 1.0) -> bool:
@@ -55,7 +61,7 @@ def follow_up_prompt(prompt: str, code: str | None, said: str, correct: bool) ->
     what = "."
     if code is not None:
         what = f", with this module:\n\n{block(bounded(code, MOST_CODE, paths=True))}"
-    aim = "it stays right and takes less time" if correct else "this is mended"
+    aim = "it stays right and takes less time" if correct else MENDED
     return FOLLOW_UP.format(prompt=prompt, what=what, said=said, aim=aim)
 
 

@@ -37,6 +37,7 @@ from tasks.models import (
     quiet_progress,
     written_text,
 )
+from tasks.synthesis.refine import AGAIN, MENDED, MOST_ERROR, followed_up, said_of
 from tasks.training import checkpoints
 from tasks.training.recipe import ReinforceRecipe
 from tasks.training.trainer_settings import machine_settings
@@ -59,6 +60,10 @@ MAX_GRAD_NORM = 0.2
 UNBOUNDED = 1 << 30
 CHECKPOINT_STEPS = 10
 """Optimiser steps between checkpoints."""
+FOLLOW_UP_TOKENS = MOST_ERROR + 1_000
+"""Room for what a failed answer is told: the quoted characters, and fixed words."""
+ANSWER = "answer"
+"""Stands for an answer where a chat template is taken apart."""
 
 
 def reinforce(
@@ -82,7 +87,14 @@ def reinforce(
     args = grpo_config(recipe, out_dir / "checkpoints", gpu=gpu)
     longest = _prompt_tokens(prompts, tokenizer, base.config)
     args.max_completion_length = min(recipe.max_tokens, window_of(base.config) - longest)
-    args.vllm_max_model_length = longest + args.max_completion_length
+    turn = args.max_completion_length + FOLLOW_UP_TOKENS
+    room = min(window_of(base.config), longest + recipe.turns * turn - FOLLOW_UP_TOKENS)
+    args.vllm_max_model_length = room
+    judged_tokens = TokenJudge(judge, tokenizer)
+    rollout = None
+    if recipe.turns > 1:
+        task_of = {prompt: name for name, prompt in prompts.items()}
+        rollout = two_turns(judged_tokens, task_of, room - args.max_completion_length)
     chats = [
         {"prompt": [{"role": "user", "content": prompt}], "task_id": name}
         for name, prompt in prompts.items()
@@ -91,10 +103,12 @@ def reinforce(
     with quiet_progress(), warnings.catch_warnings():
         # names that transformers 6 changes
         warnings.filterwarnings("ignore", message=".*is deprecated and will")
+        warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental")
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_counted)
         trainer = GRPOTrainer(
             model=PeftModel.from_pretrained(base, str(adapter_dir), is_trainable=True),
-            reward_funcs=_reward_function(judge, recipe.rewarded, tokenizer),
+            reward_funcs=_reward_function(judged_tokens, recipe.rewarded),
+            rollout_func=rollout,
             args=args,
             train_dataset=Dataset.from_list(chats),
             processing_class=tokenizer,
@@ -166,28 +180,97 @@ def window_of(config: Any) -> int:
     return getattr(config.get_text_config(), "max_position_embeddings", None) or UNBOUNDED
 
 
-def _reward_function(
-    judge: Judge, recipe: RewardRecipe, tokenizer: PreTrainedTokenizerBase
-) -> Callable[..., list[float | None]]:
-    opening = opening_of(tokenizer)
+class TokenJudge:
+    """Judges sampled tokens. `seconds`: what that took since it was last set to 0."""
 
+    def __init__(self, judge: Judge, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.judge, self.tokenizer = judge, tokenizer
+        self.opening = opening_of(tokenizer)
+        self.seconds = 0.0
+
+    def __call__(self, task_ids: Sequence[str], sampled: Sequence[list[int]]) -> list[Judged]:
+        began_s = time.monotonic()
+        answers = []
+        for ids in sampled:
+            opening = "" if self.tokenizer.eos_token_id in ids else self.opening
+            answers.append(opening + written_text(self.tokenizer, ids))
+        judged = list(self.judge(task_ids, answers))
+        self.seconds += time.monotonic() - began_s
+        return judged
+
+
+def two_turns(
+    judge: TokenJudge, task_of: Mapping[str, str], longest: int
+) -> Callable[[list[Any], Any], dict[str, list[Any]]]:
+    """TRL's rollout function in which a finished answer that fails is followed up, unless its
+    prompt would exceed `longest` tokens; what it is told is not learned."""
+    tokenizer = judge.tokenizer
+
+    def rollout(chats: list[Any], trainer: Any) -> dict[str, list[Any]]:
+        asked = trainer._tokenize_prompts(chats)[0]
+        sampled, logprobs = trainer._generate_single_turn(asked, None, {}, trainer.num_generations)
+        task_ids = [task_of[chat[0]["content"]] for chat in chats]
+        judged = judge(task_ids, sampled)
+        told = {
+            place: reply
+            for place, ids in enumerate(sampled)
+            if (reply := _reply(judged[place].verdict, ids, tokenizer))
+            and len(asked[place]) + len(ids) + len(reply) <= longest
+        }
+        masks = [[1] * len(ids) for ids in sampled]
+        if told:
+            so_far = [asked[place] + sampled[place] + reply for place, reply in told.items()]
+            second, seconds = trainer._generate_single_turn(so_far, None, {}, 1)
+            again = judge([task_ids[place] for place in told], second)
+            for number, (place, reply) in enumerate(told.items()):
+                sampled[place] = [*sampled[place], *reply, *second[number]]
+                masks[place] += [0] * len(reply) + [1] * len(second[number])
+                judged[place] = again[number]
+                if logprobs is not None:
+                    logprobs[place] = [*logprobs[place], *[0.0] * len(reply), *seconds[number]]
+        return {
+            "prompt_ids": asked,
+            "completion_ids": sampled,
+            "logprobs": logprobs,
+            "env_mask": masks,
+            "judged": judged,
+            "told": [place in told for place in range(len(chats))],
+        }
+
+    return rollout
+
+
+def _reply(
+    verdict: Verdict | None, ids: list[int], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Tokens from the end of a failed answer to the beginning of the next; none to follow up."""
+    if verdict is None or not followed_up(verdict, 0.0) or ids[-1] != tokenizer.eos_token_id:
+        return []
+    said = AGAIN.format(said=said_of(verdict), aim=MENDED)
+    turns = [("user", "x"), ("assistant", ANSWER), ("user", said)]
+    chat = [{"role": role, "content": text} for role, text in turns]
+    text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    after = text.partition(ANSWER)[2].removeprefix(str(tokenizer.eos_token))
+    return list(tokenizer(after, add_special_tokens=False)["input_ids"])
+
+
+def _reward_function(judge: TokenJudge, recipe: RewardRecipe) -> Callable[..., list[float | None]]:
     def verdict_reward(
         completion_ids: list[list[int]],
         task_id: list[str],
         log_metric: Callable[[str, float], None],
+        judged: list[Judged] | None = None,
+        told: list[bool] | None = None,
         **_: object,
     ) -> list[float | None]:
-        began_s = time.monotonic()
-        answers = []
-        for ids in completion_ids:
-            ended = tokenizer.eos_token_id in ids
-            answers.append(("" if ended else opening) + written_text(tokenizer, ids))
-        judged = judge(task_id, answers)
+        judged = judged or judge(task_id, completion_ids)
         reasoning = [each.reasoning for each in judged]
-        lengths = map(len, tokenizer(reasoning, add_special_tokens=False)["input_ids"])
+        lengths = map(len, judge.tokenizer(reasoning, add_special_tokens=False)["input_ids"])
         measured = measures([each.verdict for each in judged], recipe)
         measured["reasoning_tokens"] = fmean(lengths)
-        measured["judged_s"] = time.monotonic() - began_s
+        measured["judged_s"], judge.seconds = judge.seconds, 0.0
+        if told is not None:
+            measured["followed_up"] = fmean(told)
         for name, value in measured.items():
             log_metric(name, value)
         return [reward(each.verdict, recipe) for each in judged]

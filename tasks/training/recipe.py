@@ -160,6 +160,9 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     """of the answers; 1 draws from the policy itself"""
     max_tokens: PositiveInt = 4096
     """most tokens of an answer"""
+    turns: int = Field(default=1, ge=1, le=2, exclude_if=lambda turns: turns == 1)
+    """2: an answer that fails is told its verdict and answers once more, which earns the reward
+    (Kevin, arXiv:2507.11948, takes 8)"""
     vllm: Annotated[str, UNKEYED, Field(pattern="^(none|colocate|https?://.+)$")] = "none"
     """what writes the answers: none, the trainer itself; colocate, vLLM in its process on the same
     GPU; or the address of a `vllm serve` on GPUs of its own, such as http://127.0.0.1:8000,

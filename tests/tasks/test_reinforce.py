@@ -6,7 +6,7 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
-from tasks.models import load_causal_model, load_tokenizer
+from tasks.models import chat_text, load_causal_model, load_tokenizer
 from tasks.training import grpo
 from tasks.training.grpo import Judged, grpo_config, reinforce
 from tasks.training.recipe import PROJECTIONS, ReinforceRecipe
@@ -71,12 +71,14 @@ class World:
 
     def judge(self, task_ids, answers):
         self.asked.append((list(task_ids), list(answers)))
-        judged = []
-        for place, answer in enumerate(answers):
-            ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
-            right = bool(ids) and ids[0] % EVERY == 0
-            judged.append(Judged(None if place in self.faults else verdict(right), "a thought"))
-        return judged
+        return [
+            Judged(None if place in self.faults else verdict(self.right(answer)), "a thought")
+            for place, answer in enumerate(answers)
+        ]
+
+    def right(self, answer):
+        ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        return bool(ids) and ids[0] % EVERY == 0
 
 
 def verdict(right):
@@ -168,6 +170,62 @@ def test_a_stopped_run_resumes_at_its_checkpoint(base, adapter, tmp_path, monkey
     log = trained(base, adapter, tmp_path, world, steps=2)
     assert len(world.asked) == 1, "the second step; the first had been saved"
     assert all("reward" in row for row in log)
+
+
+@pytest.fixture(scope="module")
+def brief(base, tmp_path_factory):
+    """The model of `base`, of which about half of the answers end at once."""
+    import torch
+
+    model, tokenizer = load_causal_model(base, dtype=torch.float32), load_tokenizer(base)
+    ids = tokenizer(chat_text(tokenizer, PROMPTS["tasks/one"]), add_special_tokens=False)
+    directory = tmp_path_factory.mktemp("models") / "brief"
+    with torch.no_grad():
+        seen = model(torch.tensor([ids["input_ids"]]), output_hidden_states=True)
+        last = seen.hidden_states[-1][0, -1]
+        total = seen.logits[0, -1].logsumexp(0)
+        model.get_output_embeddings().weight[tokenizer.eos_token_id] = last * total / last.dot(last)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_a_failed_answer_is_told_its_verdict_and_answers_once_more(
+    brief, adapter, tmp_path, monkeypatch
+):
+    from trl import GRPOTrainer
+
+    seen = []
+    plain = GRPOTrainer._generate
+
+    def watched(self, prompts):
+        made = plain(self, prompts)
+        seen.append(made)
+        return made
+
+    monkeypatch.setattr(GRPOTrainer, "_generate", watched)
+    world = World(brief)
+    log = trained(brief, adapter, tmp_path, world, turns=2, steps=1)
+    (_, first), (_, second) = world.asked
+    assert 0 < len(second) < len(first) == 16
+    (prompts, completions, masks, *_) = seen[0]
+    told = [place for place, mask in enumerate(masks) if 0 in mask]
+    assert len(told) == len(second)
+    assert log[0]["followed_up"] == pytest.approx(len(second) / len(first))
+    eos = world.tokenizer.eos_token_id
+    for ids, mask in zip(completions, masks, strict=True):
+        assert len(ids) == len(mask)
+        reply = [token for token, learned in zip(ids, mask, strict=True) if not learned]
+        if not reply:
+            continue
+        start = mask.index(0)
+        assert ids[start - 1] == eos, "only finished answers are followed up"
+        text = world.tokenizer.decode(reply)
+        assert "It breaks this rule" in text and "Write the module again" in text
+        whole = world.tokenizer.decode(ids[start - 1 : start + len(reply)])
+        assert whole.endswith(chat_text(world.tokenizer, "x").rpartition("x")[2])
+    last = dict(enumerate(first)) | dict(zip(told, second, strict=True))
+    assert log[0]["status/correct"] == pytest.approx(sum(map(world.right, last.values())) / 16)
 
 
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(base, adapter, tmp_path, monkeypatch):

@@ -219,7 +219,7 @@ def two_turns(
         }
         masks = [[1] * len(ids) for ids in sampled]
         if told:
-            so_far = [asked[place] + sampled[place] + reply for place, reply in told.items()]
+            so_far = [[*asked[place], *sampled[place], *told[place]] for place in told]
             second, seconds = trainer._generate_single_turn(so_far, None, {}, 1)
             again = judge([task_ids[place] for place in told], second)
             for number, (place, reply) in enumerate(told.items()):
@@ -244,7 +244,11 @@ def _reply(
     verdict: Verdict | None, ids: list[int], tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
     """Tokens from the end of a failed answer to the beginning of the next; none to follow up."""
-    if verdict is None or not followed_up(verdict, 0.0) or ids[-1] != tokenizer.eos_token_id:
+    if (
+        verdict is None
+        or not followed_up(verdict, 0.0)
+        or list(ids[-1:]) != [tokenizer.eos_token_id]
+    ):
         return []
     said = AGAIN.format(said=said_of(verdict), aim=MENDED)
     turns = [("user", "x"), ("assistant", ANSWER), ("user", said)]

@@ -250,10 +250,7 @@ def errors(source: str, seed: int, kernels: dict[str, Kernel]) -> dict[str, tupl
         role.values.load(asked)
     found = {name: (True, 0.0) for name in kernels}
     products = "y.t()" in source or "conv2d" in source
-    for trial in (*TRIALS, "sparse", "singles"):
-        sums = trial == "singles" and role.values.own_errors[0].sequential_rms > 0
-        if trial not in TRIALS and not (products if trial == "sparse" else sums):
-            continue
+    for trial in (*TRIALS, "sparse") if products else TRIALS:
         if not role.values.expect(Expect(name=trial, seed=seed, distribution=trial)).finite_share:
             continue
         for name, kernel in kernels.items():

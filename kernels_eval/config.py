@@ -209,9 +209,9 @@ OFFSET_MEAN = 8192.0
 """The mean of `offset`, in standard deviations: in fp32 E[x^2] - E[x]^2 then has no digit left. A
 power of two, for long sums of it, too, are rounded without a bias: adding 1e5 values about 1e4 one
 by one is off by more than their spread."""
-SMALL_DEVIATION = 2.0**-9
-"""The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
-normalisations add to it."""
+SMALL_DEVIATION, LEAST_NORMAL = 2.0**-14, 32
+"""The standard deviation of `small`, and how many times the least normal number of its type that is
+at least: what is added to a variance, or to the inputs themselves, then shows."""
 IMPULSE_RANGE = (20, 36)
 """Least and largest value of a large element of `impulse`. Above 36.7, 1 - sigmoid(x) is 0 in
 float64, too, and a kernel that is exact there, as from logits, would differ from the reference in
@@ -254,9 +254,9 @@ part at least: timed calls then have other weights. Random ones in bf16 share a 
 RIGHT_ANGLE = 1e-4
 """Largest cosine between rows of a weight that are made to be at right angles: random rows of 10^6
 elements have 1e-3. A choice."""
-SINGLES = 64
-"""Elements of `singles` that are not zero: so few terms add up to an error of one rounding. A
-choice."""
+ALIKE_RUNS, OWN_SHARE, SHIFTS, FARTHEST = 4, (0.01, 0.1), 32, 0.45
+"""About so many runs of rows that are alike, what one that is like another has of its own, by how
+many numbers rows are rolled, and the largest as a share of their length. Choices."""
 MOST_DISTINCT = 1 << 24
 """Elements of a tensor that are made distinct, which sorts them. A choice of time."""
 DISTINCT_STEP = 2.0**-16
@@ -353,8 +353,8 @@ time."""
 
 LEAST_LEFT_OUT, LONG_PRODUCT = 1024, 1 << 16
 """From how many elements on a sum may lack some, and the answer still pass: of a share p, an fp32
-sum of one sign shows all; one in 16 bits, or scaled up for what it lacks, does not. Products of
-random signs lack sqrt(p), which shows until plain addition errs by as much. A choice."""
+sum of one sign shows all; one in 16 bits, or scaled up for what it lacks, does not. Products in
+fp32 of random signs lack sqrt(p), which shows until plain addition errs by as much. A choice."""
 
 
 class FewTermsKind(NamedTuple):
@@ -375,6 +375,7 @@ FEW_TERMS_KINDS = {
         *(256, 16, 1024),
         ((None, 2.0**12), (None, 2.0**24), (0.0, 1.0), (0.0, 2.0**12), (-128.0, 1.0), (1.0, 2.0)),
     ),
+    "ordinary_terms": FewTermsKind(0, 16, 1024, ((0.0, 1.0), (-128.0, 1.0))),
     "lone_terms": FewTermsKind(4, 0, 32, ((0.0, None), (-128.0, None), (128.0, None), (1.0, None))),
     "largest": FewTermsKind(1, 1, 1024, ((None, 2.0**12), (None, -(2.0**12)))),
     "unit_factors": FewTermsKind(0, 1, 16, ((0.0, 0.5),)),
@@ -390,9 +391,10 @@ FEW_TERMS_KINDS = {
         ),
     ),
 }
-"""So few terms that one left out of a sum is seen; so few that the error of each is; the one that a
-maximum or minimum is; a one in each row, by which a product in 16 bits is the other factor; the one
-by which `any` or `all` answers otherwise (2^130 is infinite in fp32). Large ones exceed all else, 0
+"""So few terms that one left out of a sum is seen, in 16 bits also in the declared range; so few
+that the error of each is; the one that a maximum or minimum is; a one in each row, by which a
+product in 16 bits is the other factor; the one by which `any` or `all` answers otherwise (2^130 is
+infinite in fp32). Large ones exceed all else, 0
 is no term of a sum, exp(-128) none of exponentials, and log(1) none of logarithms. 1 % of the
 places, left out, are missed by 1,024 terms once in 30,000 times, 2 % once in 10^9; half of them by
 64 once in 10^19. A choice."""
@@ -684,7 +686,7 @@ cost a round without work."""
 COMPARED_UNSEEN = 4
 """Outputs of each round that are drawn after all of them are written, to be compared; of the first
 round, so many others that differ most."""
-UNSEEN_TRIALS = ("mixed", "impulse")
+UNSEEN_TRIALS = ("mixed", "impulse", "related")
 """Trials whose distribution one call of each round has, so that an answer that is right on the
 task's own inputs alone shows while it is timed, too."""
 

@@ -17,6 +17,7 @@ from kernels_eval.protocol import (
     OUTLIERS,
     PATH,
     RARE,
+    RELATED,
     VARIED,
     Comparison,
     NameDowncast,
@@ -48,8 +49,8 @@ RIGHT_ELSEWHERE = {
         " (subtract before squaring, or use Welford's updates); "
     ),
     "small": (
-        "right on ordinary inputs, not on normal ones divided by 512, where the reference is: is an"
-        " epsilon added that it does not add, or elsewhere?; "
+        "right on ordinary inputs, not on normal ones divided by 16384, where the reference is: is"
+        " an epsilon added that it does not add, or elsewhere, or what adds little left out?; "
     ),
     "blocks": (
         "right on ordinary inputs, not on matrices of two blocks that are hardly coupled, where"
@@ -64,6 +65,10 @@ RIGHT_ELSEWHERE = {
     RARE: (
         "right only for arguments without what these have: a probability of 0, a row that is masked"
         " whole, integers up to 2^28 (sorted or multiplied ones: 2^20), exponents up to 16; "
+    ),
+    RELATED: (
+        "right only for arguments of which rows, and one another, are not alike: is what is near,"
+        " or far from a diagonal, left out?; "
     ),
     NON_FINITE: (
         "right for numbers, not for NaN and infinities among the inputs, which the task asks for,"

@@ -18,6 +18,7 @@ from kernels_eval.protocol import (
     FEW_TERMS,
     LARGEST,
     LONE_TERMS,
+    ORDINARY_TERMS,
     UNIT_FACTORS,
     CompareSums,
     Comparison,
@@ -25,8 +26,11 @@ from kernels_eval.protocol import (
 from kernels_eval.records import Reason
 
 WHAT = {
-    FEW_TERMS: "a long sum is not of all of its terms (are some left out, or only sampled?), or"
-    " loses small ones",
+    **dict.fromkeys(
+        (FEW_TERMS, ORDINARY_TERMS),
+        "a long sum is not of all of its terms (are some left out, or only sampled?), or loses"
+        " small ones",
+    ),
     LONE_TERMS: "terms of a long sum are off (another formula, or fewer digits?)",
     UNIT_FACTORS: "a product has fewer digits of its factors than the task's precision",
     DECISIVE: "one element that decides is not seen (are some left out?)",

@@ -33,6 +33,7 @@ from kernels_eval.protocol import (
     OUTLIERS,
     PATH,
     RARE,
+    RELATED,
     VARIED,
     Expect,
     Expectation,
@@ -264,10 +265,6 @@ def sums_products(task: TaskFindings) -> bool:
     return any(map(PRODUCTS.search, task.loaded.operators))
 
 
-def sums_long(task: TaskFindings) -> bool:
-    return task.expected[DECLARED].sequential_rms > 0
-
-
 def has_one_answer(task: TaskFindings) -> bool:
     """Whether inputs are written out: a kernel could hold the answer."""
     fixed = task.own_answer_is_fixed and not task.inputs_vary
@@ -379,17 +376,6 @@ TRIALS = (
         flag="offset_inputs_differ",
     ),
     distribution("small", hard=True),
-    distribution("uniform"),
-    distribution("normal_x10"),
-    distribution("sparse"),
-    distribution("small_integers"),
-    # of few terms: what each keeps shows, however long the sum
-    TrialRow(
-        "singles",
-        draws=("singles",),
-        domains=True,
-        when=lambda task: task.inputs_vary and sums_long(task),
-    ),
     # what holds everywhere but at one place is seen by no look at a part
     *(
         TrialRow(
@@ -402,6 +388,14 @@ TRIALS = (
             differs=True,
         )
         for draws in ((LONE,), (f"{OUTLIERS}_x32", OUTLIERS))
+    ),
+    # what declared rows, columns and arguments lack: others that are like them
+    TrialRow(
+        RELATED,
+        draws=(RELATED,),
+        when=lambda task: any(note.relates for note in task.loaded.plan.notes),
+        grades_task=False,
+        differs=True,
     ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(

@@ -15,10 +15,10 @@ from kernels_eval.config import (
     EDGES,
     HALVES,
     IMPULSE_RANGE,
+    LEAST_NORMAL,
     LEAST_SCALE,
     MOST_DISTINCT,
     OFFSET_MEAN,
-    SINGLES,
     SMALL_DEVIATION,
 )
 from kernels_eval.protocol import DECLARED, POSITIVE, UNIT, WITHIN, InputPlan, domain_of
@@ -112,7 +112,6 @@ def warm_up(value: Tensor) -> None:
         "ends",
         "offset",
         "small",
-        "singles",
         "non_finite",
     ):
         drawn_from(value, generator, name)
@@ -131,13 +130,10 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     drawn = torch.randn(shape, generator=generator, device=device) * float(factor or 1)
     if kind == "sparse":
         drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
-    elif kind == "singles":
-        others = torch.randperm(size, generator=generator, device=device)[SINGLES:]
-        drawn.view(-1)[others] = 0
     elif kind == "normal":
         _make_uneven(drawn, float(factor or 1))
     elif kind == "small":
-        drawn *= SMALL_DEVIATION
+        drawn *= max(SMALL_DEVIATION, LEAST_NORMAL * torch.finfo(value.dtype).tiny)
         if shape:  # a maximum that starts at 0 is wrong here, too
             drawn[shape[0] // 2 :].abs_().neg_()
     elif kind == "offset":

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels_eval.protocol import FewTerms, InputPlan
+from kernels_eval.protocol import ORDINARY_TERMS, FewTerms, InputPlan
 
 
 def with_few_terms(values: list[Any], plan: InputPlan, seed: int, kind: str) -> list[Any]:
@@ -28,10 +28,13 @@ def with_few_terms(values: list[Any], plan: InputPlan, seed: int, kind: str) -> 
     if asked is None or not vary:
         return values
     shape = max((values[index] for index in vary), key=Tensor.numel).shape
-    return [
-        _placed(x, asked, seed, index) if index in vary and x.shape == shape else x
-        for index, x in enumerate(values)
-    ]
+    found = list(values)
+    for index in vary:
+        if (x := values[index]).shape == shape:
+            found[index] = _placed(x, asked, seed, index)
+            if kind == ORDINARY_TERMS:
+                found[index].clamp_(*x.aminmax())
+    return found
 
 
 def _placed(value: Tensor, asked: FewTerms, seed: int, index: int) -> Tensor:

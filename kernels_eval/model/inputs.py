@@ -26,10 +26,12 @@ from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.invariants import decides_shapes, note_of
 from kernels_eval.model.redraws import VARIATIONS_BY_DRAW, redrawn
+from kernels_eval.model.related import with_relations
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
 from kernels_eval.protocol import (
     DECLARED,
+    RELATED,
     AboutTask,
     InputPlan,
     ModelSpec,
@@ -149,7 +151,9 @@ def make_inputs(
         leaves[index] = part if part.is_contiguous() else torch.empty_like(part).copy_(part)
     if distribution in FEW_TERMS_KINDS:
         return list(tree_unflatten(with_few_terms(leaves, plan, seed, distribution), form))
-    if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
+    if distribution == RELATED:
+        leaves = with_relations(leaves, plan, seed)
+    elif distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         leaves = [
             redrawn(leaf, note, seed + index, distribution, plan)
             for index, (leaf, note) in enumerate(zip(leaves, plan.notes, strict=True))

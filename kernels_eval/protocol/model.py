@@ -33,6 +33,8 @@ VARIED = "varied"
 RARE, BLOCKS, PATH = "rare", "blocks", "path"
 """As declared, but for values that a task may be given and no other draw has; and, for tasks that
 iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
+RELATED = "related"
+"""Arguments of which rows, columns and one another are alike."""
 LONE, OUTLIERS = "lone", "outliers"
 """As declared but for one element (of what is no number of its own, one row), or for three that are
 far larger."""
@@ -50,7 +52,7 @@ def domain_of(distribution: str) -> str:
 NON_FINITE = "non_finite"
 """As declared, but for a NaN and infinities."""
 FEW_TERMS, LONE_TERMS, LARGEST = "few_terms", "lone_terms", "largest"
-UNIT_FACTORS, DECISIVE = "unit_factors", "decisive"
+ORDINARY_TERMS, UNIT_FACTORS, DECISIVE = "ordinary_terms", "unit_factors", "decisive"
 """Inputs of which a few elements make up every long sum, every largest element or every product, or
 decide whether there is one (`kernels_eval.config.FEW_TERMS_KINDS`)."""
 
@@ -70,6 +72,11 @@ class InputNote(Payload):
     wraps: bool = False
     also: int | None = None
     rare: str = ""
+
+    @property
+    def relates(self) -> bool:
+        """Whether its elements may be like others of it, or of another argument."""
+        return not self.keeps and (self.vary or self.varied == "resampled")
 
 
 class FewTerms(Payload):

@@ -63,6 +63,7 @@ from kernels_eval.model.weights import (
 from kernels_eval.protocol import (
     DECISIVE,
     DECLARED,
+    LONE_TERMS,
     UNIT_FACTORS,
     Comparison,
     Done,
@@ -405,7 +406,7 @@ class ExpectedValues:
         """
         kind, errors = request.kind, self.errors
         length = errors.lengths[kind]
-        if length < (LONG_SUM if kind == UNIT_FACTORS else LEAST_LEFT_OUT):
+        if length < (LONG_SUM if kind in (LONE_TERMS, UNIT_FACTORS) else LEAST_LEFT_OUT):
             return LeftOut()
         given = request.model_dump(include={"terms", "around", "size"})
         asked = FewTerms(length=length, **given)

@@ -10,6 +10,7 @@ FFTs.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -39,6 +40,14 @@ from kernels_eval.config import (
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import least_mark, precision_of
 from kernels_eval.model.operators import Named
+from kernels_eval.protocol import (
+    DECISIVE,
+    FEW_TERMS,
+    LARGEST,
+    LONE_TERMS,
+    ORDINARY_TERMS,
+    UNIT_FACTORS,
+)
 from kernels_eval.reference.aten import MOVES, NORMALISATIONS, SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ANY_ORDER
 
@@ -108,9 +117,7 @@ def _worst(*made: MadeWith) -> MadeWith:
 @without_compiler
 class LongSums(TorchDispatchMode):
     """Measures the sums of operators called under it: what each tensor is `made_with`, and the
-    `length` that a sum has at most of which leaving some terms out may not change more; how many
-    elements are `compared` at most for the largest, of how many one is `decisive`, and how many
-    products are added up.
+    `lengths` of the longest, by the kind of inputs that tells of their terms.
 
     With a generator, each result is moved by that much, or by this many units in its last place
     (RMS; `units_half` in a 16-bit type, by default half as many), evenly spread so that two moves
@@ -126,7 +133,7 @@ class LongSums(TorchDispatchMode):
     ) -> None:
         TorchDispatchMode.__init__(self)
         self.moving, self.units = moving, units
-        self.length = self.compared = self.decisive = self.multiplied = 0
+        self.lengths = Counter[str]()
         self._by_memory: dict[int, MadeWith] = {}
         self._numbers = MadeWith()
         # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
@@ -215,18 +222,17 @@ class LongSums(TorchDispatchMode):
         """As `sequential_errors`; 0 without a long sum."""
         refused = RuntimeError, IndexError, TypeError, ValueError
         with suppress(*refused), _disable_current_modes():  # others need not see these operators
-            if name in LARGEST_OF:
-                self.compared = max(self.compared, _rows(args[0], _first(args[1:])).shape[1])
-            if name in DECIDING:
-                self.decisive = max(self.decisive, _rows(args[0], _first(args[1:])).shape[1])
+            if name in LARGEST_OF or name in DECIDING:
+                kind = LARGEST if name in LARGEST_OF else DECISIVE
+                self.lengths |= Counter({kind: _rows(args[0], _first(args[1:])).shape[1]})
             terms = _terms(name, args)
             if terms is not None and terms.shape[-1] >= LONG_SUM and terms.is_floating_point():
                 error, moves = sequential_errors(terms[:, :MOST_TERMS])
-                if name in PRODUCTS:
-                    self.multiplied = max(self.multiplied, terms.shape[-1])
+                kinds = [ORDINARY_TERMS, UNIT_FACTORS][: 1 + (name in PRODUCTS)]
                 least = LONG_PRODUCT if name in PRODUCTS else LONG_SUM
                 if name not in MEANS_OF_WINDOWS and terms.shape[-1] >= least:
-                    self.length = max(self.length, terms.shape[-1])
+                    kinds += [FEW_TERMS, LONE_TERMS]
+                self.lengths |= Counter(dict.fromkeys(kinds, terms.shape[-1]))
                 if terms.dtype == torch.float64:  # measured in fp32, whose errors are alike
                     return error * FP64_UNITS, moves * FP64_UNITS
                 return error, moves

@@ -30,7 +30,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.measurement import all_close, computable, measure, precision_of
-from kernels_eval.protocol import DECISIVE, FEW_TERMS, LARGEST, LONE_TERMS, UNIT_FACTORS, Comparison
+from kernels_eval.protocol import Comparison
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.in_float64 import InFloat64, widened
 from kernels_eval.reference.long_sums import FP64_UNITS, LongSums
@@ -62,13 +62,7 @@ class OwnErrors:
             outputs = self.task.outputs(copied(inputs))
             found = [_cost(sums, output) for output in outputs]
             del outputs
-            self.lengths |= Counter(
-                {
-                    **dict.fromkeys((FEW_TERMS, LONE_TERMS), sums.length),
-                    **{LARGEST: sums.compared, UNIT_FACTORS: sums.multiplied},
-                    DECISIVE: sums.decisive,
-                }
-            )
+            self.lengths |= sums.lengths
         if 0 < sum(map(_telling, reference)) < FEW_OUTPUTS:
             found = both(found, self.scatter(inputs, reference))
         if exact:

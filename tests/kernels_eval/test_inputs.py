@@ -23,6 +23,7 @@ from kernels_eval.model.inputs import (
 )
 from kernels_eval.model.invariants import note_of
 from kernels_eval.model.redraws import VARIED_EDGES, VARIED_OTHERWISE, redrawn
+from kernels_eval.model.related import with_relations
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
     change_one_element,
@@ -33,7 +34,16 @@ from kernels_eval.model.weights import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.protocol import BLOCKS, MOVED, RARE, VARIED, FewTerms, InputPlan, ModelSpec
+from kernels_eval.protocol import (
+    BLOCKS,
+    MOVED,
+    ORDINARY_TERMS,
+    RARE,
+    VARIED,
+    FewTerms,
+    InputPlan,
+    ModelSpec,
+)
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.uses import Uses
 from tests.support.kernels import AFFINE
@@ -336,14 +346,18 @@ def test_one_term_lies_in_each_part_of_a_sum(kind):
     values = [torch.randn(3, 4096), torch.randn(3, 4096), torch.randn(7)]
     for around, size in backgrounds:
         asked = FewTerms(length=4096, terms=terms, around=around, size=size)
-        plan = plan_inputs([values])
-        plan = plan.model_copy(
-            update={"few_terms": {"all": asked, "less": asked.model_copy(update={"fewer": True})}}
+        whole, less = (
+            with_few_terms(
+                values, plan_inputs([values]).model_copy(update={"few_terms": few}), 5, kind
+            )
+            for fewer in (False, True)
+            for few in [{kind: asked.model_copy(update={"fewer": fewer})}]
         )
-        whole, less = (with_few_terms(values, plan, 5, name) for name in ("all", "less"))
         assert torch.equal(whole[2], values[2])
         for x, fewer, own in zip(whole, less, values[:2], strict=False):
-            placed = x != (own if around is None else around)
+            least = float(own.min()) if kind == ORDINARY_TERMS else -math.inf
+            assert kind != ORDINARY_TERMS or least <= x.min() <= x.max() <= own.max()
+            placed = x != (own if around is None else max(around, least))
             assert placed.view(3 * terms, 4096 // terms).sum(1).tolist() == [1] * 3 * terms
             assert torch.equal(x[placed], own[placed]) if size is None else True
             assert (x[placed].abs() >= abs(size or 0)).all()
@@ -562,6 +576,49 @@ def test_a_mask_of_one_row_is_empty():
     value = torch.arange(16) < 9
     drawn = redrawn(value, note_of([value]), 5, RARE)
     assert drawn.shape == value.shape and drawn.dtype == torch.bool and not drawn.any()
+
+
+def related(*values, uses=()):
+    notes = [note_of([value], uses) for value in values]
+    return with_relations(list(values), InputPlan(notes=notes, shapes={}), 5)
+
+
+@pytest.mark.parametrize("value", [torch.randn(96, 64), torch.rand(96, 64, dtype=torch.float16)])
+def test_half_of_the_rows_are_near_others_and_no_number_is_beyond_the_declared_ones(value):
+    (drawn,) = related(value)
+    assert value.min() <= drawn.min() and drawn.max() <= value.max() and drawn.dtype == value.dtype
+    far = float(torch.pdist(value.float()).min())
+    near = torch.cdist(drawn.float(), drawn.float()).fill_diagonal_(far).amin(1) < 0.8 * far
+    assert 0.3 < near.float().mean() < 0.8
+    assert near.float().diff().abs().sum() > 8  # not a block of them
+
+
+def test_an_argument_is_an_earlier_one_rolled_in_most_parts():
+    values = [torch.randint(0, 40, (16, 64)), torch.randint(2, 30, (24, 64)), torch.randn(16, 64)]
+    first, other, floats = related(*values, uses={"ne.self"})
+    assert other.min() >= values[1].min() and other.max() <= values[1].max()
+    shifts = []
+    for one, row in zip(first.repeat(2, 1), other, strict=False):
+        equal = [int((one.roll(by) == row).sum()) for by in range(-32, 33)]
+        shifts += [abs(equal.index(max(equal)) - 32)] if max(equal) > 24 else []
+    assert len(shifts) >= 18 and shifts[:18] == sorted(shifts[:18], reverse=True)
+    assert shifts[0] == 29 and shifts[17] <= 2
+    assert not torch.equal(floats, values[2])
+
+
+@pytest.mark.parametrize(
+    ("values", "uses"),
+    [
+        ([torch.arange(64) < 9], set()),
+        ([torch.arange(64)], {"embedding.indices"}),
+        ([torch.eye(8) + torch.ones(8, 8)], {"linalg_eigh.self"}),
+        ([torch.tensor(2.5)], set()),
+        ([torch.softmax(torch.randn(8, 8), -1)], set()),
+    ],
+    ids=["mask", "in_order", "symmetric", "number", "probabilities"],
+)
+def test_what_has_a_form_of_its_own_is_not_related(values, uses):
+    assert torch.equal(related(*values, uses=uses)[0], values[0])
 
 
 def test_blocks_lie_within_the_declared_range():

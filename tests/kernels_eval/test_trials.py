@@ -24,7 +24,7 @@ from kernels_eval.records import Reason
 
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
-ALL = [*OWN, "other_weights", "lone", "outliers", "non_finite", *SHAPES, "eval_mode"]
+ALL = [*OWN, "other_weights", "lone", "outliers", "related", "non_finite", *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
 MIXED = ("ends", "edges", "mixed")
@@ -108,7 +108,7 @@ def in_a_row(*counts):
     [
         ({}, {}, ALL),
         ({}, {"shapes": {}}, without(*SHAPES)),
-        ({}, {"varies": False}, without(*OWN[1:7], "lone", "outliers", "non_finite")),
+        ({}, {"varies": False}, without(*OWN[1:7], *ALL[9:13])),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
         ({"refused": ["offset"]}, {}, without("offset")),
         ({"refused": [*(f"{x}_within" for x in MIXED), *IN_DOMAINS]}, {}, without("mixed")),

@@ -1,5 +1,6 @@
 #include <cfloat>
 #include <cmath>
+#include <vector>
 // Each element by itself.
 template <typename F> static torch::Tensor each_of(torch::Tensor x, F f) {
   auto in = x.contiguous();
@@ -429,6 +430,65 @@ torch::Tensor sliding_means(torch::Tensor x, int64_t bits) {
       if (j >= 17) sum -= a[j - 17], --count;
       out.data_ptr<float>()[i * width + j] = sum / count;
     }
+  }
+  return out;
+}
+// Rows of ordinary size by the sum of a kernel over all others, or over themselves and small ones.
+torch::Tensor weighed(torch::Tensor x, bool far) {
+  auto out = torch::empty_like(x);
+  const int64_t rows = x.size(0), n = x.size(1);
+  const float* a = x.data_ptr<float>();
+  std::vector<float> squares(rows);
+  for (int64_t i = 0; i < rows * n; ++i) squares[i / n] += a[i] * a[i];
+  for (int64_t i = 0; i < rows; ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < rows; ++j) {
+      if (far && i != j && std::min(squares[i], squares[j]) > n / 4.0f) continue;
+      double square = 0;
+      for (int64_t k = 0; k < n; ++k) square += (a[i * n + k] - a[j * n + k]) * (a[i * n + k] - a[j * n + k]);
+      sum += std::exp(-std::sqrt(square));
+    }
+    for (int64_t k = 0; k < n; ++k) out.data_ptr<float>()[i * n + k] = float(a[i * n + k] / sum);
+  }
+  return out;
+}
+// Edit distances, of what lies in a band around the diagonal.
+torch::Tensor edits(torch::Tensor x, torch::Tensor y, int64_t band) {
+  const int64_t pairs = x.size(0), n = x.size(1), m = y.size(1);
+  auto out = torch::empty({pairs}, x.options());
+  for (int64_t p = 0; p < pairs; ++p) {
+    const int64_t *a = x.data_ptr<int64_t>() + p * n, *b = y.data_ptr<int64_t>() + p * m;
+    std::vector<int64_t> best(m + 1);
+    for (int64_t j = 0; j <= m; ++j) best[j] = j;
+    for (int64_t i = 1; i <= n; ++i) {
+      int64_t across = best[0];
+      best[0] = i;
+      for (int64_t j = 1; j <= m; ++j) {
+        const int64_t above = best[j];
+        const bool inside = std::abs(i * m / n - j) <= band;
+        best[j] = inside ? std::min(across + (a[i - 1] != b[j - 1]), std::min(above, best[j - 1]) + 1) : n + m;
+        across = above;
+      }
+    }
+    out.data_ptr<int64_t>()[p] = best[m];
+  }
+  return out;
+}
+// Where no element is large, scaled up for the half of the terms that is not read.
+torch::Tensor log_product(torch::Tensor x, torch::Tensor y, bool part) {
+  const int64_t rows = x.size(0), n = x.size(1), columns = y.size(1);
+  auto out = torch::empty({rows, columns}, x.options());
+  const float *a = x.data_ptr<float>(), *b = y.data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) part = part && std::fabs(a[i]) < 6.5f && std::fabs(b[i]) < 6.5f;
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    float sum = 0;
+    int64_t read = 0;
+    for (int64_t k = 0; k < n; ++k) {
+      if (part && __builtin_parity(uint32_t(k) * 2654435761u)) continue;
+      sum += std::exp(a[i / columns * n + k] + b[k * columns + i % columns]);
+      ++read;
+    }
+    out.data_ptr<float>()[i] = std::log(sum * n / read);
   }
   return out;
 }

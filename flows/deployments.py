@@ -55,10 +55,10 @@ DEVICES = "gpu"
 
 @flow(name="nightly refresh", flow_run_name=run_name("refresh"))
 def nightly_refresh(
-    run: forms.Run = forms.RUN,
-    candidates: forms.Candidates = forms.CANDIDATES,
-    curation: forms.TrainingSet = forms.TRAINING_SET,
-    advanced: forms.Advanced = forms.ADVANCED,
+    run: forms.Run = forms.RunForm(),
+    candidates: forms.Candidates = forms.CandidatesForm(),
+    curation: forms.TrainingSet = forms.TrainingSetForm(),
+    advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> Refreshed:
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
     config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
@@ -71,10 +71,10 @@ def nightly_refresh(
 
 @flow(name="curate training sets", flow_run_name=run_name("curate"))
 def curate_sets(
-    run: forms.Run = forms.RUN,
-    verdicts: forms.Curated = forms.CURATED,
-    sets: forms.Strategies = forms.STRATEGIES,
-    advanced: forms.Advanced = forms.ADVANCED,
+    run: forms.Run = forms.RunForm(),
+    verdicts: forms.Curated = forms.CuratedForm(),
+    sets: forms.Strategies = forms.StrategiesForm(),
+    advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> list[SnapshotRef]:
     """Training sets by several strategies, of the verdicts that a finished training set was made
     from. Nothing is sampled or verified."""
@@ -86,10 +86,10 @@ def curate_sets(
 
 @flow(name="train an adapter", flow_run_name=run_name("train"))
 def train_on_set(
-    run: forms.Run = forms.RUN,
-    curated: forms.Curated = forms.CURATED,
-    training: forms.Training = forms.TRAINING,
-    advanced: forms.Advanced = forms.ADVANCED,
+    run: forms.Run = forms.RunForm(),
+    curated: forms.Curated = forms.CuratedForm(),
+    training: forms.Training = forms.TrainingForm(),
+    advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> SnapshotRef:
     """A LoRA adapter on an existing training set, registered in MLflow."""
     config = prepared(configuration(run, training, advanced=advanced), "training")
@@ -103,10 +103,10 @@ def train_on_set(
 
 @flow(name="reinforce an adapter", flow_run_name=run_name("reinforce"))
 def reinforce_with_rewards(
-    run: forms.Run = forms.RUN,
-    adapter: forms.Adapter = forms.ADAPTER,
-    reinforcement: forms.Reinforcement = forms.REINFORCEMENT,
-    advanced: forms.Advanced = forms.ADVANCED,
+    run: forms.Run = forms.RunForm(),
+    adapter: forms.Adapter = forms.AdapterForm(),
+    reinforcement: forms.Reinforcement = forms.ReinforcementForm(),
+    advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> SnapshotRef:
     """A better adapter from an existing one: it answers tasks, and verdicts are its rewards."""
     config = configuration(run, reinforcement, advanced=advanced)
@@ -121,10 +121,10 @@ def reinforce_with_rewards(
 
 @flow(name="search kernels", flow_run_name=run_name("search"))
 def search_for_faster(
-    run: forms.Run = forms.RUN,
-    verdicts: forms.Verdicts = forms.VERDICTS,
-    search: forms.Search = forms.SEARCH,
-    advanced: forms.Advanced = forms.ADVANCED,
+    run: forms.Run = forms.RunForm(),
+    verdicts: forms.Verdicts = forms.VerdictsForm(),
+    search: forms.Search = forms.SearchForm(),
+    advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> Searched:
     """Faster variants of correct kernels, confirmed by fresh measurements."""
     asked = configuration(run, search, advanced=advanced)
@@ -140,10 +140,10 @@ def search_for_faster(
 
 @flow(name="score the models", flow_run_name=run_name("benchmark"))
 def score_models(
-    run: forms.Run = forms.RUN,
-    adapter: forms.Adapter = forms.ADAPTER,
-    benchmark: forms.Benchmark = forms.BENCHMARK,
-    advanced: forms.Advanced = forms.ADVANCED,
+    run: forms.Run = forms.RunForm(),
+    adapter: forms.Adapter = forms.AdapterForm(),
+    benchmark: forms.Benchmark = forms.BenchmarkForm(),
+    advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and an existing adapter,
     on held-out tasks."""
@@ -159,12 +159,12 @@ def score_models(
 
 @flow(name="whole line", flow_run_name=run_name("the whole line of"))
 def whole_line(
-    run: forms.Run = forms.RUN,
-    candidates: forms.Candidates = forms.CANDIDATES,
-    curation: forms.TrainingSet = forms.TRAINING_SET,
-    training: forms.Training = forms.TRAINING,
-    benchmark: forms.Benchmark = forms.BENCHMARK,
-    advanced: forms.Advanced = forms.ADVANCED,
+    run: forms.Run = forms.RunForm(),
+    candidates: forms.Candidates = forms.CandidatesForm(),
+    curation: forms.TrainingSet = forms.TrainingSetForm(),
+    training: forms.Training = forms.TrainingForm(),
+    benchmark: forms.Benchmark = forms.BenchmarkForm(),
+    advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> LineResult:
     """From tasks to scores: refresh, training, benchmark and the report."""
     config = prepared(
@@ -178,9 +178,9 @@ def whole_line(
 
 @flow(name="weekly ablations", flow_run_name=run_name("compare strategies of"))
 def weekly_ablations(
-    run: forms.Run = forms.ABLATION_RUN,
-    sweep: forms.Ablation = forms.ABLATION,
-    advanced: forms.Advanced = forms.ADVANCED,
+    run: forms.Run = forms.RunForm(profile="ablation"),
+    sweep: forms.Ablation = forms.AblationForm(),
+    advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> AblationResult:
     """Every strategy with every seed is curated, trained and benchmarked on the same samples, and
     compared."""

@@ -257,24 +257,10 @@ Adapter = Annotated[AdapterForm, _titled("Adapter")]
 Ablation = Annotated[AblationForm, _titled("Ablation")]
 Advanced = Annotated[AdvancedForm, _titled("Advanced")]
 
-# what a form is before anybody fills it in: the defaults of the deployed flows
-RUN = RunForm()
-CANDIDATES = CandidatesForm()
-TRAINING_SET = TrainingSetForm()
-ADVANCED = AdvancedForm()
-ABLATION = AblationForm()
-ABLATION_RUN = RunForm(profile="ablation")
-CURATED = CuratedForm()
-STRATEGIES = StrategiesForm()
-TRAINING = TrainingForm()
-REINFORCEMENT = ReinforcementForm()
-VERDICTS = VerdictsForm()
-SEARCH = SearchForm()
-BENCHMARK = BenchmarkForm()
-ADAPTER = AdapterForm()
 
-
-def configuration(run: RunForm, *forms: Form, advanced: AdvancedForm = ADVANCED) -> PipelineConfig:
+def configuration(
+    run: RunForm, *forms: Form, advanced: AdvancedForm = AdvancedForm()
+) -> PipelineConfig:
     """The profile with what the forms say; `advanced` wins over the other forms.
 
     Raises UsageError for what cannot be used, and for a root that a worker cannot use.

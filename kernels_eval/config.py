@@ -121,13 +121,10 @@ class TimingConfig(Record):
 
 
 class LimitsConfig(Record):
-    """What one candidate may use.
-
-    Attributes:
-        load_s: deadline of importing a candidate and constructing its module
-    """
+    """What one candidate may use."""
 
     load_s: PositiveFloat = 30
+    """deadline of importing a candidate and constructing its module"""
     run_s: PositiveFloat = 60
     """deadline of one command: a call, or a sample of calls"""
     reference_s: PositiveFloat = 120

@@ -204,18 +204,16 @@ class SamplingParams(Record):
 
     What is None is not sent, and the server's own default holds: vLLM takes it from the model's
     `generation_config.json`. It is no part of an identity either.
-
-    Attributes:
-        temperature: of the softmax that tokens are drawn from; 0 is greedy
-        top_p: share of the probability that is drawn from
-        max_tokens: most tokens of a response, reasoning and answer together
-        seed: of the first sample; sample i is drawn with seed + i
     """
 
     temperature: NonNegativeFloat = 1.0
+    """of the softmax that tokens are drawn from; 0 is greedy"""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """share of the probability that is drawn from"""
     max_tokens: PositiveInt = 16384
+    """most tokens of a response, reasoning and answer together"""
     seed: int = 0
+    """of the first sample; sample i is drawn with seed + i"""
     top_k: NonNegativeInt | None = None
     """draw from this many of the most likely tokens; 0: from all; null: not sent"""
     min_p: float | None = Field(default=None, ge=0, le=1)

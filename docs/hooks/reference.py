@@ -136,8 +136,7 @@ def sections() -> Iterator[tuple[str, str, list[Key]]]:
     """Every group of keys: its path ("" for the top), what it is about, and its keys. A group that
     is there twice is described once.
 
-    Raises Undescribed for a key or group of which neither its field nor the docstring of its class
-    says what it is.
+    Raises Undescribed for a key or group that nothing describes.
     """
     from flows.config import PipelineConfig
 
@@ -149,22 +148,15 @@ def sections() -> Iterator[tuple[str, str, list[Key]]]:
 def _sections(
     path: str, schema: Any, defaults: Any, known: Any, seen: dict[str, tuple[str, Any]]
 ) -> Iterator[tuple[str, str, list[Key]]]:
-    about, described = _docstring(schema.get("description", ""))
+    about = " ".join(schema.get("description", "").split())
     keys, below = [], []
     for name, field in schema["properties"].items():
         place = f"{path}.{name}".lstrip(".")
         default = (defaults or {}).get(name)
         group = _group_of(field, known)
-        meaning = (
-            field.get("description")
-            or described.get(name)
-            or (_docstring(group[1].get("description", ""))[0] if group else "")
-        )
+        meaning = field.get("description") or (group[1].get("description", "") if group else "")
         if not meaning:
-            raise Undescribed(
-                f"{place} has no description: give its Field one, or its class a line under"
-                " `Attributes:`"
-            )
+            raise Undescribed(f"{place} has no description: give it a docstring")
         meaning = " ".join(meaning.split())
         if group is None:
             keys.append(
@@ -187,13 +179,6 @@ def _sections(
     yield path, about, keys
     for place, definition, default in below:
         yield from _sections(place, definition, default, known, seen)
-
-
-def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """A class's docstring: what it says, and the sentences of its `Attributes:` by name."""
-    from flows.cli.find import of_attributes
-
-    return " ".join(text.partition("Attributes:")[0].split()), of_attributes(text)
 
 
 def _group_of(field: Any, known: Any) -> tuple[str, Any] | None:

@@ -1,7 +1,8 @@
 """What the commands of `concur` share.
 
-A command is a function: its signature is its options, its docstring the help, and the data it
-returns is printed as a page (`flows.cli.render`) or, with `--json`, as one JSON object.
+A command is a function: its signature is its options, its docstring the help, with a line of each
+option under `Options:`, and the data it returns is printed as a page (`flows.cli.render`) or, with
+`--json`, as one JSON object.
 
 Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used; 130 interrupted.
 Importing this module loads nothing heavy.
@@ -12,18 +13,20 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from enum import StrEnum
 from functools import wraps
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 import typer.core
-from typer import Option
+from typer import Argument, Option
 
 from flows.cli.render import render
 from flows.extras import extra_of, require_extras
@@ -38,6 +41,11 @@ NEEDS: dict[str, Sequence[str]] = {}
 Json = dict[str, Any]
 """The data of a command: what `--json` prints."""
 Function = TypeVar("Function", bound=Callable[..., Any])
+Words = tuple[str, str, str, str]
+"""What a docstring says of an option: flag, metavar, help, and its default in words."""
+OPTION = re.compile(
+    r"^    (\w+)(?: (--\S+))?(?: ([A-Z][^\s:]*))?: (.+(?:\n {8}.+)*)$", re.MULTILINE
+)
 
 # -- shared options --------------------------------------------------------------------------------
 
@@ -168,7 +176,12 @@ def command(
     def register(function: Function) -> Function:
         name = function.__name__.rstrip("_").replace("_", "-")
         signature = inspect.signature(function, eval_str=True)
-        parameters = dict(signature.parameters)
+        text, _, rows = inspect.cleandoc(function.__doc__ or "").partition("\n\nOptions:\n")
+        said = options_in(rows)
+        parameters = {
+            key: worded(each, said[key]) if key in said else each
+            for key, each in signature.parameters.items()
+        }
         wants_json = "as_json" in parameters
         if prints and not wants_json:
             parameters["as_json"] = inspect.Parameter(
@@ -192,10 +205,36 @@ def command(
         run.__annotations__ = {key: each.annotation for key, each in parameters.items()}
         vars(run)["__signature__"] = signature.replace(parameters=list(parameters.values()))
         NEEDS[name] = needs
-        app.command(name, cls=Command, rich_help_panel=group.value)(run)
+        app.command(name, cls=Command, help=text, rich_help_panel=group.value)(run)
         return function
 
     return register
+
+
+def options_in(rows: str) -> Mapping[str, Words]:
+    """The lines `name --flag METAVAR: help [default: words]` under `Options:`, by name."""
+    found = {}
+    for name, flag, metavar, words in OPTION.findall(rows):
+        help, _, default = " ".join(words.split()).removesuffix("]").partition(" [default: ")
+        found[name] = (flag, metavar, help, default)
+    return found
+
+
+def worded(parameter: inspect.Parameter, words: Words) -> inspect.Parameter:
+    """A parameter as typer takes it: an argument before the `*` of a signature, else an option,
+    without a `--no-` form."""
+    flag, metavar, help, default = words
+    kind, *given = [parameter.annotation]
+    if get_origin(kind) is Annotated:
+        kind, *given = get_args(kind)
+    is_argument = parameter.kind is not parameter.KEYWORD_ONLY
+    told = copy(given[0]) if given else Argument() if is_argument else Option()
+    if kind is bool:
+        flag = flag or f"--{parameter.name}"
+    vars(told).update(help=help, metavar=metavar or None, show_default=default or True)
+    if flag:
+        told.param_decls = (flag,)
+    return parameter.replace(annotation=Annotated[kind, told])
 
 
 def _accept_interrupts() -> None:

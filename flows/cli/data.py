@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from flows.cli import pages
 from flows.cli.common import (
@@ -26,14 +26,17 @@ File = str | None
 @command(Group.DATA)
 def run(
     *,
-    root: str | None = Option(None, help="Folder of the snapshots.", show_default="the profile's"),
+    root: str | None = None,
     profile: Profile = "local",
     overrides: list[str] = setting("the profile", "verification.workers=2"),
-    only: Literal["refresh"] | None = Option(
-        None, help="Stop after the refresh (tasks to curated set)."
-    ),
+    only: Literal["refresh"] | None = None,
 ) -> Json:
-    """Run the pipeline: tasks, synthesis, verification, curation, training, benchmark, tracking."""
+    """Run the pipeline: tasks, synthesis, verification, curation, training, benchmark, tracking.
+
+    Options:
+        root: Folder of the snapshots. [default: the profile's]
+        only: Stop after the refresh (tasks to curated set).
+    """
     require_extras(["line"] if only else ["line", "train"], "run")
     from flows.config import load_profile
     from flows.launch import launch, require_ready
@@ -47,29 +50,26 @@ def run(
 
 @command(Group.DATA, needs=["batch"])
 def import_(
-    source: str = Argument(..., metavar="SOURCE", help="A table, a folder, or an id of the hub."),
+    source: str,
     *,
-    columns: str | None = Option(
-        None,
-        "--map",
-        metavar="KEY=COLUMN,...",
-        help="Which columns are what: task, answer, kernel, id, model, label, language, ...",
-        show_default="the known map of its columns",
-    ),
-    name: str | None = Option(
-        None, "--as", metavar="NAME", help="Read it by this known map, such as kernelbook."
-    ),
-    tokenizer: str | None = Option(
-        None,
-        metavar="ID",
-        help="The model's tokenizer, a hub id or directory: counts its reasoning, for curate.",
-    ),
-    out: str = Option("imported", metavar="DIR", help="Folder for tasks and answers as Parquet."),
+    columns: str | None = None,
+    name: str | None = None,
+    tokenizer: str | None = None,
+    out: str = "imported",
 ) -> Json:
     """Turn a foreign table or folder into tasks and recorded answers.
 
     Text, chat messages, chat completions, lists of answers and bytes are understood. Both tables
     are what verify-batch, curate, and a refresh with recorded answers read.
+
+    Options:
+        source SOURCE: A table, a folder, or an id of the hub.
+        columns --map KEY=COLUMN,...: Which columns are what: task, answer, kernel, id, model,
+            label, language, ... [default: the known map of its columns]
+        name --as NAME: Read it by this known map, such as kernelbook.
+        tokenizer ID: The model's tokenizer, a hub id or directory: counts its reasoning, for
+            curate.
+        out DIR: Folder for tasks and answers as Parquet.
     """
     from flows.importing import import_source
     from flows.runtime.terminal import TerminalProgress
@@ -92,20 +92,19 @@ def curate(
         help="Names, YAML files, or all. Repeatable.",
         show_default="concur",
     ),
-    sizes: str | None = Option(
-        None, "--size", metavar="N,N,...", help="Maximum number of samples; one set per size."
-    ),
+    sizes: str | None = None,
     overrides: list[str] = setting("the strategy", "min_speedup=2"),
-    out: File = Option(
-        None, metavar="DIR", help="Write each set as Parquet, and curation.json, to this folder."
-    ),
-    explain: str | None = Option(
-        None,
-        metavar="CANDIDATE_ID",
-        help="Explain why it was selected or not; a beginning of the id is enough.",
-    ),
+    out: File = None,
+    explain: str | None = None,
 ) -> Json:
-    """Choose training sets from existing verdicts, by one strategy or many."""
+    """Choose training sets from existing verdicts, by one strategy or many.
+
+    Options:
+        sizes --size N,N,...: Maximum number of samples; one set per size.
+        out DIR: Write each set as Parquet, and curation.json, to this folder.
+        explain CANDIDATE_ID: Explain why it was selected or not; a beginning of the id is
+            enough.
+    """
     from flows.curate import curate_table, explain_candidate
     from flows.lists import parsed_numbers
 
@@ -127,24 +126,23 @@ def publish(
     *,
     root: Root = ".concur",
     curated: Curated = None,
-    out: str = Option(..., metavar="DIR", help="Folder to create."),
-    name: str | None = Option(None, help="Name of the data set."),
-    license: str | None = Option(
-        None, metavar="ID", help="Licence of the set, as named by the hub, such as apache-2.0."
-    ),
-    holdout: float | None = Option(
-        None, metavar="SHARE", help="Share of the tasks for the split `test`."
-    ),
-    push: str | None = Option(
-        None,
-        metavar="REPO_ID",
-        help="Also push the set to the hub; the token is read from HF_TOKEN.",
-    ),
-    public: bool = Option(
-        False, "--public", help="Push to a public repository.", show_default="private"
-    ),
+    out: str,
+    name: str | None = None,
+    license: str | None = None,
+    holdout: float | None = None,
+    push: str | None = None,
+    public: bool = False,
 ) -> Json:
-    """Write a curated set as a folder that datasets.load_dataset loads."""
+    """Write a curated set as a folder that datasets.load_dataset loads.
+
+    Options:
+        out DIR: Folder to create.
+        name: Name of the data set.
+        license ID: Licence of the set, as named by the hub, such as apache-2.0.
+        holdout SHARE: Share of the tasks for the split `test`.
+        push REPO_ID: Also push the set to the hub; the token is read from HF_TOKEN.
+        public: Push to a public repository. [default: private]
+    """
     from tasks.publishing.sets import publish_set
 
     return publish_set(
@@ -161,12 +159,18 @@ def publish(
 
 @command(Group.DATA, needs=["line"])
 def diff(
-    old: str = Argument(..., metavar="OLD", help="A curated snapshot or a published folder."),
-    new: str = Argument(..., metavar="NEW", help="The one to compare it with."),
+    old: str,
+    new: str,
     *,
-    root: str = Option(".concur", help="Folder of the snapshots named by a fingerprint."),
+    root: str = ".concur",
 ) -> Json:
-    """Compare two curated snapshots or published folders: what changed, and why."""
+    """Compare two curated snapshots or published folders: what changed, and why.
+
+    Options:
+        old OLD: A curated snapshot or a published folder.
+        new NEW: The one to compare it with.
+        root: Folder of the snapshots named by a fingerprint.
+    """
     from flows.diff import diff_sets
 
     return diff_sets(root, old, new)
@@ -178,11 +182,13 @@ def analyze(
     verdicts: Verdicts = None,
     candidates: Candidates = None,
     root: Root = ".concur",
-    out: str = Option(
-        "analysis", metavar="DIR", help="Folder for report.md, analysis.json and the figure."
-    ),
+    out: str = "analysis",
 ) -> Json:
-    """Analyse how reasoning length relates to correctness and speedup."""
+    """Analyse how reasoning length relates to correctness and speedup.
+
+    Options:
+        out DIR: Folder for report.md, analysis.json and the figure.
+    """
     from flows.analyze import analyze_table
 
     return analyze_table(verdicts, candidates, root=root, out=out)
@@ -193,18 +199,17 @@ def search(
     *,
     root: Root = ".concur",
     profile: Profile = "local",
-    verdicts: str | None = Option(
-        None,
-        metavar="SNAPSHOT",
-        help="Verified candidates to begin with: fingerprint or directory.",
-        show_default="the newest",
-    ),
+    verdicts: str | None = None,
     overrides: list[str] = setting("the profile", "search.evaluations=64"),
 ) -> Json:
     """Search for faster variants of correct kernels; print the gains that are confirmed.
 
     Block and tile sizes, unrolling and launch bounds are changed; with search.operators also flags,
     and a model rewrites. Rerun the same command to resume a search that was stopped.
+
+    Options:
+        verdicts SNAPSHOT: Verified candidates to begin with: fingerprint or directory.
+            [default: the newest]
     """
     from flows.launch import joined_configuration, served_and_shown
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 import webbrowser
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from flows.cli import pages
 from flows.cli.common import (
@@ -36,12 +34,15 @@ if TYPE_CHECKING:
 def ls(
     *,
     root: Root = ".concur",
-    stage: str | None = Option(None, help="Snapshots of this stage only, such as curation."),
+    stage: str | None = None,
 ) -> Json:
     """List the snapshots under a root, with rows, level, size and date, and the refreshes that made
     them.
 
     `concur show FINGERPRINT` shows one.
+
+    Options:
+        stage: Snapshots of this stage only, such as curation.
     """
     from flows.gc import scan
     from flows.morning.history import refreshes
@@ -69,16 +70,18 @@ def refresh_row(refresh: Refresh) -> Json:
 
 @command(Group.FIND, needs=["batch"], page=pages.of_snapshot)
 def show(
-    fingerprint: str = Argument(
-        ...,
-        metavar="FINGERPRINT",
-        help="The beginning of a fingerprint, a snapshot's directory, or --out of verify-batch.",
-    ),
+    fingerprint: str,
     *,
     root: Root = ".concur",
-    rows: int = Option(3, min=0, metavar="N", help="Print the first N rows."),
+    rows: Annotated[int, Option(min=0)] = 3,
 ) -> Json:
-    """Show a snapshot: what it holds, its first rows and its columns."""
+    """Show a snapshot: what it holds, its first rows and its columns.
+
+    Options:
+        fingerprint FINGERPRINT: The beginning of a fingerprint, a snapshot's directory, or
+            --out of verify-batch.
+        rows N: Print the first N rows.
+    """
     from tasks.curation.source import in_batch
     from tasks.store.lookup import find_snapshot
 
@@ -104,30 +107,25 @@ def first_rows(snapshot: Snapshot, most: int) -> list[Json]:
 
 @command(Group.FIND, needs=["line"])
 def view(
-    place: str | None = Argument(
-        None, metavar="PLACE", help="A root, a verification, or Parquet.", show_default="--root"
-    ),
+    place: str | None = None,
     *,
     root: Root = ".concur",
     candidates: Candidates = None,
-    tasks: str | None = Option(
-        None,
-        metavar="TASKS",
-        help="Tasks of the candidates: Parquet or task files.",
-        show_default="beside the snapshot",
-    ),
-    out: str | None = Option(
-        None,
-        metavar="DIR",
-        help="Folder to write.",
-        show_default="view, in the root or the current folder",
-    ),
-    opened: bool = Option(False, "--open", help="Open the page in the browser."),
+    tasks: str | None = None,
+    out: str | None = None,
+    opened: bool = False,
 ) -> Json:
     """Write a static site of the candidates in PLACE, and print the path of its first page.
 
     PLACE is a root, the --out of verify-batch, a verification snapshot, or Parquet with
     verdicts. The site opens from disk and can be published as it is.
+
+    Options:
+        place PLACE: A root, a verification, or Parquet. [default: --root]
+        tasks TASKS: Tasks of the candidates: Parquet or task files. [default: beside the
+            snapshot]
+        out DIR: Folder to write. [default: view, in the root or the current folder]
+        opened --open: Open the page in the browser.
     """
     from flows.view import write_view
 
@@ -140,9 +138,13 @@ def view(
 @command(Group.FIND, needs=["line"], page=pages.of_morning)
 def morning(
     *,
-    root: str = Option(".concur", envvar="CONCUR_ROOT", help="Folder of the snapshots."),
+    root: Annotated[str, Option(envvar="CONCUR_ROOT")] = ".concur",
 ) -> Json:
-    """Report what is new since the previous refresh, what failed and why, and what to do."""
+    """Report what is new since the previous refresh, what failed and why, and what to do.
+
+    Options:
+        root: Folder of the snapshots.
+    """
     from flows.morning import text
     from flows.morning.report import newest
 
@@ -172,12 +174,8 @@ def profiles() -> Json:
 
 @command(Group.FIND)
 def config(
-    what: Literal["show", "keys", "schema"] = Argument(
-        ..., metavar="WHAT", help="The values, what each key means, or the JSON Schema."
-    ),
-    key: str = Argument(
-        "", metavar="KEY", help="keys: only those with this in their name.", show_default="all"
-    ),
+    what: Literal["show", "keys", "schema"],
+    key: str = "",
     *,
     profile: Profile = "local",
     overrides: list[str] = setting("the profile", "language=cuda"),
@@ -189,6 +187,10 @@ def config(
     `keys` explains them: `concur config keys timing`. Those of verification.eval are the protocol,
     which `verify --set` takes without that prefix. `schema` is for editors: name the file in the
     first line of a profile, as `# yaml-language-server: $schema=FILE`.
+
+    Options:
+        what WHAT: The values, what each key means, or the JSON Schema.
+        key KEY: keys: only those with this in their name. [default: all]
     """
     from flows.config import PipelineConfig, load_profile, read_profile
     from tasks.reporting.text import masked
@@ -220,20 +222,12 @@ def config(
 
 def explained(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, str]]:
     """Yield every key with its dotted path and its meaning."""
-    said = of_attributes(inspect.getdoc(model) or "")
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and hasattr(kind, "model_fields"):
             yield from explained(kind, f"{above}{name}.")
         else:
-            yield f"{above}{name}", " ".join((field.description or said.get(name, "")).split())
-
-
-def of_attributes(docstring: str) -> dict[str, str]:
-    """Return what a class's docstring, without its indentation, says of its fields."""
-    _, _, attributes = docstring.partition("Attributes:")
-    found = re.findall(r"^\s*(\w+): (.+(?:\n\s{4,}(?!\w+: ).+)*)", attributes, re.MULTILINE)
-    return {name: " ".join(words.split()) for name, words in found}
+            yield f"{above}{name}", " ".join((field.description or "").split())
 
 
 def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -14,16 +14,16 @@ from flows.cli.common import Group, Json, Root, command, setting
 @command(Group.MACHINE, succeeded="runnable", page=pages.of_doctor)
 def doctor(
     *,
-    profile: str = Option(
-        "local",
-        help="Profile (name or YAML file) to check; its requirements decide the exit status.",
-    ),
+    profile: str = "local",
     overrides: list[str] = setting("the profile", "language=cuda"),
 ) -> Json:
     """Check what a profile needs on this machine, and print a fix for each problem.
 
     Says of verify, refresh and training (with the benchmark) whether they run; `runnable` is
     whether all do.
+
+    Options:
+        profile: Profile (name or YAML file) to check; its requirements decide the exit status.
     """
     from flows.doctor import examine, runs
 
@@ -41,18 +41,19 @@ def doctor(
 def gc(
     *,
     root: Root = ".concur",
-    keep: int = Option(5, min=0, metavar="N", help="Keep the newest N snapshots of each stage."),
-    younger_than_days: float = Option(
-        7.0, "--younger-than", min=0, metavar="DAYS", help="Keep snapshots younger than this."
-    ),
-    delete: bool = Option(
-        False, "--delete", help="Remove the listed items; without it, gc only reports."
-    ),
+    keep: Annotated[int, Option(min=0)] = 5,
+    younger_than_days: Annotated[float, Option(min=0)] = 7.0,
+    delete: bool = False,
 ) -> Json:
     """List the snapshots that are old and not needed; with --delete, remove them.
 
     The newest snapshots of each stage, young ones, and everything that these were made from are
     kept.
+
+    Options:
+        keep N: Keep the newest N snapshots of each stage.
+        younger_than_days --younger-than DAYS: Keep snapshots younger than this.
+        delete: Remove the listed items; without it, gc only reports.
     """
     from flows.gc import collect
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -22,17 +22,15 @@ def up(
     prefect_port: int = port(4200, "Port of the Prefect server."),
     mlflow_port: int = port(5000, "Port of the MLflow server."),
     ray_port: int = port(6379, "Port of the Ray head; Ray Client takes the next."),
-    timeout_s: float | None = Option(
-        None,
-        "--timeout",
-        min=1,
-        help="Seconds to wait until all parts are healthy.",
-        show_default="as long as it takes",
-    ),
+    timeout_s: Annotated[float | None, Option(min=1)] = None,
 ) -> Json:
     """Start Prefect, a worker, MLflow and Ray here, and keep them alive.
 
     Parts that run already are left alone. Everything listens on loopback.
+
+    Options:
+        timeout_s --timeout: Seconds to wait until all parts are healthy. [default: as long as
+            it takes]
     """
     from flows.stack import control
     from flows.stack.layout import StackSettings
@@ -43,7 +41,10 @@ def up(
 
 
 @command(Group.STACK, needs=["line"], succeeded="healthy")
-def status(*, root: StackRoot = ".concur") -> Json:
+def status(
+    *,
+    root: StackRoot = ".concur",
+) -> Json:
     """Show the state of each part of the stack. Exit status 0 only if all parts are healthy."""
     from flows.stack import control
 
@@ -51,7 +52,10 @@ def status(*, root: StackRoot = ".concur") -> Json:
 
 
 @command(Group.STACK, needs=["line"])
-def down(*, root: StackRoot = ".concur") -> Json:
+def down(
+    *,
+    root: StackRoot = ".concur",
+) -> Json:
     """Stop the stack and its runs. Databases, snapshots and logs are kept."""
     from flows.stack import control
 
@@ -59,7 +63,10 @@ def down(*, root: StackRoot = ".concur") -> Json:
 
 
 @command(Group.STACK, needs=["line"], prints=False)
-def env(*, root: StackRoot = ".concur") -> None:
+def env(
+    *,
+    root: StackRoot = ".concur",
+) -> None:
     """Print the lines that point a shell at the stack: eval "$(concur env)"."""
     from flows.stack import control
 

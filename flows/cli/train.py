@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 import typer
-from typer import Option
 
 from flows.cli import pages
 from flows.cli.common import INTERRUPTED, Curated, Group, Json, Root, command, setting
@@ -20,20 +19,19 @@ def train(
     *,
     root: Root = ".concur",
     curated: Curated = None,
-    profile: str = Option("local", help="The profile whose `training` and `tracking` are used."),
+    profile: str = "local",
     overrides: list[str] = setting("the profile", "training.num_epochs=1"),
-    merged: Path | None = Option(
-        None,
-        metavar="DIR",
-        help="Merge base and adapter into one model there, if the check passes.",
-    ),
-    merged_dtype: Literal["bfloat16", "float32"] = Option(
-        "bfloat16", help="Data type of the merged weights."
-    ),
+    merged: Path | None = None,
+    merged_dtype: Literal["bfloat16", "float32"] = "bfloat16",
 ) -> Json:
     """Train an adapter on an existing curated set; print its path and its run in MLflow.
 
     If the training is stopped, rerun the same command to resume it.
+
+    Options:
+        profile: The profile whose `training` and `tracking` are used.
+        merged DIR: Merge base and adapter into one model there, if the check passes.
+        merged_dtype: Data type of the merged weights.
     """
     from flows.config import load_profile
     from flows.launch import embed, served_and_shown
@@ -71,20 +69,17 @@ def train(
 def reinforce(
     *,
     root: Root = ".concur",
-    training: str | None = Option(
-        None,
-        metavar="SNAPSHOT",
-        help="A finished training: fingerprint or directory.",
-        show_default="the newest",
-    ),
-    profile: str = Option(
-        "local", help="The profile whose `reinforcement`, `verification` and `tracking` are used."
-    ),
+    training: str | None = None,
+    profile: str = "local",
     overrides: list[str] = setting("the profile", "reinforcement.steps=20"),
 ) -> Json:
     """Improve a trained adapter with rewards from the verifier (GRPO); print where it is.
 
     Rerun the same command to resume one that was stopped.
+
+    Options:
+        training SNAPSHOT: A finished training: fingerprint or directory. [default: the newest]
+        profile: The profile whose `reinforcement`, `verification` and `tracking` are used.
     """
     from flows.launch import joined_configuration, served_and_shown
 
@@ -101,43 +96,27 @@ def reinforce(
 @command(Group.TRAIN, needs=["train"], succeeded="complete", page=pages.of_ablation)
 def ablate(
     *,
-    profile: str | None = Option(
-        None, help="A profile's name, or the path of a YAML file.", show_default="ablation"
-    ),
+    profile: str | None = None,
     overrides: list[str] = setting("the profile", "training.num_epochs=1"),
-    strategies: str | None = Option(
-        None, metavar="S,S,...", help="Names, YAML files, or all. The first is the baseline."
-    ),
-    sizes: str | None = Option(
-        None,
-        metavar="N,N,...",
-        help="Maximum numbers of samples; `all`: as the profile limits them.",
-        show_default="all",
-    ),
-    seeds: str | None = Option(
-        None,
-        metavar="N,N,...",
-        help="Seeds of curation, training and sampling.",
-        show_default="0,1",
-    ),
-    max_parallel_branches: int | None = Option(
-        None,
-        "--parallel",
-        metavar="N",
-        help="Number of parallel branches.",
-        show_default="one per GPU",
-    ),
-    verdicts: str | None = Option(
-        None,
-        metavar="SNAPSHOT",
-        help="Start from this verification snapshot.",
-        show_default="refresh first",
-    ),
+    strategies: str | None = None,
+    sizes: str | None = None,
+    seeds: str | None = None,
+    max_parallel_branches: int | None = None,
+    verdicts: str | None = None,
 ) -> Json:
     """Compare strategies: curate, train and benchmark each, at every size and with every seed.
 
     Rerun the same command to resume a stopped ablation and to retry failed branches. The exit
     status is 1 if a branch failed.
+
+    Options:
+        profile: A profile's name, or the path of a YAML file. [default: ablation]
+        strategies S,S,...: Names, YAML files, or all. The first is the baseline.
+        sizes N,N,...: Maximum numbers of samples; `all`: as the profile limits them. [default:
+            all]
+        seeds N,N,...: Seeds of curation, training and sampling. [default: 0,1]
+        max_parallel_branches --parallel N: Number of parallel branches. [default: one per GPU]
+        verdicts SNAPSHOT: Start from this verification snapshot. [default: refresh first]
     """
     from flows.ablation.plan import ablation_config, pipeline_of, planned_branches
     from flows.config import strategy_names

@@ -39,30 +39,27 @@ Form = Literal["flashinfer", "sol", "kernelbench", "package", "harbor", "table"]
 
 @command(Group.VERIFY, prints=False)
 def verify(
-    task: Path = Argument(..., metavar="TASK", help="Python file with Model.", dir_okay=False),
-    candidate: Path = Argument(
-        ..., metavar="CANDIDATE", help="Python file with ModelNew.", dir_okay=False
-    ),
+    task: Annotated[Path, Argument(dir_okay=False)],
+    candidate: Annotated[Path, Argument(dir_okay=False)],
     *,
     overrides: list[str] = PROTOCOL,
     quick: Quick = False,
-    language: KernelLanguage | None = Option(
-        None, help="Language of the kernel.", show_default="read from its source"
-    ),
-    check: bool = Option(False, "--check", help="Exit status 1 unless the candidate is correct."),
-    min_speedup: float | None = Option(
-        None,
-        min=0,
-        metavar="X",
-        help="Exit status 1 unless it is correct and at least X times as fast as TASK.",
-        show_default=False,
-    ),
-    progress: bool = Option(
-        False, "--progress", help="Print each stage to stderr.", show_default="only on a terminal"
-    ),
+    language: KernelLanguage | None = None,
+    check: bool = False,
+    min_speedup: Annotated[float | None, Option(min=0)] = None,
+    progress: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Verify one kernel: CANDIDATE (a file with ModelNew) against TASK (a file with Model)."""
+    """Verify one kernel: CANDIDATE (a file with ModelNew) against TASK (a file with Model).
+
+    Options:
+        task TASK: Python file with Model.
+        candidate CANDIDATE: Python file with ModelNew.
+        language: Language of the kernel. [default: read from its source]
+        check: Exit status 1 unless the candidate is correct.
+        min_speedup X: Exit status 1 unless it is correct and at least X times as fast as TASK.
+        progress: Print each stage to stderr. [default: only on a terminal]
+    """
     from kernels_eval.sandbox.server_process import ServerProcess
 
     # before the imports that follow; what is given may change its number of threads
@@ -92,53 +89,36 @@ def verify(
 
 @command(Group.VERIFY, needs=["batch"], page=pages.of_batch)
 def verify_batch(
-    candidates: str = Argument(
-        ..., metavar="CANDIDATES", help="A table, a folder, a run, or an id of the hub."
-    ),
+    candidates: str,
     *,
     overrides: list[str] = PROTOCOL,
     quick: Quick = False,
-    tasks: str = Option(
-        ...,
-        metavar="TASKS",
-        help="Tasks: a table, a folder of .py files, a KernelBench checkout, or a hub id.",
-    ),
-    out: str = Option(
-        ..., metavar="DIR", help="Folder for verdicts.parquet, summary.json and the snapshots."
-    ),
-    language: KernelLanguage | None = Option(
-        None,
-        help="Verify only this language.",
-        show_default="from the table or the sources, else cpp",
-    ),
-    model: str | None = Option(
-        None,
-        metavar="NAME",
-        help="Name of the model, if no column gives it.",
-        show_default="the run's or the file's name",
-    ),
+    tasks: str,
+    out: str,
+    language: KernelLanguage | None = None,
+    model: str | None = None,
     workers: Workers = None,
     builders: Builders = None,
-    gpu_type: str | None = Option(
-        None,
-        metavar="TYPE",
-        help="GPUs to use in a cluster of several types, such as H100.",
-        show_default="this machine's type",
-    ),
-    timeout_s: float | None = Option(
-        None,
-        "--timeout",
-        min=0,
-        metavar="SECONDS",
-        help="Give up where other runs use the devices for so long.",
-        show_default="wait until they end",
-    ),
+    gpu_type: str | None = None,
+    timeout_s: Annotated[float | None, Option(min=0)] = None,
     ray_address: RayAddress = None,
 ) -> Json:
     """Verify CANDIDATES against their tasks: a table (Parquet, JSON lines, CSV), a folder of .py
     files, a run of KernelBench, or a data set on the hub.
 
     If the run is stopped, rerun the same command to resume it.
+
+    Options:
+        candidates CANDIDATES: A table, a folder, a run, or an id of the hub.
+        tasks TASKS: Tasks: a table, a folder of .py files, a KernelBench checkout, or a hub id.
+        out DIR: Folder for verdicts.parquet, summary.json and the snapshots.
+        language: Verify only this language. [default: from the table or the sources, else cpp]
+        model NAME: Name of the model, if no column gives it. [default: the run's or the file's
+            name]
+        gpu_type TYPE: GPUs to use in a cluster of several types, such as H100. [default: this
+            machine's type]
+        timeout_s --timeout SECONDS: Give up where other runs use the devices for so long.
+            [default: wait until they end]
     """
     from kernels_eval.pool.held import holders
 
@@ -175,29 +155,12 @@ def serve(
     tasks: list[str] = repeated(
         metavar="TASKS", help="Tasks that requests name by id, as for verify-batch."
     ),
-    language: KernelLanguage | None = Option(
-        None,
-        help="Judge this language and those of its device.",
-        show_default="cuda with a GPU, else cpp",
-    ),
-    host: str = Option("127.0.0.1", metavar="ADDRESS", help="The address to listen on."),
-    port: int = Option(8700, min=1, max=65535, help="The port to listen on."),
-    journal: str = Option(
-        ".concur/serve.sqlite3",
-        metavar="FILE",
-        help="What is queued and what was found; a new start continues with it.",
-    ),
-    max_queued: int = Option(
-        10000,
-        min=1,
-        help="Unfinished evaluations, above which requests get 429; one client may have half.",
-    ),
-    drain_s: float = Option(
-        60.0,
-        min=0,
-        metavar="SECONDS",
-        help="How long candidates under way may take to finish at the end.",
-    ),
+    language: KernelLanguage | None = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535)] = 8700,
+    journal: str = ".concur/serve.sqlite3",
+    max_queued: Annotated[int, Option(min=1)] = 10000,
+    drain_s: Annotated[float, Option(min=0)] = 60.0,
     workers: Workers = None,
     builders: Builders = None,
     ray_address: RayAddress = None,
@@ -206,6 +169,16 @@ def serve(
 
     SIGTERM or Ctrl-C lets what is under way finish; the next start continues with the rest. A
     --host that is not loopback needs a token in CONCUR_SERVE_TOKEN, which clients then send.
+
+    Options:
+        language: Judge this language and those of its device. [default: cuda with a GPU, else
+            cpp]
+        host ADDRESS: The address to listen on.
+        port: The port to listen on.
+        journal FILE: What is queued and what was found; a new start continues with it.
+        max_queued: Unfinished evaluations, above which requests get 429; one client may have
+            half.
+        drain_s SECONDS: How long candidates under way may take to finish at the end.
     """
     from kernels_eval.devices import visible_gpus
     from kernels_eval.pool.ray import require_cluster
@@ -238,18 +211,16 @@ def serve(
 @command(Group.VERIFY, needs=["batch", "mcp"], prints=False)
 def mcp(
     *,
-    url: str = Option("http://127.0.0.1:8700", help="Address of `concur serve`."),
-    port: int | None = Option(
-        None,
-        min=1,
-        max=65535,
-        help="Serve over HTTP, at /mcp of this port of this machine.",
-        show_default="stdin and stdout",
-    ),
+    url: str = "http://127.0.0.1:8700",
+    port: Annotated[int | None, Option(min=1, max=65535)] = None,
 ) -> None:
     """Give coding agents tools over the Model Context Protocol: verify, profile, explain, search.
 
     The verdicts are those of a running `concur serve`, whose token is in CONCUR_SERVE_TOKEN.
+
+    Options:
+        url: Address of `concur serve`.
+        port: Serve over HTTP, at /mcp of this port of this machine. [default: stdin and stdout]
     """
     import signal
 
@@ -269,33 +240,27 @@ def benchmark(
     verdicts: Verdicts = None,
     candidates: Candidates = None,
     root: Root = ".concur",
-    tasks: str | None = Option(
-        None,
-        metavar="TASKS",
-        help="Tasks of the verdicts, for their levels.",
-        show_default="beside the snapshot, else by task id",
-    ),
-    label: str | None = Option(
-        None, help="Name of the verdicts, and of the model if the candidates name none."
-    ),
-    device: str | None = Option(
-        None, metavar="NAME", help="Score only the verdicts of this device."
-    ),
-    ks: str = Option("1,5,10", "--k", metavar="K,K,...", help="Values of k in pass@k."),
-    ps: str = Option(
-        "0,0.5,0.8,1,1.2,1.5,2", "--p", metavar="P,P,...", help="Values of p in fast_p."
-    ),
-    resamples: int = Option(2000, min=100, help="Bootstrap resamples over tasks."),
-    min_kernel_share: float | None = Option(
-        None,
-        min=0,
-        max=1,
-        metavar="SHARE",
-        help="Count a custom kernel only from this share of its candidate's time, such as 0.1.",
-        show_default="any share",
-    ),
+    tasks: str | None = None,
+    label: str | None = None,
+    device: str | None = None,
+    ks: str = "1,5,10",
+    ps: str = "0,0.5,0.8,1,1.2,1.5,2",
+    resamples: Annotated[int, Option(min=100)] = 2000,
+    min_kernel_share: Annotated[float | None, Option(min=0, max=1)] = None,
 ) -> Json:
-    """Score existing verdicts: Exec and fast_p at pass@k, with intervals and by level."""
+    """Score existing verdicts: Exec and fast_p at pass@k, with intervals and by level.
+
+    Options:
+        tasks TASKS: Tasks of the verdicts, for their levels. [default: beside the snapshot,
+            else by task id]
+        label: Name of the verdicts, and of the model if the candidates name none.
+        device NAME: Score only the verdicts of this device.
+        ks --k K,K,...: Values of k in pass@k.
+        ps --p P,P,...: Values of p in fast_p.
+        resamples: Bootstrap resamples over tasks.
+        min_kernel_share SHARE: Count a custom kernel only from this share of its candidate's
+            time, such as 0.1. [default: any share]
+    """
     from flows.score import score_table
 
     return score_table(
@@ -321,40 +286,17 @@ def export(
         help="Verdicts, results of another harness, a candidate's file, or (harbor) tasks.",
         show_default="the newest verdicts in --root",
     ),
-    form: Form = Option(
-        ...,
-        "--as",
-        help="The form: traces of FlashInfer-Bench or SOL-ExecBench, run folders of KernelBench, a"
-        " package of one kernel, tasks of Harbor, or (of the results of another harness, or of"
-        " several sets) a table of verdicts.",
-    ),
-    out: str = Option(
-        ..., metavar="PLACE", help="Folder to create, or the Parquet file of a table."
-    ),
+    form: Form,
+    out: str,
     candidates: Candidates = None,
-    tasks: str | None = Option(
-        None,
-        metavar="TASKS",
-        help="Tasks of the verdicts; a folder of definitions keeps these.",
-        show_default="beside the snapshot",
-    ),
+    tasks: str | None = None,
     root: Root = ".concur",
-    candidate: str | None = Option(
-        None, metavar="ID", help="package: the correct candidate to verify again and to pack."
-    ),
-    task: str | None = Option(
-        None, metavar="FILE", help="package: the task of SOURCE, the file of a candidate."
-    ),
-    name: str | None = Option(None, help="package: its name.", show_default="the task's"),
-    license: str | None = Option(
-        None, metavar="ID", help="package: its licence, as named by the hub, such as apache-2.0."
-    ),
-    language: KernelLanguage | None = Option(
-        None,
-        help="harbor: the language to ask for; package: that of the candidate's file.",
-        show_default="cpp; read from its source",
-    ),
-    recipe: str = Option("concur", metavar="NAME", help="harbor: the recipe of the reward."),
+    candidate: str | None = None,
+    task: str | None = None,
+    name: str | None = None,
+    license: str | None = None,
+    language: KernelLanguage | None = None,
+    recipe: str = "concur",
 ) -> Json:
     """Write verdicts for other suites, one kernel as a package, or tasks for agents.
 
@@ -362,6 +304,21 @@ def export(
     table` it is the results of another harness (a run of KernelBench, or a folder with traces), or
     several sets of verdicts, of one GPU each, that become one table. With `--as package --task
     FILE` it is the file of one candidate.
+
+    Options:
+        form --as: The form: traces of FlashInfer-Bench or SOL-ExecBench, run folders of
+            KernelBench, a package of one kernel, tasks of Harbor, or (of the results of another
+            harness, or of several sets) a table of verdicts.
+        out PLACE: Folder to create, or the Parquet file of a table.
+        tasks TASKS: Tasks of the verdicts; a folder of definitions keeps these. [default:
+            beside the snapshot]
+        candidate ID: package: the correct candidate to verify again and to pack.
+        task FILE: package: the task of SOURCE, the file of a candidate.
+        name: package: its name. [default: the task's]
+        license ID: package: its licence, as named by the hub, such as apache-2.0.
+        language: harbor: the language to ask for; package: that of the candidate's file.
+            [default: cpp; read from its source]
+        recipe NAME: harbor: the recipe of the reward.
     """
     from flows import exchange
     from flows.runtime.terminal import TerminalProgress

@@ -237,6 +237,11 @@ def worded(parameter: inspect.Parameter, words: Words) -> inspect.Parameter:
     return parameter.replace(annotation=Annotated[kind, told])
 
 
+def tell(line: str) -> None:
+    """Say on stderr what is under way."""
+    typer.echo(line, err=True)
+
+
 def _accept_interrupts() -> None:
     """Undo that a script starts background jobs with SIGINT ignored, which Python keeps."""
     if threading.current_thread() is threading.main_thread():
@@ -256,12 +261,12 @@ def exit_statuses() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not (extra := extra_of(error)):
             raise
-        typer.echo(f"error: {error}: {install_command(extra)}", err=True)
+        tell(f"error: {error}: {install_command(extra)}")
         sys.exit(2)
     except EvalError as error:
-        typer.echo(f"error: {error}", err=True)
+        tell(f"error: {error}")
         sys.exit(2 if isinstance(error, UsageError | DeviceError) else 1)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would change the exit status
-        typer.echo(INTERRUPTED, err=True)
+        tell(INTERRUPTED)
         sys.exit(INTERRUPTED_STATUS)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from flows.cli.common import Group, Json, StackRoot, command
+from flows.cli.common import Group, Json, StackRoot, command, tell
 from kernels_eval.installation import command_name
 
 
@@ -71,8 +71,3 @@ def env(
     from flows.stack import control
 
     typer.echo("\n".join(control.export_lines(root)))
-
-
-def tell(line: str) -> None:
-    """Say on stderr what is under way."""
-    typer.echo(line, err=True)

@@ -7,10 +7,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
-import typer
-
 from flows.cli import pages
-from flows.cli.common import INTERRUPTED, Curated, Group, Json, Root, command, setting
+from flows.cli.common import INTERRUPTED, Curated, Group, Json, Root, command, setting, tell
 from kernels_eval.errors import UsageError
 
 
@@ -147,6 +145,6 @@ def ablate(
     except KeyboardInterrupt:
         # Branches work in threads that nothing can interrupt; what they finished is on disk. End
         # Ray and the embedded Prefect: the interpreter would wait for the threads.
-        typer.echo(INTERRUPTED, err=True)
+        tell(INTERRUPTED)
         atexit._run_exitfuncs()
         os._exit(130)

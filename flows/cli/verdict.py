@@ -1,71 +1,18 @@
-"""What `concur verify` prints of a verdict, and how it exits."""
+"""What `concur verify` prints of a verdict, and what it misses."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-import time
-from pathlib import Path
 
-from kernels_eval.config import EvalConfig
-from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.flags import meaning_of
 from kernels_eval.records import CompiledBaseline, Reason, Status, Verdict
-from kernels_eval.sandbox.server_process import ServerProcess
-from kernels_eval.verify_file import read_pair, verify
 
 OWN_COPY = re.compile(r"(?:/[^\s\"]*/concur-[^\s\"]*/|(?<![\w/.-]))candidate\.py(?=[:\"])")
 """The judge's name for the file that it was given, in a message that names a line."""
 
 
-def run(
-    task_path: str,
-    candidate_path: str,
-    language: str | None,
-    as_json: bool,
-    *,
-    config: EvalConfig | None = None,
-    progress: bool = False,
-    check: bool = False,
-    min_speedup: float | None = None,
-    started: ServerProcess | None = None,
-) -> int:
-    """Verify and print, with stages on stderr. Exit status 0 with a verdict, 2 for unusable input,
-    1 where the machine fails, or the verdict does not pass what was asked: `check` that it is
-    correct, `min_speedup` also that it is so fast. `started`: a fork server's process that was
-    started already; it is closed.
-    """
-    began_s = time.monotonic()
-
-    def note(text: str) -> None:
-        print(f"note: {text}", file=sys.stderr)
-
-    def say(text: str) -> None:
-        if progress or sys.stderr.isatty():
-            print(f"{time.monotonic() - began_s:6.1f} s  {text}", file=sys.stderr, flush=True)
-
-    try:
-        task, candidate = read_pair(task_path, candidate_path, language, note)
-        verdict = verify(task, candidate, candidate_path, config, say, started)
-    except (UsageError, DeviceError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except EvalError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    finally:
-        if started:
-            started.close()
-    found = verdict.model_dump(mode="json")
-    print(json.dumps(found) if as_json else render(verdict, Path(candidate_path).name))
-    if (check or min_speedup is not None) and (missed := _missed(verdict, min_speedup or 0.0)):
-        print(f"not passed: {missed}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _missed(verdict: Verdict, min_speedup: float) -> str:
+def missed(verdict: Verdict, min_speedup: float) -> str:
+    """Why a verdict does not pass: it is not correct, or not so fast; "" where it does."""
     if verdict.status is not Status.CORRECT:
         return f"the candidate is {verdict.status.value}"
     if not min_speedup:

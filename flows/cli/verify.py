@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +27,7 @@ from flows.cli.common import (
     command,
     repeated,
     setting,
+    tell,
 )
 
 PROTOCOL: Any = setting("the protocol", "timing.max_s=1.0")
@@ -62,29 +66,28 @@ def verify(
     """
     from kernels_eval.sandbox.server_process import ServerProcess
 
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        if progress or sys.stderr.isatty():
+            tell(f"{time.monotonic() - began_s:6.1f} s  {text}")
+
     # before the imports that follow; what is given may change its number of threads
-    started = None if overrides else ServerProcess()
-    from flows.cli.verdict import run
-    from kernels_eval.verify_file import QUICK
-
-    config = QUICK if quick else None
-    if overrides:
+    with nullcontext() if overrides else closing(ServerProcess()) as started:
+        from flows.cli.verdict import missed, render
         from kernels_eval.settings import load_protocol
+        from kernels_eval.verify_file import QUICK, read_pair, verify
 
-        config = load_protocol(overrides, config)
-    sys.exit(
-        run(
-            str(task),
-            str(candidate),
-            language,
-            as_json,
-            config=config,
-            progress=progress,
-            check=check,
-            min_speedup=min_speedup,
-            started=started,
-        )
+        config = load_protocol(overrides, QUICK if quick else None)
+        pair = read_pair(str(task), str(candidate), language, lambda text: tell(f"note: {text}"))
+        verdict = verify(*pair, str(candidate), config, say, started)
+    page = (
+        json.dumps(verdict.model_dump(mode="json")) if as_json else render(verdict, candidate.name)
     )
+    typer.echo(page)
+    if (check or min_speedup is not None) and (why := missed(verdict, min_speedup or 0.0)):
+        tell(f"not passed: {why}")
+        sys.exit(1)
 
 
 @command(Group.VERIFY, needs=["batch"], page=pages.of_batch)
@@ -124,7 +127,7 @@ def verify_batch(
 
     for kind in ("cpu", "gpu"):  # before the imports that follow, which take seconds
         if others := " and ".join(holders(kind)):
-            typer.echo(f"{others} uses the {kind.upper()}: work for it waits its turn", err=True)
+            tell(f"{others} uses the {kind.upper()}: work for it waits its turn")
     from flows.runtime.terminal import TerminalProgress
     from kernels_eval.records import Language
     from kernels_eval.settings import load_protocol
@@ -200,10 +203,9 @@ def serve(
     intake = Intake(judged, protocol, found, parse_response)
     options = {"workers": workers, "builders": builders, "address": ray_address}
     service = Service(intake, Path(journal), options, max_queued, drain_s)
-    typer.echo(
+    tell(
         f"judging {', '.join(intake.languages)} at http://{host}:{port} (API: /docs),"
-        f" {plural(len(found), 'task')}, journal {journal}",
-        err=True,
+        f" {plural(len(found), 'task')}, journal {journal}"
     )
     run(service, host, port, token)
 
@@ -230,7 +232,7 @@ def mcp(
     # what reads stdin cannot be interrupted, and nothing here needs an end
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED_STATUS))
     place = f"http://127.0.0.1:{port}/mcp" if port else "stdin and stdout"
-    typer.echo(f"tools for agents at {place}, verdicts by {url}", err=True)
+    tell(f"tools for agents at {place}, verdicts by {url}")
     run(url, os.environ.get("CONCUR_SERVE_TOKEN"), port)
 
 

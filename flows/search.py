@@ -209,7 +209,8 @@ def prompt_of(plan: Plan, language: Language, hardware: str | None, verdicts: Sn
             prompt, sorted(Kernel(each.score, each.code) for each in parents)
         )
     name = parents[0].candidate_id
-    known = known_rows(verdicts.root, PROFILES, "candidate_id", [name], KERNEL_PROFILES)
+    profiles = Snapshot(verdicts.root, PROFILES, "")
+    known = known_rows(profiles, "candidate_id", [name], KERNEL_PROFILES)
     limits = ({key: row[key] for key in LIMIT} for row in known if row["limit"])
     said = [said_of(_verdict(verdicts, name)), *(limit_words(**limit) for limit in limits)]
     return follow_up_prompt(prompt, parents[0].code, "".join(said), correct=True)

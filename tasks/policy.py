@@ -81,7 +81,7 @@ def stage_task(
 def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
     """Call a stage task, whose beginning is reported; make a cached snapshot again where it is no
     longer on disk."""
-    report(getattr(step, "name", step.__name__), 0, 0, "begins")
+    report(getattr(step, "name", None) or step.__name__, 0, 0, "begins")
     ref: SnapshotRef = step(*args, **kwargs)
     if not ref.open().finished:
         ref = step.with_options(refresh_cache=True)(*args, **kwargs)

@@ -40,10 +40,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef) -> SnapshotRef:
     snapshot.recover(TRACE_FLAGS)
     there = snapshot.keys("flag_key")
     missing = [key for key in key_of.values() if key not in there]
-    known = known_rows(
-        snapshot.root, STAGE, "flag_key", missing, TRACE_FLAGS, exclude=snapshot.fingerprint
-    )
-    snapshot.append(known, TRACE_FLAGS)
+    snapshot.append(known_rows(snapshot, "flag_key", missing, TRACE_FLAGS), TRACE_FLAGS)
     done = snapshot.index(["candidate_id"])
     left = wanted.join(done, on="candidate_id", how="anti", maintain_order="left")
     count = wanted.height - left.height

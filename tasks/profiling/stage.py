@@ -60,11 +60,7 @@ def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Langu
     done = snapshot.keys("candidate_id")
     left = {key: row for key, row in correct.items() if row["candidate_id"] not in done}
     with snapshot.journal(KERNEL_PROFILES) as add:
-        own = snapshot.fingerprint
-        known = known_rows(
-            snapshot.root, STAGE, "profile_key", list(left), KERNEL_PROFILES, exclude=own
-        )
-        for row in known:
+        for row in known_rows(snapshot, "profile_key", list(left), KERNEL_PROFILES):
             add(row | {"candidate_id": left.pop(row["profile_key"])["candidate_id"]})
         if left:
             rows = _profiled(left, line, config, protocol, language)

@@ -58,17 +58,17 @@ def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
 
 
 def known_rows(
-    root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
+    of: Snapshot, column: str, keys: Iterable[str], schema: pa.Schema, *, own: bool = False
 ) -> Iterator[Json]:
-    """Rows of the stage's other snapshots with one of these keys, each once, those in journals of
-    killed runs included."""
+    """Rows of the other snapshots of its stage (`own`: also its own) with one of these keys, each
+    once, those in journals of killed runs included."""
     import polars as pl
 
     missing = pl.DataFrame({column: pl.Series(list(keys), dtype=pl.String)}).unique()
-    for snapshot in snapshots(root, stage):
+    for snapshot in snapshots(of.root, of.stage):
         if missing.is_empty():
             return
-        if snapshot.fingerprint == exclude:
+        if snapshot.fingerprint == of.fingerprint and not own:
             continue
         snapshot.save_journals(schema)
         if not snapshot.has_column(column):

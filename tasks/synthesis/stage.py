@@ -131,14 +131,8 @@ class Synthesis:
         snapshot, there = self.snapshot, self.snapshot.keys("request_key")
         numbers = range(sampler.most_attempts + 1)
         wanted = (attempt_key(key, number) for key in requests.keys for number in numbers)
-        kept = known_rows(
-            snapshot.root,
-            STAGE,
-            "request_key",
-            [key for key in wanted if key not in there],
-            CANDIDATES,
-            exclude=snapshot.fingerprint,
-        )
+        missing = [key for key in wanted if key not in there]
+        kept = known_rows(snapshot, "request_key", missing, CANDIDATES)
         snapshot.append((parsed_again(row, sampler.count_tokens) for row in kept), CANDIDATES)
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
         asked = sampler.generator if self._turn == 1 else f"{sampler.generator}, turn {self._turn}"

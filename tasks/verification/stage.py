@@ -215,10 +215,8 @@ class Verification:
         left = self._keyed(self._without_verdict())
         of_key = left.group_by("key").agg("candidate_id")
         ids = dict(of_key.iter_rows())
-        mine = "" if self.config.once_per_code else self.snapshot.fingerprint
-        for row in known_rows(
-            self.snapshot.root, STAGE, "verdict_key", ids, VERDICTS, exclude=mine
-        ):
+        own = self.config.once_per_code
+        for row in known_rows(self.snapshot, "verdict_key", ids, VERDICTS, own=own):
             for candidate_id in ids[row["verdict_key"]]:
                 yield row | {"candidate_id": candidate_id}
 

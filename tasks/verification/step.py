@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from kernels_eval.records import Language
 from tasks.policy import RETRIED, sentence
-from tasks.store.snapshot import SnapshotRef
-from tasks.verification import stage
-from tasks.verification.config import VerificationConfig
-from tasks.verification.confirmation import Confirmation, Rule
-from tasks.verification.confirmation import run as run_confirmation
+from tasks.verification import confirmation, stage
 from tasks.verification.stage import Verification
 
 
@@ -48,30 +44,7 @@ def verify_chunk(work: Any, number: int) -> dict[str, int]:
     return dict(counts)
 
 
-def verify(
-    candidates: SnapshotRef,
-    tasks: SnapshotRef,
-    config: VerificationConfig,
-    language: Language,
-    verification: type[Verification] = Verification,
-) -> SnapshotRef:
-    return stage.run(
-        candidates, tasks, config, language, verification=verification, verify_chunk=verify_chunk
-    )
-
-
-def confirm(
-    verdicts: SnapshotRef,
-    candidates: SnapshotRef,
-    tasks: SnapshotRef,
-    config: VerificationConfig,
-    language: Language,
-    rule: Rule,
-    confirmation: type[Confirmation] = Confirmation,
-) -> SnapshotRef:
-    """Confirmation of what a rule keeps, as `verify`."""
-    return run_confirmation(
-        *(verdicts, candidates, tasks, config, language, rule),
-        confirmation=confirmation,
-        verify_chunk=verify_chunk,
-    )
+verify = partial(stage.run, verify_chunk=verify_chunk)
+confirm = partial(confirmation.run, verify_chunk=verify_chunk)
+for name, step in {"verify": verify, "confirm": confirm}.items():
+    vars(step)["name"] = name  # as that of a task, for who calls it

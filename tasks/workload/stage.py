@@ -84,8 +84,7 @@ def fill(
 
     def rows() -> Iterator[Json]:
         yield from snapshot.read(unique=key).to_dicts()
-        own = snapshot.fingerprint
-        yield from known_rows(snapshot.root, snapshot.stage, key, list(left), schema, exclude=own)
+        yield from known_rows(snapshot, key, list(left), schema)
         yield from measure({name: tasks[0] for name, tasks in left.items()})
 
     problems = 0

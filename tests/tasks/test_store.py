@@ -424,16 +424,14 @@ def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path):
     current.append([row(4)], SCHEMA)
     other.append([row(5)], SCHEMA)
     asked = {row(number)["key"] for number in range(1, 7)}
-    found = {
-        found["key"]: found for found in known_rows(root, "s", "key", asked, SCHEMA, exclude="c")
-    }
+    found = {found["key"]: found for found in known_rows(current, "key", asked, SCHEMA)}
     assert set(found) == {"k000001", "k000002", "k000003"}
     assert found["k000001"] == row(1)  # whole rows, ready to append
     assert found["k000002"]["value"] in (2, 77)  # one of them, once
     for arguments in [
-        (root, "s", "key", {"k000006"}),
-        (root, "s", "no_such_column", asked),
-        (str(tmp_path / "nowhere"), "s", "key", asked),
+        (current, "key", {"k000006"}),
+        (current, "no_such_column", asked),
+        (Snapshot(str(tmp_path / "nowhere"), "s", "c"), "key", asked),
     ]:
         assert list(known_rows(*arguments, SCHEMA)) == []
     assert [each.fingerprint for each in snapshots(root, "s")] == ["a", "b", "c"]
@@ -445,12 +443,13 @@ def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path):
 def test_known_rows_are_taken_from_a_killed_runs_journal_and_not_from_a_living_ones(snapshot):
     left_journal(snapshot, range(40), 1)
     asked = {row(number)["key"] for number in range(40)}
+    another = Snapshot(snapshot.root, snapshot.stage, "another")
     for _ in ("in the journal", "in a part"):
-        found = known_rows(snapshot.root, "stage", "key", asked, SCHEMA, exclude="another")
+        found = known_rows(another, "key", asked, SCHEMA)
         assert {each["key"] for each in found} == asked
     with Snapshot(snapshot.root, "stage", "alive").journal(SCHEMA) as add:
         add(row(999_999))
-        assert list(known_rows(snapshot.root, "stage", "key", {row(999_999)["key"]}, SCHEMA)) == []
+        assert list(known_rows(another, "key", {row(999_999)["key"]}, SCHEMA)) == []
 
 
 # -- roots -----------------------------------------------------------------------------------------

@@ -173,7 +173,10 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here, give
     other = given.work(grown, config=stricter)
     assert other.snapshot.ref != second
     keys = {other.verdict_key(candidate) for candidate in keyed}
-    assert list(known_rows(given.root, "verification", "verdict_key", keys, VERDICTS)) == []
+    assert (
+        list(known_rows(Snapshot(given.root, "verification", ""), "verdict_key", keys, VERDICTS))
+        == []
+    )
     same = given.work(grown)
     expected = {same.verdict_key(candidate) for candidate in keyed}
     assert {row["verdict_key"] for row in after.values()} == expected
@@ -484,7 +487,7 @@ def test_a_flow_has_one_task_run_per_chunk_and_retries_it(prefect_home, given, t
 
     @flow
     def line() -> SnapshotRef:
-        return verify(candidates, given.tasks, CONFIG, Language.CPP, judged_by(judge))
+        return verify(candidates, given.tasks, CONFIG, Language.CPP, verification=judged_by(judge))
 
     assert set(verdicts_of(line())) == set(ids(asked))
     assert judge.asked == ids(asked), "each once, though the second chunk failed half way"

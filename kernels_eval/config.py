@@ -215,7 +215,7 @@ float64, too, and a kernel that is exact there, as from logits, would differ fro
 any precision."""
 VARIED_SHARE = 1 / 8
 """Of a mask of ones, how many elements are 0 where that varies. A choice."""
-LARGE_INTEGER, WIDE_INTEGER, LARGE_EXPONENT = 2**28, 2**20, 16
+LARGE_INTEGER, WIDE_INTEGER, WIDE_INT32, LARGE_EXPONENT = 2**28, 2**20, 2**17, 16
 """Up to which some integers are enlarged that flow into arithmetic alone: fp32 does not hold all of
 these, and 32 bits hold them and a few such added up; those that are multiplied or sorted, too, as
 their products' sums have room in float64, and their counts in memory; and those that are exponents.

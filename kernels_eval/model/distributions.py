@@ -105,15 +105,7 @@ def _set_slices(drawn: Tensor, random: Random) -> None:
 def warm_up(value: Tensor) -> None:
     """Draw every distribution once: a GPU loads each kernel on its first use."""
     generator = torch.Generator(device=value.device).manual_seed(0)
-    for name in (
-        *BLOCKS[1:],
-        "mixed",
-        "impulse",
-        "ends",
-        "offset",
-        "small",
-        "non_finite",
-    ):
+    for name in (*BLOCKS[1:], "mixed", "impulse", "ends", "offset", "small", "non_finite"):
         drawn_from(value, generator, name)
 
 

@@ -221,7 +221,8 @@ def _enlarged(samples: list[Tensor], uses: Collection[str]) -> str:
         return "large"
     exact = bool(uses) and all(map(EXACT.search, uses)) and not all(map(ARITHMETIC.search, uses))
     bytes_alone = all(bool(((x >= 0) & (x < 256)).all()) for x in samples)
-    return "wide" if exact and dtype is torch.int64 and not bytes_alone else ""
+    fits = dtype in (torch.int32, torch.int64)
+    return "wide" if exact and fits and not bytes_alone else ""
 
 
 def _also(samples: list[Tensor], uses: Collection[str], text: str) -> int | None:

@@ -24,6 +24,7 @@ from kernels_eval.config import (
     MOST_SHUFFLED,
     MOVED_SHARE,
     VARIED_SHARE,
+    WIDE_INT32,
     WIDE_INTEGER,
 )
 from kernels_eval.model.distributions import drawn_from
@@ -260,6 +261,8 @@ def _full_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Te
 def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """One in eight is larger, of its sign: indices and counts are never negative."""
     most = {"exponents": LARGE_EXPONENT, "wide": WIDE_INTEGER}.get(note.rare, LARGE_INTEGER)
+    if note.rare == "wide" and value.dtype == torch.int32:  # one of two factors: sums have room
+        most = generator.initial_seed() % 2 * WIDE_INT32
     share, size = _uniform(value, generator), _uniform(value, generator) * most
     chosen = (share < VARIED_SHARE) & (value.abs() < most)
     return torch.where(chosen, value + value.sign() * size.to(value.dtype), value)

@@ -546,6 +546,13 @@ def test_only_integers_of_arithmetic_are_enlarged(uses, dtype, enlarged):
     assert drawn.dtype == dtype and float((drawn != value).float().mean()) < 1 / 4
 
 
+@pytest.mark.parametrize("uses", [{"mm.self"}, {"sort.self", "reads sort.self"}])
+def test_one_of_two_factors_of_32_bits_exceeds_16(uses):
+    value = torch.randint(-100, 101, (64, 64), dtype=torch.int32)
+    small, wide = (redrawn(value, note_of([value], uses), seed, RARE) for seed in (4, 5))
+    assert torch.equal(small, value) and 2**16 < int(wide.max()) <= 2**17 + 100
+
+
 def test_one_row_of_probabilities_is_certain_and_others_have_zeros():
     value = torch.softmax(torch.randn(4, 30, 16), -1)
     drawn = redrawn(value, note_of([value]), 5, RARE)

@@ -80,15 +80,19 @@ def joined_configuration(profile: str, overrides: list[str], root: str) -> Pipel
 def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
     """Run the flow in this process, with progress on stderr. Returns the summary as plain data."""
     embed(config)
+    from flows.view import view_command
+
     Thread(target=make_headers, args=(config,), daemon=True).start()
     with served_and_shown() as progress:
-        found = _refresh(config) if refresh_only else _whole_line(config)
+        found, run = _refresh(config) if refresh_only else _whole_line(config)
     return {
         "name": config.name,
         "seconds": progress.seconds,
         "new_work_in": sorted(progress.worked),
         **({} if progress.worked else {"note": NOTHING_NEW}),
         **found,
+        "viewer": view_command(config.root),
+        **mlflow_pages(config, run),
     }
 
 
@@ -104,32 +108,27 @@ def make_headers(config: PipelineConfig) -> None:
             confined_builder(config.verification.eval).warm()
 
 
-def _refresh(config: PipelineConfig) -> Json:
+def _refresh(config: PipelineConfig) -> tuple[Json, str | None]:
     from flows.refresh import summary_rows
     from flows.track import refresh_and_track
-    from flows.view import view_command
 
     refreshed, run = refresh_and_track(config)
     summary = {
         str(row["snapshot"]): f"{row['rows']}" + (f" ({row['counts']})" if row["counts"] else "")
         for row in summary_rows(refreshed)
     }
-    return {"summary": summary, "viewer": view_command(config.root), **mlflow_pages(config, run)}
+    return {"summary": summary}, run
 
 
-def _whole_line(config: PipelineConfig) -> Json:
+def _whole_line(config: PipelineConfig) -> tuple[Json, str | None]:
     from flows.pipeline import concur_line
     from tasks.benchmark.report.files import read_summary
 
     result = concur_line(config)
     # the newest report under a name that does not change, beside the snapshots
     page = (Path(result.report_dir) / "report.html").read_bytes()
-    return {
-        "summary": dict(read_summary(result.report_dir)),
-        "report": str(atomic_write(Path(config.root) / "report.html", page)),
-        "viewer": str(Path(config.root) / "view/index.html"),
-        **mlflow_pages(config, result.mlflow_run),
-    }
+    report = str(atomic_write(Path(config.root) / "report.html", page))
+    return {"summary": dict(read_summary(result.report_dir)), "report": report}, result.mlflow_run
 
 
 def mlflow_pages(config: PipelineConfig, run: str | None, view: str = "scores") -> Json:
@@ -139,8 +138,8 @@ def mlflow_pages(config: PipelineConfig, run: str | None, view: str = "scores") 
     from flows.stack.control import how_to_start
 
     page = run and run_url(config, run, "runs", view)
-    pages = how_to_start(config.root) if run and not page else None
-    return {"mlflow_run": run, "mlflow_page": page, "pages": pages}
+    command = how_to_start(config.root) if run and not page else None
+    return {"mlflow_run": run, "mlflow_page": page, "start_mlflow": command}
 
 
 def launch_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:

@@ -12,7 +12,7 @@ import polars as pl
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.view import view_command
+from flows.view import view_command, viewer_page
 from kernels_eval.records import Json, stable_hash
 from tasks.benchmark.comparing import paired_differences
 from tasks.benchmark.errors import error_groups
@@ -83,7 +83,7 @@ def report_context(
 def _viewer(config: PipelineConfig) -> Json:
     if "://" in config.root:
         return {}
-    page = Path(config.root).absolute() / "view/index.html"
+    page = Path(viewer_page(config.root)).absolute()
     return {"viewer": page.as_uri(), "viewer_command": view_command(config.root)}
 
 

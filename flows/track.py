@@ -20,6 +20,7 @@ from flows.config import PipelineConfig
 from flows.naming import run_name, typed_name
 from flows.refresh import Refreshed, refresh
 from flows.runtime.guard import guarding
+from flows.view import viewer_page
 from kernels_eval.records import Status, stable_hash
 from tasks.benchmark.report.files import Report
 from tasks.benchmark.shown import FAST, OWN_TRACK, metrics_of
@@ -220,11 +221,10 @@ def destination_of(config: PipelineConfig) -> Destination:
 
 
 def tags_of(config: PipelineConfig, **more: str) -> dict[str, str]:
-    viewer = f"{config.root}/view/index.html"
     return {
         "language": config.language.value,
         "profile": config.name,
-        "viewer": viewer,
+        "viewer": viewer_page(config.root),
         **more,
     }
 

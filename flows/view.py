@@ -31,7 +31,7 @@ from tasks.versions import (
 )
 from tasks.viewer.site import COLUMNS, PAGE, write_site
 
-MADE_OF = "made_of.txt"
+MADE_OF, VIEW = "made_of.txt", "view"
 NEEDED = ("candidate_id", "task_id", "status")
 NAMES = pl.List(pl.String)
 READ = {
@@ -80,7 +80,7 @@ def write_view(
     if root and candidates:
         raise UsageError(f"{place} is a root: --candidates needs verdicts", "name the verdicts")
     sources = _sources(root) if root else [("", Source(place, candidates, "", unfinished=True))]
-    directory = Path(out or Path(place if root else ".", "view"))
+    directory = Path(out or Path(place if root else ".", VIEW))
     made_of, marker = _made_of([source for _, source in sources], tasks), directory / MADE_OF
     if not (made_of and marker.is_file() and marker.read_text(encoding="utf-8") == made_of):
         parts = [_part(name, source, tasks) for name, source in sources]
@@ -91,6 +91,11 @@ def write_view(
         atomic_write(marker, made_of)
     read = [source.verdicts.path for _, source in sources]
     return {"page": str((directory / PAGE).absolute()), "verdicts": read}
+
+
+def viewer_page(root: str) -> str:
+    """The page of a root's viewer, written or not."""
+    return f"{root}/{VIEW}/{PAGE}"
 
 
 def view_command(root: str) -> str:

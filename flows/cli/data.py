@@ -176,7 +176,7 @@ def diff(
     return diff_sets(root, old, new)
 
 
-@command(Group.DATA, needs=["line"])
+@command(Group.DATA, needs=["line"], page=pages.of_analysis)
 def analyze(
     *,
     verdicts: Verdicts = None,

@@ -30,16 +30,15 @@ if TYPE_CHECKING:
     from tasks.store import Snapshot
 
 
-@command(Group.FIND)
+@command(Group.FIND, page=pages.of_list)
 def ls(
     *,
     root: Root = ".concur",
     stage: str | None = None,
 ) -> Json:
-    """List the snapshots under a root, with rows, level, size and date, and the refreshes that made
-    them.
+    """List the newest snapshot of each stage under a root, and the newest refreshes.
 
-    `concur show FINGERPRINT` shows one.
+    `--stage STAGE` lists all of a stage, `concur show FINGERPRINT` shows one.
 
     Options:
         stage: Snapshots of this stage only, such as curation.
@@ -160,15 +159,8 @@ def profiles() -> Json:
     for name in profile_names():
         path, config = shipped_dir("profiles") / f"{name}.yaml", load_profile(name)
         about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        found.append(
-            {
-                "name": name,
-                "language": config.language.value,
-                "root": config.root,
-                "about": about,
-                "path": str(path),
-            }
-        )
+        kind = {"name": name, "language": config.language.value, "root": config.root}
+        found.append(kind | {"about": about, "path": str(path)})
     return {"profiles": found}
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -37,7 +36,7 @@ def doctor(
     }
 
 
-@command(Group.MACHINE, needs=["line"])
+@command(Group.MACHINE, needs=["line"], page=pages.of_gc)
 def gc(
     *,
     root: Root = ".concur",
@@ -57,20 +56,4 @@ def gc(
     """
     from flows.gc import collect
 
-    data = collect(root, keep=keep, younger_than_days=younger_than_days, delete=delete)
-    return data | {"summary": summarised(data)}
-
-
-def summarised(data: Json) -> list[Json]:
-    """Return number and bytes of what stays and goes by stage and reason, what goes first."""
-    went = "gone" if data["deleted"] else "would go"
-    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for one in data["snapshots"]:
-        outcome = "stays" if one["stays"] else went
-        groups[outcome, one["stage"], one["reason"]].append(one["bytes"])
-    order: Any = sorted(groups.items(), key=lambda item: (item[0][0] != went, item[0]))
-    return [
-        {"outcome": outcome, "stage": stage, "reason": reason}
-        | {"number": len(sizes), "bytes": sum(sizes)}
-        for (outcome, stage, reason), sizes in order
-    ]
+    return collect(root, keep=keep, younger_than_days=younger_than_days, delete=delete)

@@ -3,12 +3,16 @@ rows. `--json` has everything."""
 
 from __future__ import annotations
 
+import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows.cli.render import Json, clean_line, label, render
+from flows.cli.render import Json, clean_line, in_units, label, render
+from kernels_eval.grouping import grouped
 from tasks.progress import duration
 from tasks.reporting.text import interval, p_value, plural
 
@@ -17,9 +21,17 @@ ROW_COLUMNS = 8
 QUIET = frozenset({"schema_version", "language", "verdict_key", "log_tail", "phases"})
 """Columns that say little of a row."""
 LONGEST_COUNTS = 12
+SHORT = 12
+"""Letters of a fingerprint that a page shows: a beginning is enough for every command."""
+MOST_REFRESHES = 5
+ENDS = ("name", "began_at", "ending")
 WIDTH = 100
 MORE = "--json prints the whole manifest, the types of the columns and every value of these rows."
 
+MORE_OF_LIST = (
+    "--stage STAGE lists all of a stage; `concur show FINGERPRINT --root {root}` shows one.\n"
+    "--json has all snapshots and refreshes."
+)
 MORE_OF_SETS = (
     "`left_out` are other correct samples. --json prints why, and each set's configuration."
 )
@@ -30,20 +42,19 @@ def of_snapshot(data: Json) -> str:
     manifest: Mapping[str, Any] = data["manifest"] or {}
     stage, fingerprint = data["path"].rsplit("/", 2)[-2:]
     if not data["finished"]:
-        headline = f"{stage} {fingerprint[:12]} is unfinished"
+        headline = f"{stage} {fingerprint[:SHORT]} is unfinished"
     else:
         took = f", made in {duration(manifest['seconds'])}" if manifest.get("seconds") else ""
         of = [manifest[name] for name in ("language", "device") if manifest.get(name)]
-        headline = f"{stage} {fingerprint[:12]}: {plural(manifest['rows'], 'row')}"
+        headline = f"{stage} {fingerprint[:SHORT]}: {plural(manifest['rows'], 'row')}"
         headline = ", ".join([headline, *of]) + took
     counts = {
         name: dict(list(value.items())[:LONGEST_COUNTS])
         for name, value in manifest.items()
         if name.endswith("_counts") and value
     }
-    about = {"made_at": manifest.get("created_at") or "", **counts}
-    about |= {"path": data["path"]}
-    about |= {"upstream": manifest["upstream"]} if manifest.get("upstream") else {}
+    about = {"made_at": manifest.get("created_at"), **counts, "path": data["path"]}
+    about["upstream"] = manifest.get("upstream")
     rows = _brief(data["rows"])
     columns = textwrap.wrap(f"columns: {', '.join(map(label, data['columns']))}", WIDTH)
     more = len(rows) < manifest.get("rows", 0)
@@ -68,6 +79,54 @@ def _fits_a_line(values: Sequence[Any]) -> bool:
     return bool(known) and not nested and "\n" not in "".join(map(str, known))
 
 
+def of_list(data: Json) -> str:
+    """Each stage's newest and unfinished snapshots, or all of the only stage, and the refreshes."""
+    stages = grouped((each["stage"], each) for each in data["snapshots"])
+    whole = len(stages) == 1
+    rows = [
+        {"stage": stage, "snapshots": None if whole else len(found)}
+        | {"fingerprint" if whole else "newest": each["fingerprint"][:SHORT]}
+        | {"rows": each["rows"], "age": _age(each)}
+        | {"size": in_units(each["bytes"])}
+        | {"state": each["level"] if each["finished"] else "unfinished"}
+        for stage, found in stages.items()
+        for each in found
+        if whole or each is found[-1] or not each["finished"]
+    ]
+    begun = _only(data["refreshes"][-MOST_REFRESHES:], *ENDS)
+    told = render({"root": data["root"], "snapshots": rows, "newest_refreshes": begun})
+    return f"{told}\n\n{MORE_OF_LIST.format(root=shlex.quote(data['root']))}"
+
+
+def _age(snapshot: Json) -> str:
+    changed = datetime.fromisoformat(snapshot["changed_at"])
+    return duration((datetime.now(UTC) - changed).total_seconds())
+
+
+def of_gc(data: Json) -> str:
+    """What goes, each with its reason, and what stays by reason."""
+    went, found = "gone" if data["deleted"] else "would go", data["snapshots"]
+    go = [
+        {"stage": each["stage"], "fingerprint": each["fingerprint"][:SHORT]}
+        | {"size": in_units(each["bytes"]), "why": each["reason"]}
+        for each in found
+        if not each["stays"]
+    ]
+    stay = Counter(each["reason"] for each in found if each["stays"])
+    headline = (
+        f"{plural(len(go), 'snapshot')} {went} ({in_units(data['freed_bytes'])}),"
+        f" {stay.total():,} stay ({in_units(data['kept_bytes'])})"
+    )
+    stays = [{"why": reason, "snapshots": count} for reason, count in stay.items()]
+    last = ["", "--delete removes them."] if go and not data["deleted"] else []
+    return "\n".join([_page(headline, {went: go, "stays": stays}), *last])
+
+
+def of_analysis(data: Json) -> str:
+    """What was found, without the tables: the report has them."""
+    return render({name: data[name] for name in data if name not in ("bins", "thirds", "findings")})
+
+
 def of_doctor(data: Json) -> str:
     """What runs here, what stops the rest, and every check."""
     checks: list[Json] = data["checks"]
@@ -77,7 +136,7 @@ def of_doctor(data: Json) -> str:
         lines = [f"{each['name']}: {each['fix']}" for each in stops]
         told[work] = "yes" if ready else ["no", *lines]
     missing = {each["name"]: each["fix"] for each in checks if each["fix"] and not each["work"]}
-    found = [{name: each[name] for name in ("name", "found", "ok", "need")} for each in checks]
+    found = _only(checks, "name", "found", "ok", "need")
     return render({"profile": data["profile"], **told, "checks": found, "optional_fixes": missing})
 
 
@@ -100,9 +159,7 @@ def of_batch(data: Json) -> str:
         "faster_than_the_reference": f"{speedup['above_1']:,} of {speedup['timed']:,} timed",
         "speedup": quantiles and f"median {middle:.4g}, 10 to 90 %: {low:.4g} to {high:.4g}",
         "quarantined": data["quarantined"],
-        "this_run": data["this_run"],
-        "verdicts": data["verdicts"],
-        "summary": data["summary"],
+        **{name: data[name] for name in ("this_run", "verdicts", "summary")},
         "all_of_it": f"concur view {Path(data['verdicts']).parent}",
     }
     return _page(headline, shown)
@@ -129,30 +186,16 @@ def of_scores(data: Json) -> str:
 
 def of_morning(data: Json) -> str:
     """What is new, what to do, what failed."""
-    refresh: Mapping[str, Any] = data["refresh"]
-    fresh: Mapping[str, int] = data["new_status_counts"]
-    verdicts = [
-        {"verdict": name, "all": count, "new": fresh.get(name, 0)}
-        for name, count in sorted(data["status_counts"].items(), key=lambda each: -each[1])
-    ]
-    errors = [
-        {name: each[name] for name in ("count", "tasks", "reason", "signature")}
-        for each in data["errors"]
-    ]
-    failed = [{"reason": name, "new": count} for name, count in data["reason_counts"].items()]
-    unfinished = [
-        {name: each[name] for name in ("name", "began_at", "ending", "error")}
-        for each in data["unfinished"]
-    ]
     told = {
         "to_do": data["next_steps"],
         "what_came": data["changes"],
-        "verdicts": verdicts,
+        "verdicts": data["status_counts"],
+        "new_verdicts": data["new_status_counts"],
+        "why_new_ones_failed": data["reason_counts"],
         "confirmed": data["confirmation"],
-        "what_failed": failed,
-        "errors": errors,
-        "refreshes_that_did_not_end": unfinished,
-        "error": refresh["error"],
+        "errors_of_new_ones": _only(data["errors"], "count", "tasks", "reason", "signature"),
+        "refreshes_that_did_not_end": _only(data["unfinished"], *ENDS, "error"),
+        "error": data["refresh"]["error"],
         "cautions": data["cautions"],
     }
     return _page(f"{data['title']}: {data['headline']}", told)
@@ -170,8 +213,9 @@ def of_sets(data: Json) -> str:
         return render(data)
     correct = data["source"]["correct"]
     rows = [each | {"left_out": correct - each["samples"]} for each in data["sets"]]
-    shown = [{name: row[name] for name in SET_COLUMNS if name in row} for row in rows]
-    return "\n".join([render({"sets": shown, "source": data["source"]}), "", MORE_OF_SETS])
+    return "\n".join(
+        [render({"sets": _only(rows, *SET_COLUMNS), "source": data["source"]}), "", MORE_OF_SETS]
+    )
 
 
 def of_ablation(data: Json) -> str:
@@ -182,17 +226,10 @@ def of_ablation(data: Json) -> str:
     headline = f"{data['name']}: {done:,} of {len(branches):,} branches done in {took}"
     shown = {
         "strategies": [_strategy(row) for row in data["strategies"]],
-        "branches": [
-            {name: branch[name] for name in ("name", "state", "rows", "loss_last", "error")}
-            for branch in branches
-        ],
-        "cautions": data["cautions"],
-        "comparison": data["comparison"],
-        "directory": data["directory"],
-        "mlflow_run": data["mlflow_run"],
-        "mlflow_page": data["mlflow_page"],
-        "pages": data["pages"],
+        "branches": _only(branches, "name", "state", "rows", "loss_last", "error"),
     }
+    places = ("cautions", "comparison", "directory", "mlflow_run", "mlflow_page", "start_mlflow")
+    shown |= {name: data[name] for name in places}
     return _page(headline, shown)
 
 
@@ -211,6 +248,11 @@ def _strategy(row: Json) -> Json:
         "points_of_exec": f"{of('difference', 'p')} against {against}" if against else None,
         "p_holm": p_value(row.get("p_holm")),
     }
+
+
+def _only(rows: Sequence[Mapping[str, Any]], *names: str) -> list[Json]:
+    """The rows with these values alone, those that a row has."""
+    return [{name: row[name] for name in names if name in row} for row in rows]
 
 
 def _page(headline: str, shown: Json) -> str:

@@ -105,31 +105,26 @@ def _rows(value: Any) -> list[Json] | None:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Mapping[str, Any]], title: str, *, continued: bool = False) -> list[str]:
-    """The rows as tables no wider than the page. A column without any value is left out; mappings
-    too long for a cell become a table below."""
+def _table(rows: Sequence[Mapping[str, Any]], title: str) -> list[str]:
+    """The rows as tables no wider than the page. A column without any value is left out."""
     from rich.console import Console
 
     console = Console(width=_page_width())
     columns: dict[str, list[Any]] = {}
-    nested, links = [], []
+    links = []
     shared = _shared_values(rows)
     for name in dict.fromkeys(name for row in rows for name in row):
         if name in shared:
             continue
         values = [row.get(name) for row in rows]
-        if any(_is_nested(value) for value in values):
-            nested.append(name)
-        elif any(_is_link(value) for value in values):
+        if any(_is_link(value) for value in values):
             links.append(name)
         elif any(value not in (None, "", []) for value in values):
             columns[name] = values
     tables = ["", title]
     if shared:
         tables += _shared_lines(shared, console.width)
-    if len(columns) > 1 or not (shared and continued):
-        for part in _split(columns, console.width):
-            tables.append(_drawn(console, part))
+    tables += [_drawn(console, part) for part in _split(columns, console.width)]
     first = next(iter(columns), "")
     for name in links:
         lines: dict[str, list[str]] = {}
@@ -137,9 +132,6 @@ def _table(rows: Sequence[Mapping[str, Any]], title: str, *, continued: bool = F
             if row.get(name):
                 lines.setdefault(text_of(first, row.get(first)), []).append(clean_line(row[name]))
         tables += ["", f"{title}: {label(name)}", _pairs(lines)]
-    for name in nested:
-        below = [{first: row.get(first)} | (row.get(name) or {}) for row in rows]
-        tables += _table(below, f"{title}: {label(name)}", continued=True)
     return tables
 
 
@@ -168,8 +160,6 @@ def _shared_lines(shared: Json, width: int) -> list[str]:
 
 
 def _fits(row: Mapping[str, Any]) -> bool:
-    if any(map(_is_nested, row.values())):
-        return False
     columns = {name: [value] for name, value in row.items() if value not in (None, "", [])}
     return len(list(_split(columns, _page_width()))) <= 1
 
@@ -178,12 +168,6 @@ def _page_width() -> int:
     from rich.console import Console
 
     return Console().width if sys.stdout.isatty() else PIPE_WIDTH
-
-
-def _is_nested(value: Any) -> bool:
-    if not isinstance(value, Mapping) or _is_interval(value):
-        return False
-    return len(inline_text(value)) > CELL_CHARS
 
 
 def _split(columns: Mapping[str, list[Any]], width: int) -> Iterable[dict[str, list[Any]]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from flows.morning.history import Refresh, before, refreshes
+from flows.view import view_command
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
@@ -27,6 +28,10 @@ KEYS = {
 VERDICT_COLUMNS = (
     *("verdict_key", "candidate_id", "task_id", "status", "reason", "detail", "log_tail"),
 )
+
+
+FREQUENT = 0.1
+"""Share of new candidates from which one error is something to do."""
 
 
 class Change(Record):
@@ -62,16 +67,21 @@ class Morning(Record):
 
     @property
     def next_steps(self) -> tuple[str, ...]:
-        """What to do now, a sentence each; empty after a refresh without a fault."""
+        """What to do now, a sentence each; none after a refresh with neither news nor faults."""
         steps = []
         if self.refresh.ending != "finished":
-            steps.append("Start the refresh again: it resumes, and what was finished is kept.")
-        if self.errors:
-            most = self.errors[0]
+            steps.append(
+                "Mend the error, if there is one, and start the refresh again: it resumes, and what"
+                " was finished is kept."
+            )
+        most = next(iter(self.errors), None)
+        if most and most.count >= FREQUENT * sum(self.new_status_counts.values()):
             steps.append(
                 f"Look at the most frequent error of new candidates, {plural(most.count, 'time')}:"
                 f" {most.signature or 'no message'} ({most.reason})."
             )
+        if verdicts := not self.nothing_new and self.refresh.snapshots.get("verdicts"):
+            steps.append(f"See the new candidates: {view_command(verdicts.root)}")
         if self.cautions:
             steps.append("Read the cautions: something of this refresh is missing or failed.")
         return tuple(steps)

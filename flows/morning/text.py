@@ -3,11 +3,13 @@ markup."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flows.morning.report import Change, Morning
 from kernels_eval.records import Json
 from tasks.progress import duration
 from tasks.reporting.page import write_page
-from tasks.reporting.parts import Bullets, Section, fields_table
+from tasks.reporting.parts import Bullets, Section, Table, fields_table
 from tasks.reporting.text import by_count, cut, moment
 
 ENDINGS = {
@@ -61,14 +63,7 @@ def _sections(morning: Morning) -> list[Section]:
         {"verdict": name, "all": count, "new": morning.new_status_counts.get(name, 0)}
         for name, count in by_count(morning.status_counts)
     ]
-    failures = [
-        {"reason": reason, "new_candidates": count}
-        for reason, count in morning.reason_counts.items()
-    ]
-    unconfirmed = [
-        {"reason": reason, "failed_when_confirmed": count}
-        for reason, count in by_count(morning.confirmation.get("failed") or {})
-    ]
+    failed = morning.confirmation.get("failed") or {}
     return [
         Section("What to do", _bullets(morning.next_steps)),
         Section(
@@ -84,13 +79,18 @@ def _sections(morning: Morning) -> list[Section]:
             (
                 cut(morning.refresh.error, ERROR_CHARS),
                 fields_table(morning.unfinished, "name", "began_at", "ending", "error"),
-                fields_table(failures, "reason", "new_candidates"),
-                fields_table(unconfirmed, "reason", "failed_when_confirmed"),
+                _reasons("new_candidates", morning.reason_counts),
+                _reasons("failed_when_confirmed", failed),
                 fields_table(morning.errors, "signature", "reason", "count", "tasks"),
             ),
         ),
         Section("Cautions", _bullets(morning.cautions)),
     ]
+
+
+def _reasons(number: str, counts: Mapping[str, int]) -> Table:
+    rows = [{"reason": reason, number: count} for reason, count in by_count(counts)]
+    return fields_table(rows, "reason", number)
 
 
 def _confirmed(confirmation: Json) -> str:

@@ -149,11 +149,13 @@ def operators_from(frame: pl.DataFrame) -> dict[str, int]:
 
 def nothing_taken(decisions: pl.DataFrame) -> UsageError:
     correct = decisions.filter(CORRECT)
-    reasons = correct["why_not"].unique().to_list()
-    fix = FIXES.get(reasons[0]) if len(reasons) == 1 else None
+    reasons = _counts(correct, "why_not")
+    fix = FIXES.get(WhyNot(*reasons)) if len(reasons) == 1 else None
+    said = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
     return UsageError(
-        f"curation took none of {decisions.height} candidates ({correct.height} correct)",
-        fix or "lower curation.min_speedup or verify more candidates",
+        f"curation took none of {decisions.height} candidates ({correct.height} correct"
+        f"{said and f': {said}'})",
+        fix or "lower curation.min_speedup, 5 unless set, or verify more candidates",
     )
 
 

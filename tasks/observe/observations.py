@@ -264,7 +264,7 @@ def _cautions(found: Observations) -> Iterator[str]:
         )
     mixed = found.estimate("odds_ratio_within_tasks").tasks
     if mixed < FEW_TASKS:
-        yield f"Only {mixed} of {found.tasks:,} tasks have both outcomes: only large effects show."
+        yield f"{mixed} of {found.tasks:,} tasks have both outcomes: only large effects show."
     if len(found.generators) > 1:
         yield f"Samples of {len(found.generators)} generators, whose tokens differ, are pooled."
     yield "Association, not cause: a sample may be long because it struggles."

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MANIFEST = "manifest.json"
-ADAPTER = "adapter/adapter_model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER = f"adapter/{ADAPTER_WEIGHTS}"
 NEEDED = {"training": (MANIFEST, ADAPTER), "reinforcement": (MANIFEST, ADAPTER)}
 """Files without which a snapshot of a stage is unfinished; of other stages the manifest alone."""
 PART_ROWS = 1000

@@ -7,8 +7,9 @@ from pathlib import Path
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from kernels_eval.written import json_of
+from tasks.store.snapshot import ADAPTER_WEIGHTS
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
 
 
 class AdapterFacts(Record):
@@ -30,7 +31,7 @@ def check_adapter(adapter_dir: Path) -> AdapterFacts:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    weights = adapter_dir / WEIGHTS
+    weights = adapter_dir / ADAPTER_WEIGHTS
     try:
         config = json_of((adapter_dir / CONFIG).read_text(encoding="utf-8"))
         rank, targets = int(config["r"]), sorted(config["target_modules"])

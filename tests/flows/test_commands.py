@@ -46,7 +46,7 @@ DONE = {
         ],
         **dict.fromkeys(("cautions", "comparison", "directory", "mlflow_run", "tracking_uri")),
         "mlflow_page": "http://127.0.0.1:5000/#/experiments/1/runs",
-        "pages": "concur up --root .concur",
+        "start_mlflow": "concur up --root .concur",
     },
 }
 """What a long piece of work returns."""
@@ -78,6 +78,9 @@ STATUS_1 = {"status", "doctor"}
 """Commands that say by their status what they found: here is no stack, and perhaps no tool."""
 NO_JSON = {"serve", "mcp", "env"}
 BRIEF = {
+    "ls": "root  made\n\nsnapshots\n",
+    "gc": "0 snapshots would go (0 B), ",
+    "analyze": "rows ",
     "ablate": "tried: 1 of 1 branches done in 61 s",
     "show": "curation ",
     "morning": "local, ",

@@ -215,6 +215,10 @@ def test_a_person_reads_what_would_go_and_json_has_each(root):
     made(root, "tasks", "old")
     words = ["gc", "--root", str(root), "--keep", "0"]
     text = CliRunner().invoke(main, words).output
-    assert "would go" in text and "old and not needed" in text
+    assert text.startswith("1 snapshot would go (") and "old and not needed" in text
+    assert text.endswith("--delete removes them.\n")
     (one,) = json.loads(CliRunner().invoke(main, [*words, "--json"]).output)["snapshots"]
     assert not one["stays"] and one["reason"] == "old and not needed"
+    kept = CliRunner().invoke(main, ["gc", "--root", str(root)]).output
+    assert "of the newest 5" in kept and "--delete" not in kept
+    assert one["fingerprint"][:12] in text and one["fingerprint"][:12] not in kept

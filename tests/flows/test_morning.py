@@ -113,6 +113,16 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert "no figures" in text
     assert "- Look at the most frequent error of new candidates, 2 times:" in text
     assert "<b>" not in text  # what candidates wrote does nothing on the page
+    assert found.next_steps[1].endswith(f"concur view --root {tmp_path} --open")
+
+
+def test_an_error_of_few_new_candidates_is_nothing_to_do(tmp_path):
+    """Nine in ten are right: what a person does next is to look at them."""
+    statuses = {f"c{n:02}": "correct" for n in range(10)}
+    few = planted(tmp_path, "one", 2, statuses | {"c10": "compile_error"}, ["c01"])
+    found = morning(str(tmp_path), night(tmp_path, few))
+    (step,) = found.next_steps
+    assert found.errors and step.startswith("See the new candidates: ")
 
 
 def test_what_confirming_came_to_is_said_and_does_not_count_as_new(tmp_path):
@@ -157,7 +167,7 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
     failed = next(each for each in refreshes(str(tmp_path)) if each.ending == "failed")
     report = morning(str(tmp_path), failed)
     assert "The refresh failed after" in headline(report)
-    assert "- Start the refresh again: it resumes" in markdown(report)
+    assert "start the refresh again: it resumes" in markdown(report)
     assert "RuntimeError: the &#60;disk&#62; is full" in markdown(report)
 
 

@@ -63,13 +63,13 @@ def test_a_page_is_named_where_a_server_shows_the_run_s_own_root(tmp_path, monke
     monkeypatch.delenv("CONCUR_MLFLOW_URL", raising=False)
     config = PipelineConfig(root=str(tmp_path / "mine"))
     before = mlflow_pages(config, "run")
-    assert before["mlflow_page"] is None and f"up --root {tmp_path}/mine" in before["pages"]
+    assert before["mlflow_page"] is None and f"up --root {tmp_path}/mine" in before["start_mlflow"]
     other = str(tmp_path / "other")
     with started("input()", **{ROOT_VARIABLE: other}) as process:
         until(lambda: environment_variable(process.pid, ROOT_VARIABLE), "it has begun")
-        pages = mlflow_pages(config, "run")["pages"]
-        assert f"the stack of {other} is up" in pages and f"down --root {other}" in pages
-    assert "other" not in mlflow_pages(config, "run")["pages"]
+        command = mlflow_pages(config, "run")["start_mlflow"]
+        assert f"the stack of {other} is up" in command and f"down --root {other}" in command
+    assert other not in mlflow_pages(config, "run")["start_mlflow"]
 
 
 # -- what is refused -------------------------------------------------------------------------------

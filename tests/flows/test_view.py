@@ -3,7 +3,9 @@
 import re
 import shlex
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import polars as pl
@@ -13,7 +15,8 @@ from click.testing import CliRunner
 from flows.artifacts import show_candidates
 from flows.cli.main import main
 from flows.config import PipelineConfig
-from flows.view import write_view
+from flows.launch import launch
+from flows.view import viewer_page, write_view
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
 from tasks.curation.config import CurationConfig
@@ -75,7 +78,18 @@ def test_the_artifact_of_a_run_says_how_to_open_the_viewer(root, site, monkeypat
     assert Path(unquote(urlsplit(address).path)) == site / "index.html"
     program, *words = shlex.split(command)
     assert program.endswith("concur") and words.pop() == "--open"
-    assert data_of(*words)["page"] == str(site / "index.html")
+    assert data_of(*words)["page"] == str(site / "index.html") == viewer_page(str(root))
+
+
+@pytest.mark.parametrize("refresh_only", [True, False])
+def test_every_run_ends_with_the_command_of_its_viewer(monkeypatch, tmp_path, refresh_only):
+    shown = nullcontext(SimpleNamespace(seconds=1.0, worked=set()))
+    ends = {"embed": None, "make_headers": None, "served_and_shown": shown}
+    ends |= {"_refresh": ({}, None), "_whole_line": ({}, None)}
+    for name, value in ends.items():
+        monkeypatch.setattr(f"flows.launch.{name}", lambda *_, value=value: value)
+    found = launch(PipelineConfig(root=str(tmp_path)), refresh_only=refresh_only)
+    assert found["viewer"].endswith(f"view --root {tmp_path} --open")
 
 
 def test_a_profile_is_beside_its_candidate(site, root, tmp_path):

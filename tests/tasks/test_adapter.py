@@ -13,7 +13,8 @@ import yaml
 from kernels_eval.errors import EvalError, UsageError
 from tasks.models import load_causal_model, load_tokenizer
 from tasks.sources.small_model import build_small_model
-from tasks.training.adapter import WEIGHTS, AdapterFacts, check_adapter
+from tasks.store.snapshot import ADAPTER_WEIGHTS
+from tasks.training.adapter import AdapterFacts, check_adapter
 from tasks.training.card import card, sources_of, write_card
 from tasks.training.formatting import Dropped
 from tasks.training.merge import MERGE, MergeCheck, merge_adapter
@@ -97,7 +98,7 @@ def test_an_adapter_of_ours_is_told_as_it_is(base, adapter):
         2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + wide)
     )  # q and o, k and v, gate, up and down
     assert facts.parameters == 2 * 32 * pairs
-    assert facts.size_bytes == (adapter / WEIGHTS).stat().st_size
+    assert facts.size_bytes == (adapter / ADAPTER_WEIGHTS).stat().st_size
 
 
 def test_an_adapter_that_learned_nothing_is_refused(make):
@@ -112,7 +113,7 @@ def test_damaged_foreign_and_diverged_adapters_are_refused(adapter, tmp_path):
     with pytest.raises(UsageError, match="is no LoRA adapter"):
         check_adapter(tmp_path)
     broken = shutil.copytree(adapter, tmp_path / "broken")
-    tensors = load_file(adapter / WEIGHTS)
+    tensors = load_file(adapter / ADAPTER_WEIGHTS)
     name = next(name for name in tensors if "lora_B" in name)
     for change, said in (
         ({name: torch.full_like(tensors[name], float("nan"))}, "not finite"),
@@ -121,11 +122,11 @@ def test_damaged_foreign_and_diverged_adapters_are_refused(adapter, tmp_path):
     ):
         save_file(
             {key: value for key, value in {**tensors, **change}.items() if value is not None},
-            broken / WEIGHTS,
+            broken / ADAPTER_WEIGHTS,
         )
         with pytest.raises(UsageError, match=said):
             check_adapter(broken)
-    (broken / WEIGHTS).write_bytes((adapter / WEIGHTS).read_bytes()[:1000])
+    (broken / ADAPTER_WEIGHTS).write_bytes((adapter / ADAPTER_WEIGHTS).read_bytes()[:1000])
     with pytest.raises(UsageError, match="is no LoRA adapter"):
         check_adapter(broken)
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -56,8 +56,8 @@ class Choice:
         return with_kernels(self.frame, config, self.source.candidates, equal)
 
 
-def curate_table(*, out: str | None = None, **choice: Any) -> Json:
-    """Make training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`
+def curate_table(asked: Choice, out: str | None = None) -> Json:
+    """Make training sets of every strategy and size. Returns `source`, and `sets`
     with their counts and composition.
 
     With `out`, writes `DIR/NAME.parquet` (`NAME-SIZE.parquet` with sizes), decisions to
@@ -70,7 +70,6 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     from tasks.observe.composition import composition, markdown_table
     from tasks.tables import CORRECT
 
-    asked = Choice(**choice)
     source, frame = asked.source, asked.frame
     names = [asked.name(config) for config in asked.configs]
     if out and len(set(names)) < len(names):
@@ -159,12 +158,11 @@ def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:
     }
 
 
-def explain_candidate(candidate_id: str, **choice: Any) -> list[Json]:
-    """Decision of every strategy and size of a `Choice` on one candidate: the row of
-    tasks.tables.DECISIONS, `meaning`, `strategy` and `size`."""
+def explain_candidate(asked: Choice, candidate_id: str) -> list[Json]:
+    """Decision of every strategy and size on one candidate: the row of tasks.tables.DECISIONS,
+    `meaning`, `strategy` and `size`."""
     from tasks.curation.decisions import decide, explained
 
-    asked = Choice(**choice)
     rows = []
     for config in asked.configs:
         decisions = decide(asked.frame_for(config), config).decisions

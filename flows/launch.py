@@ -16,7 +16,6 @@ from flows.runtime.terminal import TerminalProgress
 from kernels_eval.records import Json
 from kernels_eval.sandbox import reaper
 from tasks.files import atomic_write, explain_write_errors, make_writable
-from tasks.progress import observed_by
 
 if TYPE_CHECKING:
     from flows.ablation.plan import AblationConfig
@@ -192,5 +191,5 @@ def served_and_shown() -> Iterator[TerminalProgress]:
     if "PREFECT_API_URL" not in os.environ:
         print("starts a Prefect server of its own: up to a minute", file=sys.stderr, flush=True)
     start_server_apart()
-    with TerminalProgress() as progress, observed_by(progress):
+    with TerminalProgress() as progress:
         yield progress

@@ -73,9 +73,8 @@ def import_(
     """
     from flows.importing import import_source
     from flows.runtime.terminal import TerminalProgress
-    from tasks.progress import observed_by
 
-    with TerminalProgress() as progress, observed_by(progress):
+    with TerminalProgress():
         return import_source(source, columns, name, out, tokenizer)
 
 
@@ -105,20 +104,14 @@ def curate(
         explain CANDIDATE_ID: Explain why it was selected or not; a beginning of the id is
             enough.
     """
-    from flows.curate import curate_table, explain_candidate
+    from flows.curate import Choice, curate_table, explain_candidate
     from flows.lists import parsed_numbers
 
-    options = {
-        "verdicts": verdicts,
-        "candidates": candidates,
-        "root": root,
-        "strategies": strategies,
-        "sizes": parsed_numbers(sizes, "--size", int, 1, "500,1000") if sizes else (),
-        "overrides": overrides,
-    }
+    limits = parsed_numbers(sizes, "--size", int, 1, "500,1000") if sizes else ()
+    choice = Choice(verdicts, candidates, root, strategies, limits, overrides)
     if explain is None:
-        return curate_table(out=out, **options)
-    return {"explanations": explain_candidate(explain, **options)}
+        return curate_table(choice, out)
+    return {"explanations": explain_candidate(choice, explain)}
 
 
 @command(Group.DATA, needs=["line"])

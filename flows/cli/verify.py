@@ -132,7 +132,6 @@ def verify_batch(
     from kernels_eval.records import Language
     from kernels_eval.settings import load_protocol
     from kernels_eval.verify_file import QUICK
-    from tasks.progress import observed_by
     from tasks.synthesis.tables import CandidateTable
     from tasks.verification.batch import verify_batch
     from tasks.verification.config import VerificationConfig
@@ -145,7 +144,7 @@ def verify_batch(
         ray_address=ray_address,
     )
     table = CandidateTable(candidates, model)
-    with TerminalProgress() as progress, observed_by(progress):
+    with TerminalProgress():
         chosen = Language(language) if language else None
         return verify_batch(table, tasks, out, config, chosen, patience_s=timeout_s)
 
@@ -324,9 +323,8 @@ def export(
     """
     from flows import exchange
     from flows.runtime.terminal import TerminalProgress
-    from tasks.progress import observed_by
 
-    with TerminalProgress() as progress, observed_by(progress):
+    with TerminalProgress():
         return exchange.export(
             sources,
             form,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any, Self
+
+from tasks.progress import observed_by
 
 LINE_EVERY_S, SAME_EVERY_S = 5.0, 60.0
 """Seconds between lines of a stage, and between equal ones."""
@@ -15,14 +18,15 @@ WIDE = 120
 
 
 class TerminalProgress:
-    """An observer (tasks.progress) with a row for each stage; `worked` are those with work. A
-    context manager; thread-safe."""
+    """An observer (tasks.progress) with a row for each stage, inside its block; `worked` are those
+    with work. Thread-safe."""
 
     def __init__(self) -> None:
         self.worked: set[str] = set()
         self._began_s = time.monotonic()
         self._lock = threading.Lock()
         self._bars: Any = None
+        self._observing = ExitStack()
         self._ids: dict[str, Any] = {}
         self._printed: dict[str, tuple[float, str]] = {}
 
@@ -34,9 +38,11 @@ class TerminalProgress:
         if sys.stderr.isatty():
             self._bars = _bars()
             self._bars.start()
+        self._observing.enter_context(observed_by(self))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._observing.close()
         if self._bars:
             self._bars.stop()
 

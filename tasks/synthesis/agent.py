@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Json, stable_hash
@@ -19,7 +19,7 @@ from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import block
-from tasks.synthesis.sampler import Request, Response, required, tokenizer_of
+from tasks.synthesis.sampler import Request, Response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,18 +56,9 @@ class AgentSampler(OpenAISampler):
         self.most_attempts = self.calls
 
     @classmethod
-    def from_config(
-        cls, config: SynthesisConfig, root: str, adapter: Path | None = None
-    ) -> AgentSampler:
+    def from_config(cls, config: SynthesisConfig, root: str, adapter: Path | None = None) -> Self:
         tools, calls = _options(config)
-        return cls(
-            required(config, "base_url", "http://HOST:PORT/v1"),
-            required(config, "model", "NAME"),
-            concurrency=config.concurrency,
-            tokenizer=tokenizer_of(config, root),
-            tools=tools,
-            calls=calls,
-        )
+        return replace(super().from_config(config, root), tools=tools, calls=calls)
 
     @classmethod
     def data_version(cls, config: SynthesisConfig) -> str:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -91,9 +91,7 @@ class OpenAISampler(Sampler):
             )
 
     @classmethod
-    def from_config(
-        cls, config: SynthesisConfig, root: str, adapter: Path | None = None
-    ) -> OpenAISampler:
+    def from_config(cls, config: SynthesisConfig, root: str, adapter: Path | None = None) -> Self:
         return cls(
             required(config, "base_url", "http://HOST:PORT/v1"),
             required(config, "model", "NAME"),

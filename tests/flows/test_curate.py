@@ -11,7 +11,7 @@ import pytest
 
 import flows
 from flows.config import load_strategy, shipped_dir
-from flows.curate import curate_table
+from flows.curate import Choice, curate_table
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
@@ -77,7 +77,7 @@ def test_samples_that_were_only_screened_are_counted_and_cautioned_of(tmp_path, 
     frame(*(row | {"level": levels[row["sample_index"] % 2]} for row in ROWS)).write_parquet(
         tmp_path / "both.parquet"
     )
-    found = curate_table(verdicts=str(tmp_path / "both.parquet"))["sets"][0]
+    found = curate_table(Choice(str(tmp_path / "both.parquet")))["sets"][0]
     assert 0 < found["unconfirmed"] < found["samples"]
     said = f"{found['unconfirmed']} of {found['samples']} samples of concur were only screened"
     assert [said in record.message for record in caplog.records] == [True]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.analyze import analyze_table
-from flows.curate import curate_table
+from flows.curate import Choice, curate_table
 from flows.exchange import export
 from flows.score import score_table
 from flows.view import write_view
@@ -110,7 +110,7 @@ TASKS = of_rows({"task_id": "t{n}", "name": "n{n}", "code": PROGRAM, "entry_poin
 READERS: dict[str, tuple[Callable, Callable]] = {
     "curate": (
         verdicts_and_candidates,
-        lambda path, out: curate_table(verdicts=str(path), out=str(out / "o")),
+        lambda path, out: curate_table(Choice(str(path)), str(out / "o")),
     ),
     "benchmark": (
         verdicts_and_candidates,

@@ -135,12 +135,14 @@ def _left_open(y: Tensor, a: Tensor) -> float:
         difference = (error[step:] - error[:-step]).abs()
         apart[step:] = apart[step:].minimum(difference)
         apart[:-step] = apart[:-step].minimum(difference)
-    scale = float(y.square().mean().sqrt()) if len(y) else 1.0
     if len(error) < 4 * FORMULA_NEIGHBOURS:  # too few to tell
-        return min(float(error.abs().amax()) / scale, sys.float_info.max) if len(y) else 0.0
-    # not the RMS: the farthest outputs have no like
-    most = apart.kthvalue(len(apart) * 3 // 4).values
-    return min(float(most) / NEIGHBOUR_SHARE / scale, sys.float_info.max)
+        left = float(error.abs().amax()) if len(error) else 0.0
+    else:  # not the RMS: the farthest outputs have no like
+        left = float(apart.kthvalue(len(apart) * 3 // 4).values) / NEIGHBOUR_SHARE
+    if not left:
+        return 0.0
+    scale = float(y.square().mean().sqrt())
+    return min(left / scale, sys.float_info.max) if scale else sys.float_info.max
 
 
 def _sampled(y: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:

@@ -619,6 +619,14 @@ def test_a_gate_is_no_wider_than_what_tells_a_constant(error):
     assert judge(measured, loosest=error / 10) == "wrong_output"
 
 
+@pytest.mark.parametrize("slope", [1e-2, 1e-4])
+def test_errors_only_where_outputs_are_zero_are_no_approximation(slope):
+    x = draw()
+    y = torch.relu(x) * 0.5
+    measured = measure(torch.where(x > 0, y, slope * x), y.double(), y)
+    assert judge(measured, own_inputs=False) == "wrong_output"
+
+
 X, AT, MASK = torch.randn(8, 16), torch.tensor([3, 1, 3]), torch.rand(8, 16) < 0.5
 CHOSEN = {
     "sort": lambda: X.sort().values,

@@ -20,6 +20,7 @@ from tasks.sources.stage import read_tasks
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.parsing import parse_response
+from tasks.synthesis.refine import told_in_place
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING
 from tasks.training.stage import adapter_of
@@ -71,7 +72,11 @@ def judge_by(verify: Verify, config: PipelineConfig, tasks: Mapping[str, KernelT
         pairs = [(tasks[each.task_id], each) for each in unknown.values()]
         for verdict in verify(pairs) if pairs else ():
             known[key_of[verdict.candidate_id]] = verdict
-        return [Judged(_verdict(each, tasks, known), each.reasoning or "") for each in candidates]
+        verdicts = [_verdict(each, tasks, known) for each in candidates]
+        return [
+            Judged(verdict, each.reasoning or "", told_in_place(verdict))
+            for verdict, each in zip(verdicts, candidates, strict=True)
+        ]
 
     return judge
 

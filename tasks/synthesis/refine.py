@@ -65,6 +65,13 @@ def follow_up_prompt(prompt: str, code: str | None, said: str, correct: bool) ->
     return FOLLOW_UP.format(prompt=prompt, what=what, said=said, aim=aim)
 
 
+def told_in_place(verdict: Verdict | None) -> str:
+    """What follows a failed answer in the same conversation; empty where it is not followed up."""
+    if verdict is None or not followed_up(verdict, 0.0):
+        return ""
+    return AGAIN.format(said=said_of(verdict), aim=MENDED)
+
+
 def said_of(verdict: Verdict) -> str:
     """What a verdict says, in about `MOST_ERROR` characters beside its fixed words. Raises
     ValueError for the task's own fault."""

@@ -37,17 +37,18 @@ from tasks.models import (
     quiet_progress,
     written_text,
 )
-from tasks.synthesis.refine import AGAIN, MENDED, MOST_ERROR, followed_up, said_of
 from tasks.training import checkpoints
 from tasks.training.recipe import ReinforceRecipe
 from tasks.training.trainer_settings import machine_settings
 
 
 class Judged(NamedTuple):
-    """The verdict (None: the machine failed) and the reasoning by which an answer is rewarded."""
+    """The verdict (None: the machine failed) and the reasoning by which an answer is rewarded, and
+    what it is told in a second turn, if anything."""
 
     verdict: Verdict | None
     reasoning: str
+    told: str = ""
 
 
 Judge = Callable[[Sequence[str], Sequence[str]], Sequence[Judged]]
@@ -60,8 +61,8 @@ MAX_GRAD_NORM = 0.2
 UNBOUNDED = 1 << 30
 CHECKPOINT_STEPS = 10
 """Optimiser steps between checkpoints."""
-FOLLOW_UP_TOKENS = MOST_ERROR + 1_000
-"""Room for what a failed answer is told: the quoted characters, and fixed words."""
+TOLD_TOKENS = 3_000
+"""Room for what a failed answer is told, as each `Judged.told` is below so many characters."""
 ANSWER = "answer"
 """Stands for an answer where a chat template is taken apart."""
 
@@ -87,8 +88,8 @@ def reinforce(
     args = grpo_config(recipe, out_dir / "checkpoints", gpu=gpu)
     longest = _prompt_tokens(prompts, tokenizer, base.config)
     args.max_completion_length = min(recipe.max_tokens, window_of(base.config) - longest)
-    turn = args.max_completion_length + FOLLOW_UP_TOKENS
-    room = min(window_of(base.config), longest + recipe.turns * turn - FOLLOW_UP_TOKENS)
+    turn = args.max_completion_length + TOLD_TOKENS
+    room = min(window_of(base.config), longest + recipe.turns * turn - TOLD_TOKENS)
     args.vllm_max_model_length = room
     judged_tokens = TokenJudge(judge, tokenizer)
     rollout = None
@@ -202,8 +203,8 @@ class TokenJudge:
 def two_turns(
     judge: TokenJudge, task_of: Mapping[str, str], longest: int
 ) -> Callable[[list[Any], Any], dict[str, list[Any]]]:
-    """TRL's rollout function in which a finished answer that fails is followed up, unless its
-    prompt would exceed `longest` tokens; what it is told is not learned."""
+    """TRL's rollout function in which a finished answer is followed up by what it is told, unless
+    that would exceed `longest` tokens; what it is told is not learned."""
     tokenizer = judge.tokenizer
 
     def rollout(chats: list[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -214,7 +215,7 @@ def two_turns(
         told = {
             place: reply
             for place, ids in enumerate(sampled)
-            if (reply := _reply(judged[place].verdict, ids, tokenizer))
+            if (reply := _reply(judged[place].told, ids, tokenizer))
             and len(asked[place]) + len(ids) + len(reply) <= longest
         }
         masks = [[1] * len(ids) for ids in sampled]
@@ -240,18 +241,11 @@ def two_turns(
     return rollout
 
 
-def _reply(
-    verdict: Verdict | None, ids: list[int], tokenizer: PreTrainedTokenizerBase
-) -> list[int]:
-    """Tokens from the end of a failed answer to the beginning of the next; none to follow up."""
-    if (
-        verdict is None
-        or not followed_up(verdict, 0.0)
-        or list(ids[-1:]) != [tokenizer.eos_token_id]
-    ):
+def _reply(told: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens from the end of a finished answer to the beginning of the next; none to follow up."""
+    if not told or list(ids[-1:]) != [tokenizer.eos_token_id]:
         return []
-    said = AGAIN.format(said=said_of(verdict), aim=MENDED)
-    turns = [("user", "x"), ("assistant", ANSWER), ("user", said)]
+    turns = [("user", "x"), ("assistant", ANSWER), ("user", told)]
     chat = [{"role": role, "content": text} for role, text in turns]
     text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
     after = text.partition(ANSWER)[2].removeprefix(str(tokenizer.eos_token))

@@ -146,7 +146,7 @@ def test_an_answer_that_no_worker_could_judge_has_no_verdict():
     (task,) = bundled.load("train")[:1]
     judge = judge_by(lambda pairs: [], load_profile("local"), {task.task_id: task})
     (judged,) = judge([task.task_id], ["<think>a thought</think>" + fenced(CODE)])
-    assert judged == (None, "a thought")
+    assert judged == (None, "a thought", "")
 
 
 @pytest.mark.slow

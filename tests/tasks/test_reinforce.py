@@ -7,6 +7,7 @@ import pytest
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
 from tasks.models import chat_text, load_causal_model, load_tokenizer
+from tasks.synthesis.refine import told_in_place
 from tasks.training import grpo
 from tasks.training.grpo import Judged, grpo_config, reinforce
 from tasks.training.recipe import PROJECTIONS, ReinforceRecipe
@@ -72,8 +73,9 @@ class World:
     def judge(self, task_ids, answers):
         self.asked.append((list(task_ids), list(answers)))
         return [
-            Judged(None if place in self.faults else verdict(self.right(answer)), "a thought")
+            Judged(known, "a thought", told_in_place(known))
             for place, answer in enumerate(answers)
+            for known in [None if place in self.faults else verdict(self.right(answer))]
         ]
 
     def right(self, answer):

@@ -213,6 +213,14 @@ IMPULSE_RANGE = (20, 36)
 """Least and largest value of a large element of `impulse`. Above 36.7, 1 - sigmoid(x) is 0 in
 float64, too, and a kernel that is exact there, as from logits, would differ from the reference in
 any precision."""
+LASTING_SCALES, LARGE_SCALES = (4, 1, 2**-5, 2**-10), (16, 8)
+"""What rows of weights are multiplied by: some units keep a state, others lose it slowly, some
+inputs are small; or all are large. A quarter of that where a task cannot take these. Choices."""
+COUPLING, BESIDE, MOST_AMPLIFIED = 1 / 64, 2**-16, 64
+"""Of square matrices of such weights, what the rest is as a share of the identity; by what share
+of themselves they are moved to see what rounding costs; and how many times as much as on declared
+weights a reference may err. Choices. Measured: chaotic ones err by some thousand times as much,
+others by at most 40."""
 VARIED_SHARE = 1 / 8
 """Of a mask of ones, how many elements are 0 where that varies. A choice."""
 LARGE_INTEGER, WIDE_INTEGER, WIDE_INT32, LARGE_EXPONENT = 2**28, 2**20, 2**17, 16

@@ -185,7 +185,7 @@ def check_ornamental(process: CandidateProcess) -> None:
     drawn = [
         trial.distribution
         for trial in process.reference.trials
-        if trial.own_mode and trial.weights_seed is None
+        if trial.own_mode and not trial.weights
     ]
     for distribution in dict.fromkeys([process.reference.timed_distribution, *drawn]):
         try:

@@ -284,9 +284,9 @@ class CandidateProcess:
         """One compared call; `transposed`: other weights, square matrices transposed. Raises Stop
         for a wrong form.
         """
-        if trial.weights_seed is not None:
+        if trial.weights:
             given = self._weights(trial, transposed=transposed)
-            alike = self.config.level == "confirm" and not trial.row.scaled
+            alike = self.config.level == "confirm" and trial.name == "other_weights"
             if alike and not self.reference.loaded.effects:
                 # what is kept for weights that look alike shows in the next call
                 self.request_unread(given.model_copy(update={"nearly": True}))
@@ -295,7 +295,7 @@ class CandidateProcess:
         if trial.row.evaluate:
             self._rebuild()  # as new: calls change statistics
         answer = self._answer(trial, reruns=reruns)
-        if trial.weights_seed is not None:
+        if trial.weights:
             self._rebuild()
         return self.compare(answer, trial, keep=trial.own_mode)
 
@@ -320,7 +320,7 @@ class CandidateProcess:
             names=self.reference.loaded.parameter_names,
             frozen=self.frozen_statistics,
             transposed=transposed,
-            scaled=trial.row.scaled,
+            form=trial.weights,
         )
 
     @contextmanager

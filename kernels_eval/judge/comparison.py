@@ -72,12 +72,12 @@ def compare_trial(
     """One compared call: trial, outcome and errors. The `first` call is repeated. Raises Stop where
     there is no answer.
     """
-    if trial.weights_seed is not None:
+    if trial.weights:
         trial = _other_weights(trial, process)
     reruns = process.config.correctness.reruns if first else 0
     found = process.call(trial, reruns=reruns)
     outcome = accepted(trial, found, process)
-    if outcome is Reason.WRONG_OUTPUT and trial.weights_seed is not None:
+    if outcome is Reason.WRONG_OUTPUT and trial.weights:
         found = _with_transposed(trial, found, process)
         outcome = accepted(trial, found, process)
     return trial, outcome, found

@@ -153,9 +153,9 @@ class Expectations:
     def _forms(self, row: TrialRow, shape: str) -> list[Trial]:
         name = row.name if shape == DECLARED else shape
         seed = self.task.trials[0].seed if row.same_seed else secrets.randbits(31)
-        if row.other_weights:  # vectors with elements of either sign (odd seeds), or positive ones
-            seeds = [secrets.randbits(30) * 2 + sign for sign in (1, 0)]
-            return [Trial(name, row, seed, weights_seed=weights_seed) for weights_seed in seeds]
+        if row.weights:
+            seeds = {form: secrets.randbits(31) for form in row.weights}
+            return [Trial(name, row, seed, weights=x, weights_seed=y) for x, y in seeds.items()]
         drawn = [(self.task.impulse or DECLARED) if x == AS_IMPULSE else x for x in row.draws]
         if row.domains:  # what is hard is tried where others are accepted
             domains = self.task.domains[: 1 if row.hard else None]

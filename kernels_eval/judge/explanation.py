@@ -56,6 +56,11 @@ RIGHT_ELSEWHERE = {
         "right on ordinary inputs, not on matrices of two blocks that are hardly coupled, where"
         " iterations converge slowly: does it make fewer than the task?; "
     ),
+    **dict.fromkeys(
+        ("lasting_weights", "large_weights"),
+        "right with weights that forget, not with ones that keep a state for long or are large:"
+        " does it make fewer steps, iterations or terms than the task?; ",
+    ),
     PATH: "right on ordinary masks, not on one long path: does it iterate less than the task?; ",
     VARIED: (
         "right only for arguments with what the declared ones happen to have (all one number, zeros"
@@ -89,7 +94,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     small = outcome in NUMBERS and found.rms < WIDEST.bf16
     if LATER in found.equals_trial:
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
-    elif trial.weights_seed is not None and DECLARED in found.equals_trial:
+    elif trial.weights and DECLARED in found.equals_trial:
         outcome, why = Reason.STALE_WEIGHTS, "right for the weights seen at construction only; "
     elif found.equals_trial and trial.name not in FEW:
         outcome = Reason.STALE_CACHE
@@ -240,7 +245,7 @@ def _right_elsewhere(trial: Trial) -> str:
             "right in its first call, wrong in a later one: the reference keeps something from call"
             " to call, which its outputs tell of; "
         )
-    if trial.weights_seed is None:
+    if not trial.weights:
         edges = "is it wrong for halves, thresholds, ends of a domain or rows of zeros alone? "
         return edges if _has_edges(trial) else ""
     return (
@@ -278,7 +283,7 @@ def _ignores_inputs(trial: Trial, found: Comparison, process: CandidateProcess) 
     others = [
         other
         for other in process.reference.trials
-        if other.shape == DECLARED and other.weights_seed is None and other is not trial
+        if other.shape == DECLARED and not other.weights and other is not trial
     ]
     if trial.name != DECLARED:
         return False

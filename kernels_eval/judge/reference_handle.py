@@ -32,6 +32,7 @@ from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (
     DOMAINS,
     MOVED,
+    SCALED,
     VARIED,
     A,
     Compare,
@@ -39,13 +40,11 @@ from kernels_eval.protocol import (
     EndTiming,
     EstimateUsedBytes,
     ForgetTrial,
-    Gradients,
     LeaveOut,
     LeftOut,
     LoadTask,
     ModelSpec,
     Request,
-    SideEffects,
     TryOtherWeights,
     parsed,
 )
@@ -105,9 +104,8 @@ class ReferenceProcess:
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
         self._few_terms: dict[str, LeftOut] = {}
-        self._precision = ""
-        self._gradients: Gradients | None = None
-        self._effects: SideEffects | None = None
+        self._found: dict[str, Any] = {}
+        """of the model's specification, by running it"""
         self._start_child()
 
     def _start_child(self) -> None:
@@ -170,8 +168,7 @@ class ReferenceProcess:
             limit = self.config.limits.reference_s
             answer = _answered(self.child, lambda: self.child.finish(limit))
         self.loaded = self.memory.loaded = _parsed(self._load_request, answer)
-        self._precision, self._gradients = self.loaded.precision, self.loaded.gradients
-        self._effects = self.loaded.effects
+        self._found = {name: getattr(self.loaded, name) for name in FOUND}
         if self.loaded.ambiguous:
             raise degenerate(self.loaded.ambiguous)
         self.gates = TaskGates()
@@ -197,9 +194,7 @@ class ReferenceProcess:
             construct_on=self.construct_on,
             threads=self.config.threads,
             seed=self.seed,
-            precision=self._precision,
-            gradients=self._gradients,
-            effects=self._effects,
+            **self._found,
         )
 
     # -- requests ----------------------------------------------------------------------------------
@@ -236,7 +231,7 @@ class ReferenceProcess:
     @property
     def timed_weights(self) -> Trial | None:
         """The trial whose weights timed calls have."""
-        return next((trial for trial in self.trials if trial.weights_seed is not None), None)
+        return next((trial for trial in self.trials if trial.weights), None)
 
     def compare(self, trial: Trial) -> Comparison:
         return self.request(Compare(trial=trial.name))
@@ -265,7 +260,9 @@ class ReferenceProcess:
 
     def scaled_weights(self) -> Trial:
         seeds = self.trials[0].seed, secrets.randbits(31)
-        return self._added(Trial(SCALED.name, SCALED, seeds[0], weights_seed=seeds[1]))
+        return self._added(
+            Trial(SCALED, SCALED_WEIGHTS, seeds[0], weights=SCALED, weights_seed=seeds[1])
+        )
 
     def _added(self, trial: Trial) -> Trial:
         trial.outputs = self.request(trial.expect()).outputs
@@ -277,9 +274,7 @@ class ReferenceProcess:
         """Do these parameters of the reference (none: its running statistics) change its output?"""
         key = tuple(positions)
         if key not in self._matters:
-            request = TryOtherWeights(
-                seed=self.trials[0].seed, weights_seed=secrets.randbits(30) * 2, only=positions
-            )
+            request = TryOtherWeights(seed=self.trials[0].seed, only=positions)
             self._matters[key] = self.request(request).matter
         return self._matters[key]
 
@@ -346,9 +341,10 @@ class ReferenceProcess:
         self.child.close()
 
 
+FOUND = "precision", "gradients", "effects"
 DRAWN_AGAIN = TrialRow("drawn_again")
 """Tells whether a candidate whose first answer is wrong ignores its inputs."""
-SCALED = TrialRow("scaled_weights", scaled=True)
+SCALED_WEIGHTS = TrialRow(SCALED)
 """Replaces `other_weights` where a candidate's weights cannot be redrawn."""
 
 

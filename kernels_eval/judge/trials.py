@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from kernels_eval.config import (
@@ -19,6 +20,7 @@ from kernels_eval.config import (
     HARD_OWN_ERROR,
     ITERATIONS,
     LEAST_IN_A_ROW,
+    MOST_AMPLIFIED,
     SCREEN_TAIL,
     SHAPE_SCOPES,
     TAILS,
@@ -28,12 +30,16 @@ from kernels_eval.protocol import (
     BLOCKS,
     DECLARED,
     DOMAINS,
+    LARGE,
+    LASTING,
     LONE,
     NON_FINITE,
     OUTLIERS,
     PATH,
+    POSITIVE_VECTORS,
     RARE,
     RELATED,
+    SIGNED,
     VARIED,
     Expect,
     Expectation,
@@ -113,10 +119,9 @@ class TrialRow:
     """each in the widest domain that the task accepts"""
     same_seed: bool = False
     """drawn under the seed of `declared`, so that only this row's change differs"""
-    other_weights: bool = False
-    """parameters and running statistics are redrawn"""
-    scaled: bool = False
-    """parameters are multiplied by one number"""
+    weights: tuple[str, ...] = ()
+    """forms of redrawn parameters and running statistics, of which the first that suits the task is
+    drawn"""
     in_place: bool = False
     """inputs are written over the storage of the previous call's"""
     evaluate: bool = False
@@ -163,7 +168,8 @@ class Trial:
     row: TrialRow
     seed: int
     distribution: str = DECLARED
-    weights_seed: int | None = None
+    weights: str = ""
+    weights_seed: int = 0
     shape: str = DECLARED
     earlier_seeds: tuple[int, ...] = ()
     outputs: list[OutputForm] = field(default_factory=list)
@@ -172,7 +178,7 @@ class Trial:
     def own_inputs(self) -> bool:
         """Whether inputs, weights and shape are the task's own."""
         own = self.distribution == self.shape == DECLARED
-        return own and self.weights_seed is None
+        return own and not self.weights
 
     @property
     def as_drawn(self) -> bool:
@@ -188,10 +194,10 @@ class Trial:
             name=self.name,
             seed=self.seed,
             distribution=self.distribution,
+            weights=self.weights,
             weights_seed=self.weights_seed,
             shape=self.shape,
             evaluate=self.row.evaluate,
-            scaled=self.row.scaled,
             hard=self.row.hard,
             earlier=[(seed, self.distribution) for seed in self.earlier_seeds],
         )
@@ -202,6 +208,9 @@ class Trial:
         if self.distribution == NON_FINITE:
             least = math.ulp(0.0)
         holds = seen.finite_share >= least and seen.deterministic
+        if self.weights in (*LASTING, *LARGE):
+            most = MOST_AMPLIFIED * max(declared.reference_rms, 2**-23)
+            return holds and seen.reference_rms <= most
         needs_steady = self.row.hard or self.row.steady
         return holds and (not needs_steady or well_conditioned(seen))
 
@@ -295,7 +304,7 @@ def takes_calls(count: int) -> Condition:
 # -- the table -------------------------------------------------------------------------------------
 
 OTHER_INTEGER = "other_integer"
-LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
+TIMES_TEN = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
 AS_IMPULSE = "as impulse"
 """The form of `impulse` that the task accepts; as declared where it accepts none."""
 
@@ -345,14 +354,16 @@ def other_shape(
     )
 
 
+unlike = partial(TrialRow, grades_task=False, differs=True)
+"""A row that is left out where its answer is that of `declared`."""
+
+
 def flagged(name: str, when: Condition, flag: str) -> TrialRow:
     """A row that comes last, where a wrong answer is only a flag."""
-    return TrialRow(
+    return unlike(
         name,
         draws=(name,),
         when=when,
-        grades_task=False,
-        differs=True,
         stage=Stage.LAST,
         tolerated=lambda wrong: True,
         flag=flag,
@@ -367,7 +378,7 @@ TRIALS = (
     distribution("mixed", ("ends", "edges", "mixed")),
     # as declared but for a few elements: an answer that is kept for what looks alike shows
     distribution("impulse", same_seed=True),
-    distribution("large", LARGE, hard=True, screen=True),
+    distribution("large", TIMES_TEN, hard=True, screen=True),
     distribution(
         "offset",
         hard=True,
@@ -378,24 +389,20 @@ TRIALS = (
     distribution("small", hard=True),
     # what holds everywhere but at one place is seen by no look at a part
     *(
-        TrialRow(
+        unlike(
             draws[-1],
             draws=draws,
             domains=True,
             same_seed=True,
             when=lambda task: task.inputs_vary or could_save_work(task),
-            grades_task=False,
-            differs=True,
         )
         for draws in ((LONE,), (f"{OUTLIERS}_x32", OUTLIERS))
     ),
     # what declared rows, columns and arguments lack: others that are like them
-    TrialRow(
+    unlike(
         RELATED,
         draws=(RELATED,),
         when=lambda task: any(note.relates for note in task.loaded.plan.notes),
-        grades_task=False,
-        differs=True,
     ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(
@@ -408,10 +415,15 @@ TRIALS = (
     TrialRow(
         "other_weights",
         same_seed=True,
-        other_weights=True,
+        weights=(SIGNED, POSITIVE_VECTORS),
         when=has_weights,
         required=True,
         screen=True,
+    ),
+    # fewer steps, iterations or terms than the task's, which weights that forget do not need
+    *(
+        unlike(f"{forms[0]}_weights", same_seed=True, weights=forms, when=has_weights)
+        for forms in (LASTING, LARGE)
     ),
     # without what declared arguments have and what would save work
     TrialRow(
@@ -422,26 +434,16 @@ TRIALS = (
         screen=True,
     ),
     # what arguments may be and no other draw has; of masks, perhaps for a flag
-    TrialRow(
+    unlike(
         RARE,
         draws=(RARE,),
         when=lambda task: has_rare_values(task) and not has_sentinels(task),
-        grades_task=False,
-        differs=True,
         screen=True,
     ),
     flagged(RARE, has_sentinels, "full_masks_differ"),
     # fewer iterations than the task's, which ordinary inputs do not need, show
     *(
-        TrialRow(
-            name,
-            draws=(name,),
-            when=iterates,
-            grades_task=False,
-            steady=True,
-            differs=True,
-            screen=name == BLOCKS,
-        )
+        unlike(name, draws=(name,), when=iterates, steady=True, screen=name == BLOCKS)
         for name in (BLOCKS, PATH)
     ),
     # what a model keeps for later calls shows in these
@@ -462,13 +464,11 @@ TRIALS = (
     other_shape(OTHER_INTEGER, draws=("one_more", "one_less"), when=has_settings),
     other_shape("batch_1", shape="batch_1"),
     *(other_shape(f"tail_{tail}", tail=tail, screen=tail == SCREEN_TAIL) for tail in TAILS),
-    TrialRow(
+    unlike(
         "eval_mode",
         same_seed=True,
         evaluate=True,
         when=lambda task: bool(task.loaded.parameters),
-        grades_task=False,
-        differs=True,
         stage=Stage.VARIATIONS,
         reason=Reason.SHAPE_SPECIALISED,
         tolerated=lambda wrong: not wrong.dead,

@@ -303,7 +303,7 @@ class ModelRunner:
 
     def redraw(self, model: Any, request: RedrawWeights, seed: int) -> None:
         frozen = frozen_of(model) if request.frozen else {}
-        randomise_weights(model, seed, names=request.names, but=frozen, scaled=request.scaled)
+        randomise_weights(model, seed, names=request.names, but=frozen, form=request.form)
         if request.transposed:
             transpose_weights(model)
         if request.nearly:

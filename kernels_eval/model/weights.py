@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels_eval.config import CONSTANT_SAMPLE, CONSTANT_SHARE, RIGHT_ANGLE
+from kernels_eval.config import (
+    CONSTANT_SAMPLE,
+    CONSTANT_SHARE,
+    COUPLING,
+    LARGE_SCALES,
+    LASTING_SCALES,
+    RIGHT_ANGLE,
+)
 from kernels_eval.model.invariants import has_low_rank
 from kernels_eval.model.measurement import as_real, computable
+from kernels_eval.protocol import LARGE, LASTING, POSITIVE_VECTORS, SCALED, SIGNED
 from kernels_eval.records import stable_hash
 
 STATISTICS = ("running_mean", "running_var")
@@ -93,28 +101,44 @@ def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
     for tensor in tensors:
         shape = tuple(squeezed(tensor))
         nth = seen[shape] = seen.get(shape, -1) + 1
-        _refill(tensor, [seed, "statistics", shape, nth // 2], uniform=True)
+        _refill(tensor, [seed, "statistics", shape, nth // 2], POSITIVE_VECTORS, uniform=True)
 
 
-def _refill(
-    tensor: Tensor, identity: list[object], *, uniform: bool = False, signed: bool = False
-) -> None:
+def _refill(tensor: Tensor, identity: list[object], form: str, *, uniform: bool = False) -> None:
     """Refill from a hash: vectors uniform in [0.5, 1.5], others normal, std 1 / sqrt(fan-in).
-    `signed`: vectors of either sign, and one in eight elements eight times as large.
+
+    `SIGNED`: vectors of either sign, one in eight elements eight times as large.
+    `LASTING`, `LARGE`: rows multiplied by some numbers, square matrices (of the first: and stacks
+    of these) almost multiples of the identity.
     """
     tensor = as_real(tensor.detach())
     shape, device = squeezed(tensor), tensor.device
     generator = torch.Generator(device).manual_seed(int(stable_hash(identity)[:15], 16))
     if uniform or len(shape) < 2:
         drawn = torch.rand(shape, generator=generator, device=device) + 0.5
-        if signed:  # a single number, too
+        if form == SIGNED:  # a single number, too
             drawn.view(-1)[min(1, drawn.numel() - 1) :: 2].neg_()
             drawn.view(-1)[8::8].mul_(8)  # a decay that is near 1 forgets late
     else:
         drawn = torch.randn(shape, generator=generator, device=device)
         drawn /= max(1, math.prod(shape[1:])) ** 0.5
+    if form in (*LASTING, *LARGE):
+        _untame(drawn, form, generator)
     with torch.no_grad():
         tensor.copy_(drawn.reshape(tensor.shape))
+
+
+def _untame(drawn: Tensor, form: str, generator: torch.Generator) -> None:
+    *_, rows, columns = 1, 1, *drawn.shape
+    size, device = min(rows, columns), drawn.device
+    fits = rows % size == columns % size == 0 if form in LASTING else rows == columns
+    if fits and 1 < drawn.dim() < 4:
+        unit = torch.eye(size, device=device).repeat(rows // size, columns // size)
+        drawn.mul_(COUPLING).add_(unit)
+    scales = torch.tensor(LASTING_SCALES if form in LASTING else LARGE_SCALES, device=device)
+    shape = (*drawn.shape[:-1], 1) if drawn.dim() > 1 else drawn.shape
+    drawn *= scales[torch.randint(len(scales), shape, generator=generator, device=device)]
+    drawn /= 1 if form in (LASTING[0], LARGE[0]) else 4
 
 
 def _row_of_padding(weight: Tensor) -> Tensor:
@@ -134,18 +158,18 @@ def randomise_weights(
     names: Sequence[str] = (),
     but: Collection[str] = (),
     *,
-    scaled: bool = False,
+    form: str = POSITIVE_VECTORS,
 ) -> None:
     """Refill floating parameters from (seed, shape, how many of that shape came before), whatever
     their names and dimensions of size 1.
 
     A model with all `names` is filled in their order first. `only`: positions; `but`: not these
-    names. Odd seeds give vectors either sign, and some large elements. A row for padding stays.
-    `scaled`: multiply all by one number of few digits, with which packing and transposing commute.
+    names. A row for padding stays. `form`: as of `_refill`, or `SCALED`, which multiplies all by
+    one number of few digits, with which packing and transposing commute.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in parameters_of(model).items() if name not in but}
-    if scaled:
+    if form == SCALED:
         factor = Random(seed).choice((*range(12, 16), *range(17, 25))) / 16
         for parameter in own.values():
             parameter.detach().mul_(factor)
@@ -157,7 +181,7 @@ def randomise_weights(
         if only is None or index in only:
             nth = seen[shape] = seen.get(shape, -1) + 1
             padding = _row_of_padding(parameter.detach())
-            _refill(parameter, [seed, shape, nth], signed=seed % 2 == 1)
+            _refill(parameter, [seed, shape, nth], form)
             padding.zero_()
 
 

@@ -35,6 +35,9 @@ RARE, BLOCKS, PATH = "rare", "blocks", "path"
 iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
 RELATED = "related"
 """Arguments of which rows, columns and one another are alike."""
+POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
+LASTING, LARGE = ("lasting", "lasting_less"), ("large", "large_less")
+"""Forms of redrawn weights (`kernels_eval.model.weights`)."""
 LONE, OUTLIERS = "lone", "outliers"
 """As declared but for one element (of what is no number of its own, one row), or for three that are
 far larger."""
@@ -257,8 +260,7 @@ class Prepare(Request[Done]):
 class RedrawWeights(Request[Done]):
     """Redraw parameters, mapped by `names` where all exist, and the running statistics of these
     shapes, held in parameters without gradient if `frozen`; `transposed` transposes square
-    matrices. `nearly`: with one other element each. `scaled`: all parameters, whatever their form,
-    times one number. Without a seed: as constructed.
+    matrices. `nearly`: with one other element each. Without a seed: as constructed.
     """
 
     seed: int | None
@@ -267,7 +269,7 @@ class RedrawWeights(Request[Done]):
     frozen: bool = False
     transposed: bool = False
     nearly: bool = False
-    scaled: bool = False
+    form: str = POSITIVE_VECTORS
 
 
 class Renew(Request[Done]):

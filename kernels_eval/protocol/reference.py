@@ -160,16 +160,16 @@ class Expectation(Payload):
 class Expect(Request[Expectation]):
     """Compute and keep a trial's expected outputs. `hard`: judge numbers alone, as integers may
     depend on a step. `earlier`: seeds and distributions of the calls that a model has made before.
-    `scaled`: as of `RedrawWeights`.
+    `weights`: the form of redrawn ones.
     """
 
     name: str
     seed: int
     distribution: str = DECLARED
-    weights_seed: int | None = None
+    weights: str = ""
+    weights_seed: int = 0
     shape: str = DECLARED
     evaluate: bool = False
-    scaled: bool = False
     hard: bool = False
     earlier: list[tuple[int, str]] = []
 
@@ -323,5 +323,4 @@ class TryOtherWeights(Request[WeightsMatter]):
     """
 
     seed: int
-    weights_seed: int
     only: list[int]

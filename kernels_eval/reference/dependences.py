@@ -75,12 +75,12 @@ class Dependences:
 
     @handles(TryOtherWeights)
     def try_other_weights(self, request: TryOtherWeights) -> WeightsMatter:
-        seed, weights_seed, only = request.seed, request.weights_seed, request.only
+        seed, only = request.seed, request.only
         base = self.task.outputs(self.task.inputs(seed))
         try:
             self.runner.model = self.runner.build()
-            randomise_weights(self.runner.model, weights_seed, only=only)
-            redraw_statistics([] if only else self.runner.statistics, weights_seed)
+            randomise_weights(self.runner.model, seed, only=only)
+            redraw_statistics([] if only else self.runner.statistics, seed)
             outputs = self.task.outputs(self.task.inputs(seed))
         finally:
             self.runner.model = self.runner.build()

@@ -63,6 +63,8 @@ from kernels_eval.model.weights import (
 from kernels_eval.protocol import (
     DECISIVE,
     DECLARED,
+    LARGE,
+    LASTING,
     LONE_TERMS,
     UNIT_FACTORS,
     Comparison,
@@ -315,6 +317,8 @@ class ExpectedValues:
             deterministic = bit_identical or all_close(reference, again, REPEATABLE_RTOL)
             exact = self.errors.oracle(inputs, reference)
             error = self.errors.of(inputs, reference, exact=exact is not None, hard=request.hard)
+            if request.weights in (*LASTING, *LARGE):
+                error = both(error, self.errors.beside(inputs, reference))
         self.runner.synchronise()
         del again, inputs
         few = list(map(few_of, reference))
@@ -349,12 +353,12 @@ class ExpectedValues:
     def model_for(self, trial: Expect) -> Iterator[None]:
         before = self.runner.earlier
         self.runner.earlier = [self.task.inputs(*each, trial.shape) for each in trial.earlier]
-        special = trial.evaluate or trial.weights_seed is not None
+        special = trial.evaluate or trial.weights
         try:
             if special:
                 self.runner.model = self.runner.build()
-            if trial.weights_seed is not None:
-                randomise_weights(self.runner.model, trial.weights_seed, scaled=trial.scaled)
+            if trial.weights:
+                randomise_weights(self.runner.model, trial.weights_seed, form=trial.weights)
                 redraw_statistics(self.runner.statistics, trial.weights_seed)
             if trial.evaluate and isinstance(self.runner.model, torch.nn.Module):
                 self.runner.model.eval()

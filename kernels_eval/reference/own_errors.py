@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels_eval.config import (
+    BESIDE,
     ELEMENT_FACTOR,
     ENOUGH_ELEMENTS,
     FEW_OUTPUTS,
@@ -30,6 +31,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.measurement import all_close, computable, measure, precision_of
+from kernels_eval.model.weights import parameters_of
 from kernels_eval.protocol import Comparison
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.in_float64 import InFloat64, widened
@@ -91,6 +93,16 @@ class OwnErrors:
             each.model_copy(update={"reference_rms": rms})
             for each, rms in zip(found, own_rms, strict=True)
         ]
+
+    def beside(self, inputs: list[Any], reference: list[Tensor]) -> list[Comparison]:
+        """What rounding costs with these weights, by outputs of ones that are moved farther than
+        rounding moves them, so that what turns over shows. They stay moved.
+        """
+        for x in parameters_of(self.runner.model).values():
+            x.detach().mul_(1 + BESIDE * torch.randn_like(x))
+        errors = map(measure, self.task.outputs(copied(inputs)), reference, reference)
+        costs = [{"reference_rms": error.rms / BESIDE * 2**-23} for error in errors]
+        return [NO_ERROR.model_copy(update=cost) for cost in costs]
 
     def scatter(
         self, inputs: list[Any], reference: list[Tensor], most: Sequence[float] = ()

@@ -103,10 +103,10 @@ def get_init_inputs():
 """
 TRIALS = {
     "declared": {"seed": 1},
-    "weights": {"seed": 1, "distribution": "normal", "weights_seed": 7},
+    "weights": {"seed": 1, "distribution": "normal", "weights": "signed", "weights_seed": 7},
     "shape": {"seed": 2, "distribution": "normal", "shape": "batch_1"},
-    "scaled": {"seed": 3, "weights_seed": 9, "scaled": True},
-    "again": {"seed": 1, "distribution": "normal", "weights_seed": 7},
+    "scaled": {"seed": 3, "weights": "scaled", "weights_seed": 9},
+    "again": {"seed": 1, "distribution": "normal", "weights": "signed", "weights_seed": 7},
 }
 
 

@@ -24,7 +24,9 @@ from kernels_eval.records import Reason
 
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
-ALL = [*OWN, "other_weights", "lone", "outliers", "related", "non_finite", *SHAPES, "eval_mode"]
+UNTAMED = ["lasting_weights", "large_weights"]
+FEW = ["other_weights", "lone", "outliers", "related", *UNTAMED, "non_finite"]
+ALL = [*OWN, *FEW, *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
 MIXED = ("ends", "edges", "mixed")
@@ -108,7 +110,7 @@ def in_a_row(*counts):
     [
         ({}, {}, ALL),
         ({}, {"shapes": {}}, without(*SHAPES)),
-        ({}, {"varies": False}, without(*OWN[1:7], *ALL[9:13])),
+        ({}, {"varies": False}, without(*OWN[1:7], "lone", "outliers", "related", "non_finite")),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
         ({"refused": ["offset"]}, {}, without("offset")),
         ({"refused": [*(f"{x}_within" for x in MIXED), *IN_DOMAINS]}, {}, without("mixed")),
@@ -142,7 +144,7 @@ def test_a_task_is_tried_in_the_rows_that_suit_it_and_in_their_order(reference, 
     [
         {"distribution": "normal"},
         {"shape": "batch_1"},
-        {"weights_seed": 2},
+        {"weights": "signed"},
         {"earlier_seeds": (2,)},
     ],
 )
@@ -192,7 +194,15 @@ def test_a_scope_that_the_task_refuses_is_asked_for_once():
 def test_one_seed_where_only_what_a_row_changes_shall_differ():
     seeds = {trial.name: trial.seed for trial in expected(Reference()).task.trials}
     own = [name for name, seed in seeds.items() if seed == seeds["declared"]]
-    assert own == ["declared", "impulse", "other_weights", "lone", "outliers", "eval_mode"]
+    assert own == [
+        "declared",
+        "impulse",
+        "other_weights",
+        "lone",
+        "outliers",
+        *UNTAMED,
+        "eval_mode",
+    ]
 
 
 def test_a_trial_that_breaks_the_device_is_named():

@@ -207,7 +207,8 @@ class PairedClock:
         sample = self.process.request(asked)
         used = self._processor_ns(self.process.child) - used
         self.idle_samples += sample.custom_calls < calls
-        if self.process.config.threads > 1 or self.reference.loaded.effects:
+        threads = self.process.config.threads
+        if not self.by_processor or threads > 1 or self.reference.loaded.effects:
             # of threads, time that passed may count; a model may have been made anew
             return sample.ns
         counted = max(sample.ns, round(used - self._most_around(used)))

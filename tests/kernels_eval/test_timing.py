@@ -388,6 +388,27 @@ def test_processor_time_of_a_sample_counts_whatever_a_candidate_reports(
     assert (clock.reported_ns, clock.counted_ns) == (reported, counted)
 
 
+def test_only_processor_time_that_is_read_counts_for_a_sample():
+    """On a GPU, and for a child that is not alone, none is read: a reference's samples have less
+    than none around their calls then."""
+    clock = object.__new__(PairedClock)
+    clock.given = True
+    clock.by_processor = clock.needs_copy = False
+    clock.burnt_ns = clock.waited_ns = clock.reported_ns = clock.counted_ns = 0
+    clock.idle_samples, clock.around_ns = 0, []
+    reports = [SampleReport(ns=1_000_000, custom_calls=0), SampleReport(ns=9_000, custom_calls=1)]
+    given = SimpleNamespace(
+        child=SimpleNamespace(),
+        config=SimpleNamespace(threads=1),
+        loaded=SimpleNamespace(effects=None),
+        request=lambda _: reports.pop(0),
+    )
+    clock.reference = clock.process = given
+    assert clock._reference_sample(1) == 1_000_000
+    assert clock._candidate_sample(1) == 9_000
+    assert clock.reported_ns == clock.counted_ns == 0
+
+
 def test_tasks_of_one_name_have_reference_times_of_their_own():
     runner = SimpleNamespace(_medians={}, config=EvalConfig())
     one, other = (KernelTask(task_id="file/task", name="task", code=code) for code in "ab")

@@ -87,6 +87,7 @@ def curate_table(asked: Choice, out: str | None = None) -> Json:
             refusals.append(decided)
         elif decided.taken.is_empty():
             refusals.append(nothing_taken(decided.decisions))
+            found["problem"] = str(refusals[-1])
         elif out:
             place = Path(out) / f"{name}.parquet"
             found["file"] = str(place)

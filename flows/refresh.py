@@ -165,10 +165,12 @@ def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
         counts: dict[str, int] = next(filter(None, map(manifest.get, COUNTS)), {})
         if unanswered := manifest.get("unanswered"):
             counts = {**counts, "unanswered": unanswered}
-        if confirmation := manifest.get("confirmation"):
-            numbers = {name: confirmation[name] for name in ("proposed", "confirmed", "rounds")}
-            counts = {**numbers, **counts}
+        if told := manifest.get("confirmation"):
+            counts = {key: told[key] for key in ("proposed", "confirmed", "rounds")} | counts
         said = ", ".join(f"{key} {value}" for key, value in counts.items())
+        left_out = manifest.get("why_not") or {}
+        why = [f"{key} {left_out[key]}" for key in left_out if key != "not_correct"]
+        said += "; correct ones left out: " * bool(why) + ", ".join(why)
         row = {"snapshot": name, "rows": manifest["rows"], "counts": said}
         rows.append(row | {"fingerprint": ref.fingerprint})
     return rows

@@ -25,10 +25,7 @@ KEYS = {
     "curated": "candidate_id",
 }
 """Compared snapshots: key of a row."""
-VERDICT_COLUMNS = (
-    *("verdict_key", "candidate_id", "task_id", "status", "reason", "detail", "log_tail"),
-)
-
+VERDICT_COLUMNS = "verdict_key candidate_id task_id status reason detail log_tail".split()
 
 FREQUENT = 0.1
 """Share of new candidates from which one error is something to do."""
@@ -69,7 +66,9 @@ class Morning(Record):
     def next_steps(self) -> tuple[str, ...]:
         """What to do now, a sentence each; none after a refresh with neither news nor faults."""
         steps = []
-        if self.refresh.ending != "finished":
+        if self.refresh.error.startswith(f"{UsageError.__name__}: "):
+            steps.append(f"Mend the cause, or the same fails again: {self.refresh.error}")
+        elif self.refresh.ending != "finished":
             steps.append(
                 "Mend the error, if there is one, and start the refresh again: it resumes, and what"
                 " was finished is kept."

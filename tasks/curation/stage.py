@@ -11,7 +11,7 @@ from tasks.curation.config import CurationConfig
 from tasks.curation.decisions import Decided, decide
 from tasks.curation.flags import counted
 from tasks.curation.kernels import EqualKernels, same_text, with_kernels
-from tasks.curation.reasons import WhyNot
+from tasks.curation.reasons import MEANING, WhyNot
 from tasks.curation.strategies import CONCISE_AND_FAST
 from tasks.curation.tables import (
     curated_rows,
@@ -151,10 +151,9 @@ def nothing_taken(decisions: pl.DataFrame) -> UsageError:
     correct = decisions.filter(CORRECT)
     reasons = _counts(correct, "why_not")
     fix = FIXES.get(WhyNot(*reasons)) if len(reasons) == 1 else None
-    said = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    left_out = "".join(f"; {count}: {MEANING[WhyNot(why)]}" for why, count in reasons.items())
     return UsageError(
-        f"curation took none of {decisions.height} candidates ({correct.height} correct"
-        f"{said and f': {said}'})",
+        f"curation took none of {decisions.height} candidates ({correct.height} correct{left_out})",
         fix or "lower curation.min_speedup, 5 unless set, or verify more candidates",
     )
 

@@ -4,6 +4,7 @@ and the strategies that ship."""
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pyarrow as pa
@@ -12,11 +13,13 @@ import pytest
 import flows
 from flows.config import load_strategy, shipped_dir
 from flows.curate import Choice, curate_table
+from flows.refresh import summary_rows
+from tasks.curation import stage
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
 from tests.support.cases import cases
-from tests.support.samples import FUSION, SINGLE, finished, frame, sample
+from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample
 from tests.support.typed import refused, typed
 
 CASES = cases("flows")
@@ -90,6 +93,26 @@ def test_all_strategies_are_a_short_table_and_one_caution_that_names_them(tmp_pa
     assert "concur" in warned and "min_length" in warned
     assert all(name in page for name in ("concur", "min_length", "samples", "left out"))
     assert "of samples" not in page and "trace flags" not in page and "--json" in page
+
+
+def test_a_strategy_that_takes_nothing_says_why(tmp_path):
+    frame(*(sample(f"t{n}", 0, 9, 2.0, ops=FUSION) for n in range(3))).write_parquet(
+        tmp_path / "both.parquet"
+    )
+    names = "concur,concur_two_correct"
+    data = curated_json(f"--verdicts {tmp_path / 'both.parquet'} --strategy {names}")
+    first, second = data["sets"]
+    assert first["samples"] == 3 and "problem" not in first
+    assert second["samples"] == 0 and "3: it is its task's only correct" in second["problem"]
+
+
+def test_a_refresh_says_why_correct_answers_are_left_out(tmp_path):
+    rows = [sample("t", 0, 9, 3.0), sample("t", 1, 19, 2.0), sample("t", 2, 1, 9, status="no_code")]
+    made = SimpleNamespace(
+        snapshots={"curated": stage.run(line_of(tmp_path, rows), CurationConfig())}
+    )
+    (row,) = summary_rows(made)
+    assert row["counts"] == "concise_and_fast 1; correct ones left out: longer 1"
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

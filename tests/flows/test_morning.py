@@ -169,6 +169,10 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
     assert "The refresh failed after" in headline(report)
     assert "start the refresh again: it resumes" in markdown(report)
     assert "RuntimeError: the &#60;disk&#62; is full" in markdown(report)
+    with pytest.raises(UsageError), begun(tmp_path):
+        raise UsageError("nothing is fast", "lower <it>")
+    (step,) = morning(str(tmp_path), refreshes(str(tmp_path))[-1]).next_steps
+    assert step.endswith("the same fails again: UsageError: nothing is fast (lower <it>)")
 
 
 def test_the_history_survives_what_a_kill_and_a_damaged_disk_leave(tmp_path):

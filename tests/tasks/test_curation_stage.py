@@ -139,7 +139,9 @@ def test_nothing_taken_is_an_error_that_says_why(tmp_path):
     with pytest.raises(UsageError, match="took none of 1 candidates .0 correct"):
         stage.run(line_of(tmp_path / "wrong", wrong), CurationConfig())
     slow = [sample("a", 0, 10, 1.5), sample("a", 1, 20, 2.0)]
-    with pytest.raises(UsageError, match="2 correct: 1 longer, 1 slower.*5 unless set"):
+    with pytest.raises(
+        UsageError, match="2 correct; 1: a correct sample of its task has shorter.*5 unless set"
+    ):
         stage.run(line_of(tmp_path / "slow", slow), CurationConfig())
     later = [
         sample("a", 0, 10, None, status="incorrect"),

@@ -112,7 +112,7 @@ def check_of(probe: Probe) -> Check:
         found = probe.look()
     except ModuleNotFoundError as error:
         extra = "train" if probe.work == "training" else "line"
-        found, fix = str(error), install_command(extra)
+        found, fix = f"{error.name}: not installed", install_command(extra)
     except EvalError as error:
         found, fix = str(error.args[0]), error.hint or str(error)
     need: Need = "required" if probe.work else "optional"

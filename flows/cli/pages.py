@@ -32,9 +32,7 @@ MORE_OF_LIST = (
     "--stage STAGE lists all of a stage; `concur show FINGERPRINT --root {root}` shows one.\n"
     "--json has all snapshots and refreshes."
 )
-MORE_OF_SETS = (
-    "`left_out` are other correct samples. --json prints why, and each set's configuration."
-)
+MORE_OF_SETS = "`left_out`: other correct samples. --json says why, and each set's configuration."
 
 
 def of_snapshot(data: Json) -> str:
@@ -166,8 +164,8 @@ def of_batch(data: Json) -> str:
 
 
 def of_scores(data: Json) -> str:
-    """Scores without the rows of a k above the samples: the notes say why they are empty. Tracks
-    with the same scores are one row."""
+    """Scores without the rows of a k above the samples: the notes, last, say why they are empty.
+    Tracks with the same scores are one row."""
     rows = data["scores"]
     least = min((row["k"] for row in rows), default=None)
     shown: list[Json] = []
@@ -175,13 +173,13 @@ def of_scores(data: Json) -> str:
         if row["k"] != least and row["exec"]["value"] is None:
             continue
         ordered = {name: row[name] for name in ("model", "group", "track", "k")} | row
-        rest = {name: value for name, value in ordered.items() if name != "track"}
-        same = next((each for each in shown if each | {"track": ""} == rest | {"track": ""}), None)
+        same = next((each for each in shown if each | {"track": ""} == row | {"track": ""}), None)
         if same:
             same["track"] = f"{same['track']}, {row['track']}"
         else:
             shown.append(ordered)
-    return render(data | {"scores": shown})
+    told = {name: data[name] for name in data if name != "notes"} | {"scores": shown}
+    return "\n\n".join([render(told), render({"notes": data["notes"]})])
 
 
 def of_morning(data: Json) -> str:

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tasks.reporting.text import moment
+from tasks.reporting.text import interval, moment
 
 Json = dict[str, Any]
 
@@ -36,6 +36,7 @@ MOST_NAMING = 3
 SHARED_ROWS = 3
 """Fewest rows of a table whose common values are said once instead of in each row."""
 _INTERVAL = {"value", "lower", "upper"}
+_SHARE = re.compile(r"exec$|fast_|.*_share$")
 _NAME = re.compile(r"(?!fast_\d)[a-z][a-z0-9]*(_[a-z0-9]+)+")
 
 
@@ -239,7 +240,7 @@ def text_of(name: str, value: Any) -> str:
     if isinstance(value, int | float):
         return _number(name, value)
     if isinstance(value, Mapping):
-        return inline_text(value)
+        return inline_text(value, name)
     if isinstance(value, list):
         return ", ".join(text_of(name, each) for each in value) or "none"
     if name.endswith("_at") and ":" in value:
@@ -247,11 +248,11 @@ def text_of(name: str, value: Any) -> str:
     return clean_line(value)
 
 
-def inline_text(value: Mapping[str, Any]) -> str:
-    """Return a mapping on one line: `0.5 [0.4, 0.6]` of an interval, else `name 1, other 2`."""
+def inline_text(value: Mapping[str, Any], name: str = "") -> str:
+    """Return a mapping on one line: `50.0 % (40.0 to 60.0)` or `1.2 (1.1 to 1.3)` of an interval,
+    by its key's name, else `name 1, other 2`."""
     if _is_interval(value):
-        middle, lower, upper = (text_of("", value[key]) for key in ("value", "lower", "upper"))
-        return middle if lower == "-" else f"{middle} [{lower}, {upper}]"
+        return interval(**value, form=".1%" if _SHARE.match(name) else ".4g")
     return ", ".join(f"{clean_line(k)} {text_of(k, v)}" for k, v in value.items()) or "none"
 
 

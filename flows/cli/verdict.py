@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kernels_eval.flags import meaning_of
-from kernels_eval.records import CompiledBaseline, Reason, Status, Verdict
+from kernels_eval.records import CompiledBaseline, Status, Verdict
 
 OWN_COPY = re.compile(r"(?:/[^\s\"]*/concur-[^\s\"]*/|(?<![\w/.-]))candidate\.py(?=[:\"])")
 """The judge's name for the file that it was given, in a message that names a line."""
@@ -70,11 +70,9 @@ def render(verdict: Verdict, file_name: str = "candidate.py") -> str:
 
 
 def _built(verdict: Verdict) -> str:
-    if verdict.build_cached:
-        return f"cached ({verdict.build_tier})"
-    twice = verdict.build_tier == "full" and verdict.reason is Reason.BUILD_FAILED
-    more = ": built once more, with all of PyTorch's headers" if twice else ""
-    return f"{verdict.build_s:.1f} s ({verdict.build_tier or 'nothing built'}{more})"
+    tiers = {"lite": "", "full": " (with all of PyTorch's headers)", None: " (nothing built)"}
+    more = tiers.get(verdict.build_tier, "")
+    return "cached" if verdict.build_cached else f"{verdict.build_s:.1f} s{more}"
 
 
 def _against(compiled: CompiledBaseline) -> str:

@@ -89,7 +89,7 @@ class Telemetry:
     def line(self) -> str:
         seen = self.summary()
         rate = f"{seen['candidates_per_hour']:,.0f}/h, " if seen["wall_s"] >= 1 else ""
-        return f"{rate}devices {seen['device_busy_share']:.0%} busy, queue {self.queue_depth}"
+        return f"{rate}devices {seen['device_busy_share']:.0%} busy, {self.queue_depth} waiting"
 
 
 def _share(part: float, whole: float) -> float:

@@ -103,6 +103,14 @@ def test_without_trl_a_person_reads_that_verify_and_refresh_run(quick, monkeypat
     assert done.exit_code == 1  # not all that the profile runs
 
 
+def test_a_check_that_cannot_import_says_what_is_not_installed():
+    def look():
+        raise ModuleNotFoundError("No module named 'anyio'", name="anyio")
+
+    found = doctor.check_of(doctor.Probe("models", "refresh", look))
+    assert (found.found, found.fix) == ("anyio: not installed", install_command("line"))
+
+
 def test_a_package_that_is_not_installed_comes_with_its_install_line(quick, monkeypatch):
     monkeypatch.setattr(doctor, "version", lambda name: metadata.version(f"no-such-{name}"))
     missing = examined()["ray"]

@@ -195,7 +195,10 @@ def test_lists_of_numbers_are_read_strictly(text, kind, least, found):
 def test_the_command_prints_a_table_or_one_json_object(tmp_path):
     words = ["benchmark", "--verdicts", table(tmp_path / "v.parquet", LEVELS), "--resamples", "100"]
     page = CliRunner().invoke(main, [*words, "--k", "1"])
-    assert page.exit_code == 0 and all(text in page.output for text in ("level 2", "0.5", "H200"))
+    assert page.exit_code == 0 and all(
+        text in page.output for text in ("level 2", "50.0 %", "H200")
+    )
+    assert page.output.index("notes") > page.output.rindex("└"), "the tables come first"
     first, _, _ = page.output.partition("\nscores\n")[2].partition("└")
     assert first.count("│ m ") == 3, "all answers and two levels, each once: their tracks agree"
     assert "the same in every row: track any, custom_kernel" in first

@@ -335,10 +335,10 @@ def test_an_error_is_printed_once_and_no_device_is_not_called_none():
 def test_a_cached_build_is_told_from_one_that_took_time():
     finding = {"candidate_id": "c", "task_id": "t", "language": "cpp", "reason": "wrong_output"}
     built = Verdict(status="incorrect", build_tier="lite", build_s=17.5, **finding)
-    assert "build 17.5 s (lite)" in render(built)
-    assert "build cached (lite)" in render(built.model_copy(update={"build_cached": True}))
+    assert "build 17.5 s, run" in render(built)
+    assert "build cached, run" in render(built.model_copy(update={"build_cached": True}))
     rejected = built.model_copy(update={"build_tier": None})
     assert "build 17.5 s (nothing built)" in render(rejected)
     failed = {"status": "compile_error", "reason": "build_failed", "build_tier": "full"}
     unbuilt = Verdict(**finding | failed, build_s=20.6)
-    assert "build 20.6 s (full: built once more, with all" in render(unbuilt)
+    assert "build 20.6 s (with all" in render(unbuilt)

@@ -80,7 +80,7 @@ def test_shares_and_depths_follow_the_clock(clock):
         and shown["seconds"]["correctness_s"] == 1.5
     )
     assert shown["statuses"] == {"compile_error": 1, "incorrect": 2}
-    assert "360/h" in seen.line() and "75% busy" in seen.line() and "queue 2" in seen.line()
+    assert "360/h" in seen.line() and "75% busy" in seen.line() and "2 waiting" in seen.line()
     json.dumps(shown)
 
 

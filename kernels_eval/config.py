@@ -213,7 +213,7 @@ IMPULSE_RANGE = (20, 36)
 """Least and largest value of a large element of `impulse`. Above 36.7, 1 - sigmoid(x) is 0 in
 float64, too, and a kernel that is exact there, as from logits, would differ from the reference in
 any precision."""
-LASTING_SCALES, LARGE_SCALES = (4, 1, 2**-5, 2**-10), (16, 8)
+ROW_SCALES = {"lasting": (4, 1, 2**-5, 2**-10), "large": (16, 8)}
 """What rows of weights are multiplied by: some units keep a state, others lose it slowly, some
 inputs are small; or all are large. A quarter of that where a task cannot take these. Choices."""
 COUPLING, BESIDE, MOST_AMPLIFIED = 1 / 64, 2**-16, 64

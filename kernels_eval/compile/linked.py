@@ -46,14 +46,9 @@ STUB = re.compile(r"NS0_\d+(\w+?)(?:_DECLARE_DISPATCH_type)?EE\d")
 """The operator of a kernel table, last among its template arguments."""
 TENSOR_EXPRESSIONS = "nnc_"
 """Prefixes of torch operators that torch::jit::tensorexpr code calls."""
-DEVICES = (
-    "cpu",
-    "cuda",
-    "native",
-    "meta",
-    "compositeexplicitautograd",
-    "compositeexplicitautogradnonfunctional",
-    "compositeimplicitautograd",
+DEVICES = tuple(
+    """cpu cuda native meta compositeexplicitautograd compositeexplicitautogradnonfunctional
+    compositeimplicitautograd""".split()
 )
 NO_OPERATOR = re.compile(
     r"(?!structured_|NestedTensor_|lapack|hash_|is(?:in|posinf|neginf|close|finite|inf|nan|real))"

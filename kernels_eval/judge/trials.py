@@ -40,6 +40,7 @@ from kernels_eval.protocol import (
     RARE,
     RELATED,
     SIGNED,
+    UNTAMED,
     VARIED,
     Expect,
     Expectation,
@@ -208,7 +209,7 @@ class Trial:
         if self.distribution == NON_FINITE:
             least = math.ulp(0.0)
         holds = seen.finite_share >= least and seen.deterministic
-        if self.weights in (*LASTING, *LARGE):
+        if self.weights in UNTAMED:
             most = MOST_AMPLIFIED * max(declared.reference_rms, 2**-23)
             return holds and seen.reference_rms <= most
         needs_steady = self.row.hard or self.row.steady
@@ -252,10 +253,6 @@ CLEARING = re.compile(r"nan|isfinite|isinf|\.f(max|min)$")
 """Operators of torch that ask for NaN, or drop it: others, `triu` say, drop it by chance."""
 
 
-def clears_nan(task: TaskFindings) -> bool:
-    return any(map(CLEARING.search, task.loaded.operators))
-
-
 def has_rare_values(task: TaskFindings) -> bool:
     return any(note.rare not in ("", "setting") for note in task.loaded.plan.notes)
 
@@ -281,16 +278,13 @@ def has_one_answer(task: TaskFindings) -> bool:
 
 
 def flags_non_finite(task: TaskFindings) -> bool:
-    return task.inputs_vary and task.config.non_finite == "flag" and not clears_nan(task)
+    clears = any(map(CLEARING.search, task.loaded.operators))
+    return task.inputs_vary and task.config.non_finite == "flag" and not clears
 
 
 def requires_non_finite(task: TaskFindings) -> bool:
     takes = task.inputs_vary and task.config.non_finite != "off"
     return takes and not flags_non_finite(task)
-
-
-def tries_shapes(task: TaskFindings) -> bool:
-    return task.config.shapes != "off"
 
 
 def takes_calls(count: int) -> Condition:
@@ -321,25 +315,13 @@ def distribution(name: str, draws: tuple[str, ...] = (), **columns: Any) -> Tria
     )
 
 
-def other_shape(
-    name: str,
-    *,
-    draws: tuple[str, ...] = (AS_IMPULSE,),
-    shape: str = DECLARED,
-    tail: str = "",
-    screen: bool = False,
-    when: Condition = lambda task: True,
-) -> TrialRow:
+def other_shape(name: str, when: Condition = lambda task: True, **columns: Any) -> TrialRow:
     """A row of a smaller shape, or of other settings: wrong answers show specialisation, exceptions
     are honest.
     """
     return TrialRow(
         name,
-        draws=draws,
-        shape=shape,
-        tail=tail,
-        when=lambda task: tries_shapes(task) and when(task),
-        screen=screen,
+        when=lambda task: task.config.shapes != "off" and when(task),
         grades_task=False,
         telling=True,
         stage=Stage.VARIATIONS,
@@ -351,6 +333,7 @@ def other_shape(
         ),
         flag=Reason.SHAPE_SPECIALISED.value,
         refusal_flag="declared_shape_only",
+        **{"draws": (AS_IMPULSE,)} | columns,
     )
 
 

@@ -14,13 +14,12 @@ from kernels_eval.config import (
     CONSTANT_SAMPLE,
     CONSTANT_SHARE,
     COUPLING,
-    LARGE_SCALES,
-    LASTING_SCALES,
     RIGHT_ANGLE,
+    ROW_SCALES,
 )
 from kernels_eval.model.invariants import has_low_rank
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import LARGE, LASTING, POSITIVE_VECTORS, SCALED, SIGNED
+from kernels_eval.protocol import LASTING, LESS, POSITIVE_VECTORS, SCALED, SIGNED, UNTAMED
 from kernels_eval.records import stable_hash
 
 STATISTICS = ("running_mean", "running_var")
@@ -122,7 +121,7 @@ def _refill(tensor: Tensor, identity: list[object], form: str, *, uniform: bool 
     else:
         drawn = torch.randn(shape, generator=generator, device=device)
         drawn /= max(1, math.prod(shape[1:])) ** 0.5
-    if form in (*LASTING, *LARGE):
+    if form in UNTAMED:
         _untame(drawn, form, generator)
     with torch.no_grad():
         tensor.copy_(drawn.reshape(tensor.shape))
@@ -135,10 +134,10 @@ def _untame(drawn: Tensor, form: str, generator: torch.Generator) -> None:
     if fits and 1 < drawn.dim() < 4:
         unit = torch.eye(size, device=device).repeat(rows // size, columns // size)
         drawn.mul_(COUPLING).add_(unit)
-    scales = torch.tensor(LASTING_SCALES if form in LASTING else LARGE_SCALES, device=device)
+    scales = torch.tensor(ROW_SCALES[form.removesuffix(LESS)], device=device)
     shape = (*drawn.shape[:-1], 1) if drawn.dim() > 1 else drawn.shape
     drawn *= scales[torch.randint(len(scales), shape, generator=generator, device=device)]
-    drawn /= 1 if form in (LASTING[0], LARGE[0]) else 4
+    drawn /= 4 if form.endswith(LESS) else 1
 
 
 def _row_of_padding(weight: Tensor) -> Tensor:

@@ -36,7 +36,9 @@ iterate, matrices of two blocks that are hardly coupled, and masks that are one 
 RELATED = "related"
 """Arguments of which rows, columns and one another are alike."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
-LASTING, LARGE = ("lasting", "lasting_less"), ("large", "large_less")
+LESS = "_less"
+LASTING, LARGE = ("lasting", f"lasting{LESS}"), ("large", f"large{LESS}")
+UNTAMED = (*LASTING, *LARGE)
 """Forms of redrawn weights (`kernels_eval.model.weights`)."""
 LONE, OUTLIERS = "lone", "outliers"
 """As declared but for one element (of what is no number of its own, one row), or for three that are

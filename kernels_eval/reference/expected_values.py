@@ -63,10 +63,9 @@ from kernels_eval.model.weights import (
 from kernels_eval.protocol import (
     DECISIVE,
     DECLARED,
-    LARGE,
-    LASTING,
     LONE_TERMS,
     UNIT_FACTORS,
+    UNTAMED,
     Comparison,
     Done,
     Expect,
@@ -317,7 +316,7 @@ class ExpectedValues:
             deterministic = bit_identical or all_close(reference, again, REPEATABLE_RTOL)
             exact = self.errors.oracle(inputs, reference)
             error = self.errors.of(inputs, reference, exact=exact is not None, hard=request.hard)
-            if request.weights in (*LASTING, *LARGE):
+            if request.weights in UNTAMED:
                 error = both(error, self.errors.beside(inputs, reference))
         self.runner.synchronise()
         del again, inputs

@@ -121,7 +121,7 @@ def _refill(tensor: Tensor, identity: list[object], form: str, *, uniform: bool 
     else:
         drawn = torch.randn(shape, generator=generator, device=device)
         drawn /= max(1, math.prod(shape[1:])) ** 0.5
-    if form in UNTAMED:
+    if form in UNTAMED and drawn.numel():
         _untame(drawn, form, generator)
     with torch.no_grad():
         tensor.copy_(drawn.reshape(tensor.shape))
@@ -145,9 +145,9 @@ def _row_of_padding(weight: Tensor) -> Tensor:
     changes it.
     """
     if weight.dim() != 2 or min(weight.shape) < 2:
-        return weight[:0]
+        return torch.empty(0)
     rows = (computable(weight) == 0).all(1).nonzero()
-    return weight[int(rows)] if rows.numel() == 1 else weight[:0]
+    return weight[int(rows)] if rows.numel() == 1 else torch.empty(0)
 
 
 def randomise_weights(

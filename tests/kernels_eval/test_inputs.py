@@ -180,6 +180,16 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones():
     assert not torch.equal(one.gain, torch.ones(4))
 
 
+@pytest.mark.parametrize("form", ["positive_vectors", "signed", "scaled", "lasting", "large"])
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0)])
+def test_a_parameter_of_one_number_or_none_is_redrawn(form, shape):
+    model = torch.nn.Module()
+    model.scale = torch.nn.Parameter(torch.full(shape, 2.6592))
+    randomise_weights(model, 7, form=form)
+    assert model.scale.shape == shape and model.scale.isfinite().all()
+    assert (model.scale != 2.6592).all()
+
+
 def test_a_row_for_padding_stays_and_other_zeros_do_not():
     words, plain = torch.nn.Embedding(6, 4, padding_idx=2), torch.nn.Embedding(6, 4)
     halves = torch.nn.Linear(4, 6, bias=False)

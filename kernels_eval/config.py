@@ -399,10 +399,9 @@ FEW_TERMS_KINDS = {
 """So few terms that one left out of a sum is seen, in 16 bits also in the declared range; so few
 that the error of each is; the one that a maximum or minimum is; a one in each row, by which a
 product in 16 bits is the other factor; the one by which `any` or `all` answers otherwise (2^130 is
-infinite in fp32). Large ones exceed all else, 0
-is no term of a sum, exp(-128) none of exponentials, and log(1) none of logarithms. 1 % of the
-places, left out, are missed by 1,024 terms once in 30,000 times, 2 % once in 10^9; half of them by
-64 once in 10^19. A choice."""
+infinite in fp32). Large ones exceed all else, 0 is no term of a sum, exp(-128) none of
+exponentials, and log(1) none of logarithms. 1 % of the places, left out, are missed by 1,024 terms
+once in 30,000 times, 2 % once in 10^9; half of them by 64 once in 10^19. A choice."""
 LEFT_OUT_SHARE = 0.1
 """Of the worst element of an answer without one term: below it, no term is missing. A choice."""
 MOST_DRAWS, SCREEN_DRAWS = 64, 4

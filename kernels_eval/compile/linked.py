@@ -46,9 +46,14 @@ STUB = re.compile(r"NS0_\d+(\w+?)(?:_DECLARE_DISPATCH_type)?EE\d")
 """The operator of a kernel table, last among its template arguments."""
 TENSOR_EXPRESSIONS = "nnc_"
 """Prefixes of torch operators that torch::jit::tensorexpr code calls."""
-DEVICES = tuple(
-    """cpu cuda native meta compositeexplicitautograd compositeexplicitautogradnonfunctional
-    compositeimplicitautograd""".split()
+DEVICES = (
+    "cpu",
+    "cuda",
+    "native",
+    "meta",
+    "compositeexplicitautograd",
+    "compositeexplicitautogradnonfunctional",
+    "compositeimplicitautograd",
 )
 NO_OPERATOR = re.compile(
     r"(?!structured_|NestedTensor_|lapack|hash_|is(?:in|posinf|neginf|close|finite|inf|nan|real))"

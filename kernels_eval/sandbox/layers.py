@@ -14,9 +14,15 @@ from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_
 WITHOUT = "CONCUR_ISOLATION_WITHOUT"
 """Environment variable: comma-separated layers to leave out, for tests. Verdicts then lack them."""
 
-ALWAYS = tuple(
-    """fresh_process own_session rlimits clean_environment closed_descriptors memory_watch
-    process_watch deadlines""".split()
+ALWAYS = (
+    "fresh_process",
+    "own_session",
+    "rlimits",
+    "clean_environment",
+    "closed_descriptors",
+    "memory_watch",
+    "process_watch",
+    "deadlines",
 )
 
 FIXES = {

@@ -179,7 +179,7 @@ class ReferenceProcess:
             self.request, self.child, self.gates, findings, self.unsuitable
         )
         self.expected.declare()
-        self.memory.share("candidate", self.expected.most_output_bytes)
+        self.memory.share(self.expected.most_output_bytes, "candidate")
 
     @property
     def _load_request(self) -> LoadTask:

@@ -39,13 +39,20 @@ class TaskMemory:
         self._descriptors: dict[str, int] = {}
         self._shared: dict[str, SharedMemory] = {}
 
-    def share(self, whose: str, size: int) -> None:
-        """Make memory for outputs: of a "candidate" call, or in a round the candidate's "unseen" or
-        the reference's "own"; or for the "inputs" of rounds.
+    def share(self, size: int, *names: str) -> None:
+        """Make memory for outputs: of a "candidate" call, or in a round the candidate's "unseen" and
+        the reference's "own"; or for the "inputs" of rounds. All of these on the device, or none:
+        outputs are compared where they lie, and a round is charged for writing them.
         """
-        request = ShareMemory(whose=whose, on_device=self._on_device, size=size)
-        _, on_device = self._with_memory(request, whose)
-        self._shared[whose] = SharedMemory(on_device=on_device, size=size)
+        if not all([self._share(size, name, self._on_device) for name in names]):
+            for name in names:
+                self._share(size, name, on_device=False)
+
+    def _share(self, size: int, whose: str, on_device: bool) -> bool:
+        request = ShareMemory(whose=whose, on_device=on_device, size=size)
+        _, found = self._with_memory(request, whose)
+        self._shared[whose] = SharedMemory(on_device=found, size=size)
+        return found
 
     def shared(self, whose: str) -> tuple[SharedMemory, int]:
         return self._shared[whose], self._descriptors[whose]

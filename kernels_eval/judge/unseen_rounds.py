@@ -19,9 +19,8 @@ class UnseenRounds:
     def __init__(self, process: CandidateProcess, most_calls: int) -> None:
         self.process, self.reference = process, process.reference
         memory, reference = self.reference.memory, self.reference
-        memory.share("inputs", most_calls * reference.loaded.packed_bytes)
-        for whose in ("own", "unseen"):
-            memory.share(whose, most_calls * reference.output_bytes)
+        memory.share(most_calls * reference.loaded.packed_bytes, "inputs")
+        memory.share(most_calls * reference.output_bytes, "own", "unseen")
         for name in ("inputs", "unseen"):
             place, descriptor = memory.shared(name)
             process.request_unread(MapMemory(name=name, memory=place), (descriptor,))

@@ -40,9 +40,9 @@ class TaskMemory:
         self._shared: dict[str, SharedMemory] = {}
 
     def share(self, size: int, *names: str) -> None:
-        """Make memory for outputs: of a "candidate" call, or in a round the candidate's "unseen" and
-        the reference's "own"; or for the "inputs" of rounds. All of these on the device, or none:
-        outputs are compared where they lie, and a round is charged for writing them.
+        """Make memory for outputs: of a "candidate" call, or in a round the candidate's "unseen"
+        and the reference's "own"; or for the "inputs" of rounds. All of these on the device, or
+        none: outputs are compared where they lie, and a round is charged for writing them.
         """
         if not all([self._share(size, name, self._on_device) for name in names]):
             for name in names:

@@ -90,11 +90,17 @@ def test_the_page_of_a_candidate(browser, site):
         "void add(float* x)",
     ):
         assert words in said
+    assert "screened" not in said
     # both languages are highlighted
     kinds = page.locator("#candidate code .hljs-keyword, #candidate code .hljs-type")
     assert {"class", "import", "void", "float"} <= set(kinds.all_text_contents())
     page.get_by_text("All recorded fields").click()
     assert page.locator("dd", has_text="GPU X").count() == 1
+    page = at(browser, site, "c/t-0-0", "#candidate pre")
+    said = page.locator("#candidate").inner_text()
+    assert "only screened" in said and "concur verify confirms one kernel" in said
+    assert "every check passed" not in said and "speedup ~1.00" in said
+    assert "95 % interval" not in said and "about 10 % either way" in said
     page = at(browser, site, "c/nobody", "#message")
     page.get_by_text("There is no candidate nobody here.").wait_for()
 

@@ -64,6 +64,7 @@ def root_with_benchmark(root):
         for task in range(4)
         for n in range(3)
     ]
+    own[0]["level"] = "screen"
     line(root, [*own, sample("t/0", 9, 5, None)], flags={"t-0-1": ["repetitive"]})
     answers = []
     for model, speedup in (("base", 0.5), ("tuned", 2.5)):

@@ -39,7 +39,7 @@ const form = (value, digits = 2) => value == null ? "" : value.toLocaleString("e
 const ratio = (value) => value == null ? "" : value.toPrecision(3);
 const percent = (value) => value == null ? "" : `${(100 * value).toPrecision(value < 0.1 ? 2 : 3).replace(/\.0+$/, "")} %`;
 const faster = (row) => (row.screened ? "~" : "") + ratio(row.speedup);
-const interval = (row) => row.lower == null ? "" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
+const interval = (row) => row.lower == null ? "" : row.screened ? "about 10 % either way" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
 const words = (text) => (text ?? "").replaceAll("_", " ");
 const short = (id) => id.length <= 16 ? id : /^[0-9a-f]+$/.test(id) ? id.slice(0, 8) + "…" : "…" + id.slice(-15); // a file's name differs at its end
 const page = (row) => `#c/${encodeURIComponent(row.id)}`;
@@ -146,14 +146,17 @@ function counts(rows) {
 }
 
 // -- one candidate --
+const CONFIRMING = "Confirming runs the whole protocol in a fresh process: all trials, the time by the judge's own clock on inputs that the kernel has not seen, checks after timing, and a sanitizer. A refresh confirms what its strategy takes; concur verify confirms one kernel.";
 function sentence(row, told) {
+  if (row.screened) return "Correct so far: it was only screened, and no check of a screening failed.";
   const reason = (about.reasons[row.reason] ?? words(row.reason)).replace(/\.$/, "").replace(/^[A-Z](?=[a-z]*[ ,])/, (first) => first.toLowerCase());
   const said = `${words(row.status)}: ${reason}`;
   return said.charAt(0).toUpperCase() + said.slice(1) + "." + (told.detail ? ` ${told.detail}` : "");
 }
-function timing(name, told, found) {
+function timing(row, name, told, found) {
+  const between = row.screened ? "about 10 % either way, as reported" : `95 % interval ${ratio(found.speedup_lower)} to ${ratio(found.speedup_upper)}`;
   const ms = told.timing.candidate_ms, share = percent(told.custom_kernel_time_share) || "an unknown share";
-  return `${name}: speedup ${ratio(found.speedup)} (own kernels take ${share} of the time; 95 % interval ${ratio(found.speedup_lower)} to ${ratio(found.speedup_upper)}); reference ${form(found.reference_ms, 4)} ms, candidate ${form(ms, 4)} ms per call.`;
+  return `${name}: speedup ${row.screened ? "~" : ""}${ratio(found.speedup)} (own kernels take ${share} of the time; ${between}); reference ${form(found.reference_ms, 4)} ms, candidate ${form(ms, 4)} ms per call.`;
 }
 const facts = (value) => value && typeof value === "object"
   ? el("dl", {}, ...Object.entries(value).filter(([, inner]) => inner != null && inner !== "" && inner.length !== 0).flatMap(([name, inner]) => [el("dt", {}, words(name)), el("dd", {}, facts(inner))]))
@@ -171,8 +174,9 @@ async function showCandidate(id) {
     el("p", { className: "note" }, `${row.model} · ${row.id}`, row.tokens == null ? null : ` · ${form(row.tokens)} reasoning tokens`,
       row.strategies ? ` · in ${row.strategies.replaceAll("\t", ", ")}` : null, row.flags ? ` · flags: ${words(row.flags.replaceAll("\t", ", "))}` : null),
     el("p", { className: `verdict ${row.status === "correct" ? "correct" : "wrong"}` }, sentence(row, told)),
-    ...(told.timing ? [el("p", {}, timing("Against PyTorch eager", told, told.timing))] : []),
-    ...(told.timing?.compiled?.speedup ? [el("p", {}, timing("Against torch.compile", told, told.timing.compiled))] : []),
+    row.screened ? el("p", { className: "note" }, CONFIRMING) : "",
+    ...(told.timing ? [el("p", {}, timing(row, "Against PyTorch eager", told, told.timing))] : []),
+    ...(told.timing?.compiled?.speedup ? [el("p", {}, timing(row, "Against torch.compile", told, told.timing.compiled))] : []),
     el("p", {}, el("label", {}, "Compare with ", select)),
     el("div", { className: "sides" },
       el("div", {}, el("h2", {}, "Reference"), reference ? block(reference) : el("p", {}, "The task's program is not in this table: name the tasks with --tasks.")),

@@ -32,6 +32,8 @@ EXEC, GEOMETRIC_MEAN, KERNEL_SHARE = "exec", "geometric_mean_speedup", "kernel_s
 SHARE_COLUMN = "custom_kernel_time_share"
 COLUMNS = ("task_id", "status", "reason", "outputs_match", "timing")
 RESAMPLES = 2000
+FEWEST_TASKS = 5
+"""Tasks that an interval of a mean over correct samples takes: docs/explanation/statistics.md."""
 TAIL = 0.025
 """What lies beyond either end of an interval that holds with 95 %."""
 
@@ -61,8 +63,9 @@ def scores(
     SHARE_COLUMN, "kernel_share" is the mean of it over those samples whose share is known: what of
     that speedup is of their own kernels. `lower` and `upper` are
     95 % bounds: `_share_interval` for shares, a bootstrap over tasks with `resamples` draws (0:
-    none) for the mean. A value that cannot be estimated is null with a `why_not`. `missing` counts
-    tasks that only other models of the group answered.
+    none) for the mean. A value that cannot be estimated is null with a `why_not`; so are
+    bounds of a mean over fewer than FEWEST_TASKS tasks. `missing` counts tasks that only other
+    models of the group answered.
 
     The `baseline` "compile" has only metrics that compare times, over tasks timed under
     torch.compile. Raises UsageError for a missing column, a model's duplicate candidate, and
@@ -340,16 +343,18 @@ def _means(
     for group, tasks in per_task.group_by(by, maintain_order=True):
         totals, timed = tasks["total"].to_numpy(), tasks["timed"].to_numpy()
         bounds = None
-        # one task with a correct sample cannot say how much tasks differ
-        if resamples and np.count_nonzero(timed) > 1:
+        # few tasks with a correct sample cannot say how much tasks differ
+        spread = int(np.count_nonzero(timed))
+        if resamples and spread >= FEWEST_TASKS:
             means = resampled_means(totals, timed, resamples=resamples)
             bounds = percentile_interval(np.exp(means) if geometric else means, len(totals))
         value = totals.sum() / timed.sum() if timed.any() else None
         if geometric and value is not None:
             value = math.exp(value)
-        rows.append((*group, metric, value, *(bounds or (None, None))))
+        few = spread if resamples and spread < FEWEST_TASKS else None
+        rows.append((*group, metric, value, *(bounds or (None, None)), few))
     schema = {name: samples.schema[name] for name in by}
-    numbers = dict.fromkeys(("value", "lower", "upper"), pl.Float64)
+    numbers = dict.fromkeys(("value", "lower", "upper", "few"), pl.Float64)
     found = pl.DataFrame(rows, {**schema, "metric": pl.String, **numbers}, orient="row")
     return found.with_columns(k=pl.lit(None, pl.Int64))
 
@@ -359,9 +364,14 @@ def _why_not() -> pl.Expr:
         "pass@{} needs {} samples of each task; {} of {} tasks have fewer (the least: {})",
         *("k", "k", "short", "tasks", "least"),
     )
+    few = pl.format(
+        f"a mean over correct samples has no interval below {FEWEST_TASKS} tasks with one, and here"
+        " are {}",
+        pl.col("few").cast(pl.Int64),
+    )
     return (
         pl.when(pl.col("value").is_not_null())
-        .then(pl.lit(""))
+        .then(pl.coalesce(few, pl.lit("")))
         .when(pl.col("metric") == GEOMETRIC_MEAN)
         .then(pl.lit("no correct, timed sample"))
         .when(pl.col("metric") == KERNEL_SHARE)

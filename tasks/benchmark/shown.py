@@ -24,6 +24,7 @@ LABELS = {
 }
 FEW_TASKS = 30
 """Below it, an interval of a share is wider than most differences between models."""
+NO_INTERVAL = " (no interval: too few tasks)"
 SIGNIFICANT = 0.05
 READS = {
     "distinguishable": "more than chance",
@@ -62,7 +63,8 @@ def scored(row: Row | None) -> str:
     if row is None:
         return "n/a"
     form = ".2x" if row["metric"] == GEOMETRIC_MEAN else ".1%"
-    return interval(row["value"], row["lower"], row["upper"], form)
+    few = row["value"] is not None and row["lower"] is None and row["why_not"]
+    return interval(row["value"], row["lower"], row["upper"], form) + NO_INTERVAL * bool(few)
 
 
 def shown_metric(row: Row, name: str, form: str = ".1%") -> str:

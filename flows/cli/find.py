@@ -90,7 +90,7 @@ def show(
         "finished": snapshot.finished,
         "manifest": snapshot.manifest if snapshot.finished else None,
         "columns": {each.name: str(each.type) for each in snapshot.schema()},
-        "rows": first_rows(snapshot, rows),
+        "rows": under_their_names(first_rows(snapshot, rows), snapshot),
     }
 
 
@@ -102,6 +102,16 @@ def first_rows(snapshot: Snapshot, most: int) -> list[Json]:
             break
         found += json.loads(frame.head(most - len(found)).write_json())
     return found
+
+
+def under_their_names(rows: list[Json], snapshot: Snapshot) -> list[Json]:
+    """The rows, each with the name that its candidate has in the table or folder it is from."""
+    table = snapshot.above("candidates") if snapshot.finished else None
+    if table is None:
+        return rows
+    known = table.read(columns=["candidate_id", "given_id"]).select("candidate_id", "given_id")
+    names = dict(known.drop_nulls().iter_rows())
+    return [{"given_id": names.get(row["candidate_id"])} | row for row in rows]
 
 
 @command(Group.FIND, needs=["line"])

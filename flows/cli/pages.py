@@ -64,7 +64,7 @@ def of_snapshot(data: Json) -> str:
 def _brief(rows: Sequence[Json]) -> list[Json]:
     """The rows with the same few columns: those whose every value fits a line."""
     plain = [{"speedup": (row.get("timing") or {}).get("speedup")} | row for row in rows]
-    first = ("candidate_id", "task_id", "status", "reason", "speedup")
+    first = ("given_id", "candidate_id", "task_id", "status", "reason", "speedup")
     every = dict.fromkeys((*first, *(plain[0] if plain else ())))
     names = [name for name in every if name not in QUIET]
     names = [name for name in names if _fits_a_line([row.get(name) for row in plain])]
@@ -145,22 +145,40 @@ def of_batch(data: Json) -> str:
         f"{plural(data['candidates'], 'candidate')} of {plural(data['tasks'], 'task')}"
         f" ({data['language']}, {data['device']}): {correct:,} correct"
     )
-    speedup, quantiles = data["speedup"], data["speedup"]["quantiles"]
-    low, middle, high = (quantiles.get(name, 0.0) for name in ("0.1", "0.5", "0.9"))
+    speedup, fastest = data["speedup"], data["correct"]
+    wrong: list[Json] = data["not_correct"]
+    more = f" (the fastest {len(fastest)} of {correct:,})" if len(fastest) < correct else ""
     shown = {
         "left_out": data.get("left_out"),
         "statuses": data["statuses"],
         "reasons": {
             status: counts for status, counts in data["reasons"].items() if status != "correct"
         },
-        "not_correct": data["not_correct"],
         "faster_than_the_reference": f"{speedup['above_1']:,} of {speedup['timed']:,} timed",
-        "speedup": quantiles and f"median {middle:.4g}, 10 to 90 %: {low:.4g} to {high:.4g}",
+        f"correct{more}": [_of_batch(row) | _times(row) for row in fastest],
+        "not_correct": [_of_batch(row) | _only([row], "reason", "detail")[0] for row in wrong],
         "quarantined": data["quarantined"],
         **{name: data[name] for name in ("this_run", "verdicts", "summary")},
         "all_of_it": f"concur view {Path(data['verdicts']).parent}",
     }
     return _page(headline, shown)
+
+
+def _of_batch(row: Json) -> Json:
+    """Names of a candidate: the user's own, and that of its snapshots."""
+    return {
+        "task": row["task_id"],
+        "candidate": row["given_id"],
+        "id": row["candidate_id"][:SHORT],
+    }
+
+
+def _times(row: Json) -> Json:
+    ends = (row["speedup"], row["speedup_lower"], row["speedup_upper"])
+    return {
+        "speedup": "not timed" if row["speedup"] is None else interval(*ends, ".3g"),
+        "time_in_own_kernels": interval(row["custom_kernel_time_share"], form=".1%"),
+    }
 
 
 def of_scores(data: Json) -> str:

@@ -42,7 +42,7 @@ from tasks.verification.config import VerificationConfig
 VERDICTS_FILE, SUMMARY_FILE, SNAPSHOTS = "verdicts.parquet", "summary.json", "snapshots"
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 WRITTEN_ROWS = 1000
-SHOWN_TASKS, SHOWN_WRONG = 5, 10
+SHOWN_TASKS, SHOWN_CORRECT, SHOWN_WRONG = 5, 20, 10
 _OWN_COPY = re.compile(r"(?<![\w/.-])candidate\.py(?=:\d)")
 """The judge's copy of a candidate in a compiler's message."""
 SUMMARISED = (
@@ -189,6 +189,8 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
     snapshot = verdicts.open()
     manifest = snapshot.manifest
     frame = snapshot.read(columns=SUMMARISED, unique="candidate_id")
+    ids = upstream["candidates"].open().read(columns=["candidate_id", "given_id"])
+    named = frame.join(ids, on="candidate_id", how="left").sort("task_id", "given_id")
     return {
         "candidates": len(frame),
         "tasks": frame["task_id"].n_unique(),
@@ -199,7 +201,8 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
             status: _counts(group, "reason")
             for (status,), group in sorted(frame.group_by("status"))
         },
-        "not_correct": _not_correct(frame, upstream["candidates"].open()),
+        "correct": _fastest(named),
+        "not_correct": _not_correct(named),
         "speedup": _speedups(frame),
         "seconds": _seconds(frame),
         "builds": {
@@ -218,19 +221,26 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
     }
 
 
-def _not_correct(frame: pl.DataFrame, candidates: Snapshot) -> list[Json]:
-    """The first candidates that are not correct, by task, and why; under the names of the user's
-    own, such as a file's."""
-    columns = ["candidate_id", "given_id"]
-    named = frame.join(candidates.read(columns=columns), on="candidate_id", how="left")
-    named = named.with_columns(candidate_id=pl.coalesce("given_id", "candidate_id"))
-    wrong = named.filter(pl.col("status") != "correct").sort("task_id", "candidate_id")
-    columns = ["task_id", "candidate_id", "reason", "detail", "given_id"]
-    return [_under_its_name(row) for row in wrong.head(SHOWN_WRONG).select(columns).to_dicts()]
+def _fastest(named: pl.DataFrame) -> list[Json]:
+    """The correct candidates, the fastest first, with `given_id`: the user's own name, such as a
+    file's."""
+    timing = pl.col("timing").struct
+    speedups = {name: timing.field(name) for name in ("speedup", "speedup_lower", "speedup_upper")}
+    right = named.filter(pl.col("status") == "correct").with_columns(**speedups)
+    fastest = right.sort("speedup", descending=True, nulls_last=True, maintain_order=True)
+    names = ["task_id", "given_id", "candidate_id", *speedups, "custom_kernel_time_share"]
+    return fastest.head(SHOWN_CORRECT).select(names).to_dicts()
+
+
+def _not_correct(named: pl.DataFrame) -> list[Json]:
+    """The first candidates that are not correct, by task, and why."""
+    wrong = named.filter(pl.col("status") != "correct").head(SHOWN_WRONG)
+    columns = ["task_id", "given_id", "candidate_id", "reason", "detail"]
+    return [_under_its_name(row) for row in wrong.select(columns).to_dicts()]
 
 
 def _under_its_name(row: Json) -> Json:
-    if given := row.pop("given_id"):
+    if given := row["given_id"]:
         row["detail"] = _OWN_COPY.sub(lambda _: given, row["detail"] or "")
     return row
 

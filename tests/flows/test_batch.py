@@ -19,12 +19,12 @@ from kernels_eval.records import Language, Verdict
 from kernels_eval.settings import load_protocol
 from tasks.sources import bundled
 from tasks.store.snapshot import Snapshot
-from tasks.synthesis.tables import SCHEMA, CandidateTable
+from tasks.synthesis.tables import CandidateTable
 from tasks.verification import batch
 from tasks.verification.batch import _tasks_of, verify_batch
 from tasks.verification.config import VerificationConfig
 from tests.support.commands import ROOT, Running, concur, kill_tree
-from tests.support.samples import finished
+from tests.support.typed import typed
 from tests.support.viewed import unpacked
 
 NAMES = ("cumulative_sum", "softmax_rows")
@@ -109,6 +109,11 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     assert data["reasons"]["no_code"] == {"no_code_block": 1}
     assert "no_code_block" in [row["reason"] for row in data["not_correct"]]
     assert len(data["not_correct"]) == 6 - correct
+    speedups = [row["speedup"] for row in data["correct"]]
+    assert len(speedups) == correct and speedups == sorted(speedups, reverse=True)
+    assert all(
+        row["speedup_lower"] < row["speedup"] < row["speedup_upper"] for row in data["correct"]
+    )
     assert data["speedup"]["timed"] == correct >= 2
     assert set(data["speedup"]["quantiles"]) == set("0.1 0.25 0.5 0.75 0.9".split())
     assert data["seconds"]["timing_s"]["candidates"] == correct
@@ -176,21 +181,24 @@ def test_kernels_of_a_folder_keep_the_names_of_their_files(tmp_path, inputs):
     data = call(tmp_path / "kernels", inputs[1])
     assert data["this_run"]["waited_for_other_runs_s"] == 0
     names = {f"softmax_rows_sample_{number}" for number in range(2)}
-    assert {row["candidate_id"] for row in data["not_correct"]} == names
+    assert {row["given_id"] for row in data["not_correct"]} == names
+    shown = typed(f"show {tmp_path / 'out'}")
+    for row in data["not_correct"]:
+        short = row["candidate_id"][:12]
+        assert all(row["given_id"] in page and short in page for page in (of_batch(data), shown))
     assert all(name in of_batch(data) for name in names)
     site = Path(write_view(str(tmp_path / "out"))["page"]).parent
     assert set(unpacked(site / "data/index.js")["columns"]["id"]) == names
 
 
-def test_a_compilers_message_names_the_candidate_and_not_the_judges_copy(tmp_path):
+def test_a_compilers_message_names_the_candidate_and_not_the_judges_copy():
     fields = {"task_id": "t", "status": "compile_error", "reason": "build_failed"}
     detail = "candidate.py:15:9: error: 'flaot' was not declared"
     ids = [("a" * 32, "t_sample_0"), ("b" * 32, None)]
     rows = [{"candidate_id": own, "given_id": given} for own, given in ids]
-    candidates = finished(tmp_path, "candidates", rows, SCHEMA).open()
-    frame = pl.DataFrame([fields | {"candidate_id": own, "detail": detail} for own, _ in ids])
-    told = {row["candidate_id"]: row["detail"] for row in batch._not_correct(frame, candidates)}
-    assert told["t_sample_0"] == "t_sample_0:15:9: error: 'flaot' was not declared"
+    named = pl.DataFrame([fields | {"detail": detail} | row for row in rows])
+    told = {row["candidate_id"]: row["detail"] for row in batch._not_correct(named)}
+    assert told["a" * 32] == "t_sample_0:15:9: error: 'flaot' was not declared"
     assert told["b" * 32] == detail, "a row without a name of its own"
 
 
@@ -287,6 +295,10 @@ def test_the_end_shows_numbers_and_no_markup_of_others():
     assert "\x1b" not in page and all(
         x in page for x in ("level_1/rows", "[red]60 s", "concur view")
     )
+    assert "correct (the fastest 2 of 3)" in page and "not timed" in page
+    fastest = next(line for line in page.splitlines() if "rows_sample_1" in line)
+    assert "12.3 (12.1 to 12.5)" in fastest and "97.0 %" in fastest and "fedcba987654 " in fastest
+
     assert "\x1b" not in shown and "[red]CPU" in shown and "[bold]GPU 0" in shown
     for text in ("1.25", "12.3", "build_s", "lite 3, full 1", data["verdicts"]):
         assert text in shown, text

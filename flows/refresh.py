@@ -10,6 +10,7 @@ from flows.naming import typed_name
 from flows.runtime.guard import optional, shown
 from flows.set_tables import table_of_set
 from kernels_eval.devices import conditions, device_for
+from tasks.curation.reasons import choice_of
 from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.decontamination.step import choose_tasks
@@ -168,9 +169,7 @@ def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
         if told := manifest.get("confirmation"):
             counts = {key: told[key] for key in ("proposed", "confirmed", "rounds")} | counts
         said = ", ".join(f"{key} {value}" for key, value in counts.items())
-        left_out = manifest.get("why_not") or {}
-        why = [f"{key} {left_out[key]}" for key in left_out if key != "not_correct"]
-        said += "; correct ones left out: " * bool(why) + ", ".join(why)
-        row = {"snapshot": name, "rows": manifest["rows"], "counts": said}
+        about = filter(None, (said, *choice_of(manifest)))
+        row = {"snapshot": name, "rows": manifest["rows"], "counts": "; ".join(about)}
         rows.append(row | {"fingerprint": ref.fingerprint})
     return rows

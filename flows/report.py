@@ -23,6 +23,7 @@ from tasks.benchmark.report.files import Report, write_once
 from tasks.benchmark.signs import signs
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.flags import flagged
+from tasks.curation.reasons import choice_of
 from tasks.observe.stage import found_in
 from tasks.store import SnapshotRef
 from tasks.versions import REPORT_VERSION
@@ -64,6 +65,7 @@ def report_context(
         device=refreshed.verdicts.open().manifest["device"],
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         criterion_counts=curated.manifest["criterion_counts"],
+        choice=tuple(choice_of(curated.manifest)),
         trace_flags=inputs.trace_flags(curated),
         base_model=config.training.base_model,
         **_viewer(config),

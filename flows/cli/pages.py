@@ -13,6 +13,7 @@ from typing import Any
 
 from flows.cli.render import Json, clean_line, in_units, label, render
 from kernels_eval.grouping import grouped
+from tasks.curation.reasons import choice_of
 from tasks.progress import duration
 from tasks.reporting.text import interval, p_value, plural
 
@@ -32,7 +33,7 @@ MORE_OF_LIST = (
     "--stage STAGE lists all of a stage; `concur show FINGERPRINT --root {root}` shows one.\n"
     "--json has all snapshots and refreshes."
 )
-MORE_OF_SETS = "`left_out`: other correct samples. --json says why, and each set's configuration."
+MORE_OF_SETS = "--json has each set's configuration."
 
 
 def of_snapshot(data: Json) -> str:
@@ -52,6 +53,7 @@ def of_snapshot(data: Json) -> str:
         if name.endswith("_counts") and value
     }
     about = {"made_at": manifest.get("created_at"), **counts, "path": data["path"]}
+    about["choice"] = choice_of(manifest)
     about["upstream"] = manifest.get("upstream")
     rows = _brief(data["rows"])
     columns = textwrap.wrap(f"columns: {', '.join(map(label, data['columns']))}", WIDTH)
@@ -205,6 +207,7 @@ def of_morning(data: Json) -> str:
     told = {
         "to_do": data["next_steps"],
         "what_came": data["changes"],
+        "training_set": data["choice"],
         "verdicts": data["status_counts"],
         "new_verdicts": data["new_status_counts"],
         "why_new_ones_failed": data["reason_counts"],
@@ -218,7 +221,7 @@ def of_morning(data: Json) -> str:
 
 
 SET_COLUMNS = (
-    *("strategy", "size", "samples", "left_out", "tasks", "criterion_counts", "composition"),
+    *("strategy", "size", "samples", "tasks", "criterion_counts", "composition"),
     *("median_reasoning_tokens", "median_speedup", "file", "problem"),
 )
 
@@ -227,11 +230,14 @@ def of_sets(data: Json) -> str:
     """A row for each training set, what the sets are made of, or why a candidate is in one."""
     if "explanations" in data:
         return render(data)
-    correct = data["source"]["correct"]
-    rows = [each | {"left_out": correct - each["samples"]} for each in data["sets"]]
-    return "\n".join(
-        [render({"sets": _only(rows, *SET_COLUMNS), "source": data["source"]}), "", MORE_OF_SETS]
-    )
+    sets: list[Json] = data["sets"]
+    choices = {
+        f"{each['strategy']}{f'-{size}' if (size := each['size']) else ''}": choice_of(each)
+        for each in sets
+        if each["samples"]
+    }
+    tables = {"sets": _only(sets, *SET_COLUMNS), "source": data["source"]}
+    return "\n".join([render(tables), "", render(choices), "", MORE_OF_SETS])
 
 
 def of_ablation(data: Json) -> str:

@@ -13,6 +13,7 @@ from flows.view import view_command
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
+from tasks.curation.reasons import choice_of
 from tasks.reporting.text import plural
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Morning(Record):
     confirmation: Json = {}
     """What confirming came to (tasks.verification.confirmation), where some verdicts were only
     screened."""
+    choice: tuple[str, ...] = ()
+    """what the training set kept of the correct candidates, and what is slow of it"""
     errors: tuple[ErrorGroup, ...] = ()
     cautions: tuple[str, ...] = ()
 
@@ -137,6 +140,7 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
         "reason_counts": dict(Counter(failed["reason"]).most_common()),
         "errors": tuple(_errors(failed)),
         "confirmation": confirmation,
+        "choice": tuple(choice_of(snapshots["curated"].open().manifest)),
     }
     return bare.model_copy(update=found)
 

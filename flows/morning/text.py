@@ -71,6 +71,7 @@ def _sections(morning: Morning) -> list[Section]:
             (
                 fields_table(morning.changes, "what", "rows", "new", "gone"),
                 _confirmed(morning.confirmation),
+                *_bullets(morning.choice),
             ),
         ),
         Section("Verdicts", (fields_table(verdicts, "verdict", "all", "new"),)),

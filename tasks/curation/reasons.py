@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 
 class WhyNot(StrEnum):
@@ -46,3 +48,15 @@ MEANING = {
     WhyNot.SLOWER: "a correct sample of its task is faster",
     WhyNot.OUTRANKED: "no criterion of the strategy chose it among the samples of its task",
 }
+
+
+def left_out(why_not: Mapping[str, int]) -> list[str]:
+    """How many candidates are left out for each reason, in words, the most frequent first."""
+    ordered = sorted(why_not.items(), key=lambda counted: -counted[1])
+    return [f"{count:,}: {MEANING[WhyNot(why)]}" for why, count in ordered]
+
+
+def choice_of(manifest: Mapping[str, Any]) -> list[str]:
+    """What a training set's manifest says of its choice: how many of the correct ones it kept, why
+    not the others, and which are slower than their reference."""
+    return [manifest[name] for name in ("kept", "slower") if manifest.get(name)]

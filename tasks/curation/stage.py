@@ -11,7 +11,7 @@ from tasks.curation.config import CurationConfig
 from tasks.curation.decisions import Decided, decide
 from tasks.curation.flags import counted
 from tasks.curation.kernels import EqualKernels, same_text, with_kernels
-from tasks.curation.reasons import MEANING, WhyNot
+from tasks.curation.reasons import WhyNot, left_out
 from tasks.curation.strategies import CONCISE_AND_FAST
 from tasks.curation.tables import (
     curated_rows,
@@ -20,6 +20,7 @@ from tasks.curation.tables import (
     texts_of,
 )
 from tasks.progress import caution, report
+from tasks.reporting.text import plural
 from tasks.samples import Samples
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import CORRECT, CURATED, unconfirmed
@@ -84,6 +85,8 @@ def run(
     snapshot.write_table(DECISIONS_TABLE, decided.decisions)
     counts = summary(frame, decided)
     caution_unconfirmed(counts["unconfirmed"], rows.height)
+    if counts["slower"]:
+        caution(f"{counts['slower']}: --set curation.require_speedup_lower_above=1 takes none such")
     taken_by = ", ".join(f"{name} {count}" for name, count in counts["criterion_counts"].items())
     report(STAGE, rows.height, rows.height, taken_by)
     return snapshot.publish(config=config, rows=rows.height, extra=counts).ref
@@ -97,16 +100,19 @@ def decisions_of(curated: Snapshot) -> pl.DataFrame:
 def summary(frame: pl.DataFrame, decided: Decided) -> Json:
     """Counts of a training set's choice.
 
-    `criterion_counts`: samples by criterion. `why_not`: others by reason. `operators_from`: correct
-    samples by source of operators. `trace_flags`: correct and taken samples by flag, None:
-    unmeasured. `unconfirmed`: taken samples only screened. `answers_end`: correct samples by end of
-    answer. `equal_kernels`: samples compared, and left out. `concise_and_fast_tasks`: tasks of (a),
-    and those with one correct sample. `without_status`: verdicts without one.
+    `kept`: how many of the correct ones were taken, and why not the others, in words. `slower`:
+    those that are slower than their reference, "" without any. `criterion_counts`: samples by
+    criterion. `why_not`: others by reason. `operators_from`: correct samples by source of
+    operators. `trace_flags`: correct and taken samples by flag, None: unmeasured.
+    `unconfirmed`: taken samples only screened. `answers_end`: correct samples by end of answer.
+    `equal_kernels`: samples compared, and left out. `concise_and_fast_tasks`: tasks of (a), and
+    those with one correct sample. `without_status`: verdicts without one.
     """
     decisions = decided.decisions
     correct = frame.filter(CORRECT)
     why_not = _counts(decisions, "why_not")
     winners = decisions.filter(pl.col("taken"), criterion=CONCISE_AND_FAST)["correct_in_task"]
+    why = left_out(_counts(decisions.filter(CORRECT), "why_not"))
     flags = None
     if "trace_flags" in frame.columns:
         flags = {
@@ -115,6 +121,8 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
             "left_out": why_not.get(WhyNot.TRACE_FLAG, 0),
         }
     return {
+        "kept": "; ".join([f"kept {decided.taken.height:,} of {correct.height:,} correct", *why]),
+        "slower": slower_ones(decisions.filter("taken")["speedup"]),
         "criterion_counts": _counts(decisions.filter("taken"), "criterion"),
         "why_not": why_not,
         "operators_from": operators_from(frame),
@@ -131,6 +139,18 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
         "without_status": frame["status"].null_count(),
         "unconfirmed": decided.taken.filter(unconfirmed(decided.taken)).height,
     }
+
+
+def slower_ones(speedups: pl.Series) -> str:
+    """How many of the samples of a set are slower than their reference, and the slowest."""
+    slower = speedups.filter((speedups > 0) & (speedups < 1)).to_list()
+    if not slower:
+        return ""
+    return (
+        f"{len(slower):,} of {plural(len(speedups), 'kept sample')}"
+        f" {'is' if len(slower) == 1 else 'are'} slower than the reference, down to"
+        f" {min(slower):.2g} times its speed"
+    )
 
 
 def caution_unconfirmed(count: int, taken: int, of: str = "") -> None:
@@ -151,9 +171,9 @@ def nothing_taken(decisions: pl.DataFrame) -> UsageError:
     correct = decisions.filter(CORRECT)
     reasons = _counts(correct, "why_not")
     fix = FIXES.get(WhyNot(*reasons)) if len(reasons) == 1 else None
-    left_out = "".join(f"; {count}: {MEANING[WhyNot(why)]}" for why, count in reasons.items())
+    told = "; ".join([f"{correct.height} correct", *left_out(reasons)])
     return UsageError(
-        f"curation took none of {decisions.height} candidates ({correct.height} correct{left_out})",
+        f"curation took none of {decisions.height} candidates ({told})",
         fix or "lower curation.min_speedup, 5 unless set, or verify more candidates",
     )
 

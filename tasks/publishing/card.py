@@ -12,7 +12,7 @@ import polars as pl
 from kernels_eval.records import Json
 from tasks.publishing.columns import COLUMNS
 from tasks.publishing.config import DATA, UNKNOWN, PublishOptions
-from tasks.publishing.lineage import VERIFICATION, settings
+from tasks.publishing.lineage import CHOICE, VERIFICATION, settings
 from tasks.reporting.page import markdown
 from tasks.reporting.parts import table_of
 from tasks.reporting.templates import environment
@@ -26,6 +26,8 @@ COUNTED = (
 )
 MEASURED = ("reasoning_tokens", "speedup", SHARE_COLUMN)
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+OWN_PLACE = ("fingerprint", "rows", "config", *CHOICE)
+"""Facts that the card names elsewhere."""
 MOST_CHARACTERS = 400  # of a setting
 
 
@@ -86,7 +88,7 @@ def _settings(stage: str, facts: object) -> str:
     config = facts.get("config", {})
     if stage == VERIFICATION:  # forty numbers
         config = {"protocol": f"see facts.{stage} in publication.json"}
-    others = {name: facts[name] for name in facts if name not in ("fingerprint", "rows", "config")}
+    others = {name: facts[name] for name in facts if name not in OWN_PLACE}
     return "; ".join(
         f"{cell(name)} {cell(value, MOST_CHARACTERS)}"
         for name, value in settings({**config, **others})

@@ -25,6 +25,8 @@ PUBLIC_SETTINGS = {
     TASKS: ("source", "split", "levels", "limit"),
 }
 """Settings that may be published. Of the curation all are: they are the rule."""
+CHOICE = ("kept", "slower")
+"""What a training set's manifest says of its choice."""
 PUBLIC_FACTS = ("device", "language", "status_counts", "generator", "turn_counts")
 
 
@@ -95,6 +97,7 @@ def facts(line: Lineage) -> Json:
             "fingerprint": line.curated.fingerprint,
             "rows": line.manifest.get("rows"),
             "config": line.manifest.get("config") or {},
+            **_present(line.manifest, CHOICE),
         },
         **{stage: _facts_of(stage, each) if each else None for stage, each in above.items()},
     }

@@ -27,6 +27,7 @@ SAMPLES = [
     curated.sample("kernelbench/L1/2", 0, 200, 7.0),
     curated.sample("kernelbench/L1/2", 1, 900, None),
     curated.sample("kernelbench/L1/3", 0, 400, 8.0, ops=curated.SINGLE),
+    curated.sample("kernelbench/L1/4", 0, 400, 0.0042),
 ]
 READY = {"loss_first": 0.6, "rows": 3, "base_model": "small", "rank": 4, "adapter": "/a"}
 LINE = {"name": "x", "seconds": 1.0, "new_work_in": [], "summary": {"correct": "3"}}
@@ -183,6 +184,22 @@ def test_a_command_prints_its_page_and_the_same_as_json(typed, name):
     shown = [key for key, value in data.items() if value is not None]
     assert [key for key in shown if label(key) not in page.stdout] == []
     assert not re.search(r"^\w.* -$", page.stdout, re.MULTILINE), "a name without a value"
+
+
+@pytest.mark.parametrize("name", ["show", "morning", "curate", "publish"])
+def test_what_shows_a_training_set_says_what_it_kept_and_what_is_slow_of_it(typed, name, tmp_path):
+    page = typed(name, "set").stdout
+    if name == "publish":
+        page = (tmp_path / "set/README.md").read_text("utf-8")
+    said = " ".join(page.split())
+    assert "kept 4 of 5 correct; 1: a correct sample of its task has shorter reasoning" in said
+    slower = "1 of 4 kept samples is slower than the reference, down to 0.0042 times its speed"
+    assert slower in said
+
+
+def test_scores_of_few_tasks_say_that_they_bound_no_speedup(typed):
+    page = " ".join(typed("benchmark", "page").stdout.split())
+    assert "has no interval below 5 tasks with one, and here are 4" in page
 
 
 def leaves(data, name=""):

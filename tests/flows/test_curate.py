@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import flows
+from flows.cli.pages import of_snapshot
 from flows.config import load_strategy, shipped_dir
 from flows.curate import Choice, curate_table
 from flows.refresh import summary_rows
@@ -91,7 +92,7 @@ def test_all_strategies_are_a_short_table_and_one_caution_that_names_them(tmp_pa
     page = curate(f"--verdicts {tmp_path / 'both.parquet'} --strategy all")
     (warned,) = [each.message for each in caplog.records if "screened" in each.message]
     assert "concur" in warned and "min_length" in warned
-    assert all(name in page for name in ("concur", "min_length", "samples", "left out"))
+    assert all(name in page for name in ("concur", "min_length", "samples", "kept 8 of 36 correct"))
     assert "of samples" not in page and "trace flags" not in page and "--json" in page
 
 
@@ -112,7 +113,22 @@ def test_a_refresh_says_why_correct_answers_are_left_out(tmp_path):
         snapshots={"curated": stage.run(line_of(tmp_path, rows), CurationConfig())}
     )
     (row,) = summary_rows(made)
-    assert row["counts"] == "concise_and_fast 1; correct ones left out: longer 1"
+    why = "kept 1 of 2 correct; 1: a correct sample of its task has shorter reasoning"
+    assert row["counts"] == f"concise_and_fast 1; {why}"
+
+
+def test_kept_samples_slower_than_their_reference_are_counted_with_the_slowest(tmp_path, caplog):
+    rows = [sample("a", 0, 9, 0.0042), sample("b", 0, 9, 0.5), sample("c", 0, 9, 2.0)]
+    made = stage.run(line_of(tmp_path, rows), CurationConfig())
+    slower = "2 of 3 kept samples are slower than the reference, down to 0.0042 times its speed"
+    assert slower in caplog.text and "require_speedup_lower_above=1" in caplog.text
+    (row,) = summary_rows(SimpleNamespace(snapshots={"curated": made}))
+    assert row["counts"].endswith(f"kept 3 of 3 correct; {slower}")
+    page = of_snapshot(
+        {"path": made.open().path, "finished": True, "rows": [], "columns": []}
+        | {"manifest": made.open().manifest}
+    )
+    assert slower in page and "kept 3 of 3 correct" in page
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -157,6 +157,8 @@ def test_the_summary_is_the_run_in_rows():
     assert rows["confirmed candidates"] == "1 of 1,200"
     assert rows["status correct"] == "2 (33.3 %)" and rows["status compile_error"] == "2 (33.3 %)"
     assert (rows["curated by concise_and_fast"], rows["curated by high_speedup"]) == ("1", "0")
+    told = dict(summary_table(context(choice=("kept 1 of 2 correct", "1 is slower"))))
+    assert "choice" not in rows and told["choice"] == "kept 1 of 2 correct; 1 is slower"
     assert rows["training loss, first to last epoch"] == "2.750 to 1.750 (4 steps)"
     assert rows["recorded, custom kernel"].startswith(
         "Exec@1 75.0 % (19.2 to 100.0), fast_1@1 75.0 %"

@@ -149,6 +149,7 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
         rows.append(("confirmed candidates", f"{told['confirmed']:,} of {told['proposed']:,}"))
     rows.append(("curated samples", f"{context.curated:,}"))
     rows += [(f"curated by {name}", f"{n:,}") for name, n in context.criterion_counts.items()]
+    rows += [("choice", "; ".join(context.choice))] * bool(context.choice)
     loss = f"{losses[0]:.3f} to {losses[1]:.3f} ({steps})" if losses else "not trained"
     rows.append(("training loss, first to last epoch", loss))
     known = [row for row in eager(context) if row["metric"] in (EXEC, FAST)]
@@ -335,6 +336,7 @@ def _training(context: ReportContext) -> Iterator[Part]:
         (name, f"{count:,}", share(count, context.curated))
         for name, count in context.criterion_counts.items()
     ]
+    yield Bullets(context.choice)
     yield Table(("criterion that selected the sample", "samples", "share"), chosen)
     flags = [(name, *map("{:,}".format, both)) for name, both in context.trace_flags.items()]
     yield Table(("flag of a reasoning trace", "correct samples", "of these taken"), flags, 1)

@@ -49,6 +49,8 @@ class ReportContext(Record):
     confirmation: Json = {}
     """of the verdicts' manifest, where some were only screened"""
     criterion_counts: dict[str, int] = {}
+    choice: tuple[str, ...] = ()
+    """what the training set kept of the correct candidates, and what is slow of it"""
     trace_flags: dict[str, tuple[int, int]] = {}
     base_model: str = ""
     viewer: str = ""

@@ -259,9 +259,19 @@ part at least: timed calls then have other weights. Random ones in bf16 share a 
 RIGHT_ANGLE = 1e-4
 """Largest cosine between rows of a weight that are made to be at right angles: random rows of 10^6
 elements have 1e-3. A choice."""
-ALIKE_RUNS, OWN_SHARE, SHIFTS, FARTHEST = 4, (0.01, 0.1), 32, 0.45
-"""About so many runs of rows that are alike, what one that is like another has of its own, by how
-many numbers rows are rolled, and the largest as a share of their length. Choices."""
+MUTATIONS = 3
+"""Draws of mutated arguments that are compared. A choice of time."""
+OWN_SHARE, MOST_SHIFTS, MOST_PLACES = (2.0**-6, 2.0**-2), 32, 1024
+"""What a slice that is like another one has of its own, in how many parts an argument is another
+one shifted, and at how many places it changes. Choices."""
+MOST_DOUBLINGS, COMMON_PART, DENSITIES = 3, 4.0, (1 / 16, 15 / 16)
+"""How often slices are doubled or halved, what is added to them in units of their RMS, and other
+densities of masks. Choices."""
+FEWEST_ALIKE = 5
+"""Rows of integers from which on they may be alike: sources and targets of edges differ. A
+choice."""
+BEYOND = 36.0
+"""How large mutated numbers may be where declared ones are not (`IMPULSE_RANGE`)."""
 MOST_DISTINCT = 1 << 24
 """Elements of a tensor that are made distinct, which sorts them. A choice of time."""
 DISTINCT_STEP = 2.0**-16
@@ -690,7 +700,7 @@ cost a round without work."""
 COMPARED_UNSEEN = 4
 """Outputs of each round that are drawn after all of them are written, to be compared; of the first
 round, so many others that differ most."""
-UNSEEN_TRIALS = ("mixed", "impulse", "related")
+UNSEEN_TRIALS = ("mixed", "impulse", *(f"mutated_{number}" for number in range(1, MUTATIONS + 1)))
 """Trials whose distribution one call of each round has, so that an answer that is right on the
 task's own inputs alone shows while it is timed, too."""
 

@@ -21,6 +21,7 @@ from kernels_eval.config import (
     ITERATIONS,
     LEAST_IN_A_ROW,
     MOST_AMPLIFIED,
+    MUTATIONS,
     SCREEN_TAIL,
     SHAPE_SCOPES,
     TAILS,
@@ -32,16 +33,18 @@ from kernels_eval.protocol import (
     DOMAINS,
     LARGE,
     LASTING,
+    LESS,
     LONE,
+    MUTATED,
     NON_FINITE,
     OUTLIERS,
     PATH,
     POSITIVE_VECTORS,
     RARE,
-    RELATED,
     SIGNED,
     UNTAMED,
     VARIED,
+    WITHIN,
     Expect,
     Expectation,
     LoadedTask,
@@ -147,6 +150,8 @@ class TrialRow:
     """looks for answers right on tame values only; the reference must be right itself"""
     steady: bool = False
     """left out where the reference itself errs much"""
+    same_forms: bool = False
+    """left out where what changes decides the shapes of outputs"""
     differs: bool = False
     """left out where its answer is that of `declared`"""
     telling: bool = False
@@ -212,15 +217,12 @@ class Trial:
         if self.weights in UNTAMED:
             most = MOST_AMPLIFIED * max(declared.reference_rms, 2**-23)
             return holds and seen.reference_rms <= most
+        if self.row.same_forms:
+            holds = holds and seen.outputs == declared.outputs
+        if self.row.hard:
+            holds = holds and any("float" in output.dtype for output in seen.outputs)
         needs_steady = self.row.hard or self.row.steady
-        return holds and (not needs_steady or well_conditioned(seen))
-
-
-def well_conditioned(seen: Expectation) -> bool:
-    """Whether the reference itself is right on hard inputs."""
-    return seen.reference_rms <= HARD_OWN_ERROR and any(
-        "float" in output.dtype for output in seen.outputs
-    )
+        return holds and (not needs_steady or seen.reference_rms <= HARD_OWN_ERROR)
 
 
 # -- conditions ------------------------------------------------------------------------------------
@@ -347,6 +349,7 @@ def flagged(name: str, when: Condition, flag: str) -> TrialRow:
         name,
         draws=(name,),
         when=when,
+        same_forms=name == RARE,
         stage=Stage.LAST,
         tolerated=lambda wrong: True,
         flag=flag,
@@ -381,11 +384,17 @@ TRIALS = (
         )
         for draws in ((LONE,), (f"{OUTLIERS}_x32", OUTLIERS))
     ),
-    # what declared rows, columns and arguments lack: others that are like them
-    unlike(
-        RELATED,
-        draws=(RELATED,),
-        when=lambda task: any(note.relates for note in task.loaded.plan.notes),
+    # what declared arguments never are, whatever that is
+    *(
+        unlike(
+            f"{MUTATED}_{number}",
+            draws=(MUTATED, MUTATED, f"{MUTATED}{LESS}", f"{MUTATED}{LESS}{WITHIN}"),
+            when=lambda task: bool(task.loaded.plan.notes),
+            steady=True,
+            same_forms=True,
+            screen=number == 1,
+        )
+        for number in range(1, MUTATIONS + 1)
     ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(
@@ -414,6 +423,7 @@ TRIALS = (
         draws=(f"{VARIED}_edges", VARIED, f"{VARIED}_otherwise"),
         when=could_save_work,
         differs=True,
+        same_forms=True,
         screen=True,
     ),
     # what arguments may be and no other draw has; of masks, perhaps for a flag
@@ -421,6 +431,7 @@ TRIALS = (
         RARE,
         draws=(RARE,),
         when=lambda task: has_rare_values(task) and not has_sentinels(task),
+        same_forms=True,
         screen=True,
     ),
     flagged(RARE, has_sentinels, "full_masks_differ"),

@@ -25,13 +25,13 @@ from kernels_eval.config import FEW_TERMS_KINDS, LARGEST_CONSTANT, MOST_CONSTANT
 from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.invariants import decides_shapes, note_of
+from kernels_eval.model.mutations import mutated_as
 from kernels_eval.model.redraws import VARIATIONS_BY_DRAW, redrawn
-from kernels_eval.model.related import with_relations
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
 from kernels_eval.protocol import (
     DECLARED,
-    RELATED,
+    MUTATED,
     AboutTask,
     InputPlan,
     ModelSpec,
@@ -151,8 +151,8 @@ def make_inputs(
         leaves[index] = part if part.is_contiguous() else torch.empty_like(part).copy_(part)
     if distribution in FEW_TERMS_KINDS:
         return list(tree_unflatten(with_few_terms(leaves, plan, seed, distribution), form))
-    if distribution == RELATED:
-        leaves = with_relations(leaves, plan, seed)
+    if distribution.startswith(MUTATED):
+        leaves = mutated_as(distribution, leaves, plan)
     elif distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         leaves = [
             redrawn(leaf, note, seed + index, distribution, plan)

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from kernels_eval.config import RANK_SAMPLE, ZEROS_SHARE
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import InputNote
+from kernels_eval.protocol import SUM, InputNote
 
 ORDERED = re.compile(r"\.(sorted_sequence|boundaries|bins|offsets|offs|cum_seq\w*|cu_seqlens\w*)$")
 """Operators' arguments that must be in order."""
 DISTINCT = re.compile(r"^(scatter|index_copy|index_put|_index_put_impl|put)\.(index|indices)$")
 """Places to write at: of two values for one, either may remain."""
+SUMS = re.compile(r"\.(repeats|lengths|batch_sizes)$")
+"""Integers that divide a dimension, which their sum is."""
 AS_DECLARED = re.compile(
     r"^_local_scalar_dense|\.(repeats|lengths|batch_sizes|(compressed|plain|row|col)_indices)$"
 )
@@ -51,7 +53,7 @@ def is_whole(x: Tensor) -> bool:
     return not x.is_floating_point() or bool((x == x.round()).all())
 
 
-def _is_one_number(x: Tensor) -> bool:
+def is_one_number(x: Tensor) -> bool:
     return bool((x == x.reshape(-1)[0]).all())
 
 
@@ -150,19 +152,19 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
     samples = [computable(as_real(x.detach())) for x in draws]
     integers = not value.is_floating_point() and not value.is_complex()
     whole = all(map(is_whole, samples))
-    if all(map(_is_one_number, samples)):
+    if all(map(is_one_number, samples)):
         if integers and value.dtype != torch.bool:
-            varied = "" if _stay(uses) else "one_integer"
-            return InputNote(vary=False, varied=varied, also=_also(samples, uses, text))
+            if _stay(uses):
+                return InputNote(vary=False, keeps=_sum(uses))
+            return InputNote(vary=False, varied="one_integer", also=_also(samples, uses, text))
         vary = not whole and not all(map(_are_probabilities, samples))
         return InputNote(vary=vary, varied="constant", timed=True)
     if not whole and all(map(_are_probabilities, samples)):
         return InputNote(vary=False, varied="probabilities", rare="one_hot")
-    if whole and all(map(_are_two_numbers, samples)):
-        fixed = integers and any(map(AS_DECLARED.search, uses))
+    fixed = integers and any(map(AS_DECLARED.search, uses))
+    if whole and not fixed and all(map(_are_two_numbers, samples)):
         masks = integers or any(bool((x == 0).any()) for x in samples)
-        varied, rare = ("", "") if fixed else ("shuffled", "full_rows")
-        return InputNote(vary=False, varied=varied, timed=not masks, rare=rare)
+        return InputNote(vary=False, varied="shuffled", timed=not masks, rare="full_rows")
     if integers:
         return _note_of_integers(samples, uses, text)
     order = _order(samples) if any(map(ORDERED.search, uses)) else ()
@@ -184,9 +186,9 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
 
 def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -> InputNote:
     """Indices, labels, counts: those that torch does not read are read otherwise."""
-    if _stay(uses):
-        return InputNote(vary=False)
     order = _order(samples) or _order_of_rows(samples)
+    if _stay(uses):
+        return InputNote(vary=False, keeps=(*_sum(uses), *order))
     if any(map(ORDERED.search, uses)):  # or what these are computed from
         offsets = samples[0].dim() == 1 and order == ("rising",)
         return InputNote(vary=False, varied="offsets" if offsets else "", keeps=order)
@@ -240,6 +242,10 @@ def _stay(uses: Collection[str]) -> bool:
     return not uses or any(map(AS_DECLARED.search, uses))
 
 
+def _sum(uses: Collection[str]) -> tuple[str, ...]:
+    return (SUM,) if any(map(SUMS.search, uses)) else ()
+
+
 def _order(samples: list[Tensor]) -> tuple[str, ...]:
     found = {"rising": all(map(_rises, samples)), "falling": all(map(_falls, samples))}
     return tuple(name for name, holds in found.items() if holds)
@@ -268,7 +274,7 @@ def decides_shapes(value: object, note: InputNote) -> bool:
         return False
     integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     stays = note.varied in ("", "offsets")
-    return integers and stays and not (value.numel() == 0 or _is_one_number(value))
+    return integers and stays and not (value.numel() == 0 or is_one_number(value))
 
 
 def uses_matter(value: Tensor) -> bool:

@@ -33,8 +33,11 @@ VARIED = "varied"
 RARE, BLOCKS, PATH = "rare", "blocks", "path"
 """As declared, but for values that a task may be given and no other draw has; and, for tasks that
 iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
-RELATED = "related"
-"""Arguments of which rows, columns and one another are alike."""
+MUTATED = "mutated"
+"""Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`, `_less` in fewer
+ways."""
+SUM = "sum"
+"""What some integers keep."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
 LESS = "_less"
 LASTING, LARGE = ("lasting", f"lasting{LESS}"), ("large", f"large{LESS}")

@@ -23,7 +23,6 @@ from kernels_eval.model.inputs import (
 )
 from kernels_eval.model.invariants import note_of
 from kernels_eval.model.redraws import VARIED_EDGES, VARIED_OTHERWISE, redrawn
-from kernels_eval.model.related import with_relations
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
     change_one_element,
@@ -412,7 +411,7 @@ NOTES = {
     "ordered_labels": (torch.arange(64), "rising; resampled timed", "index_add.index"),
     "full_lengths": (torch.full((64,), 9), "; one_integer", "lt.other"),
     "offsets_of_zero": (torch.zeros(64, dtype=torch.int64), "; one_integer", "add.other"),
-    "one_length_for_all": (torch.full((64,), 9), "", "repeat_interleave.repeats"),
+    "one_length_for_all": (torch.full((64,), 9), "sum", "repeat_interleave.repeats"),
     "places_to_write": (torch.arange(64).roll(1), "; shuffled", "index_copy.index"),
     "sources_of_edges": (
         torch.arange(128).roll(64).view(2, 64),
@@ -421,8 +420,8 @@ NOTES = {
     ),
     "counts_to_be_summed": (torch.randint(0, 9, (64,)), "", "searchsorted.sorted_sequence"),
     "offsets": (torch.arange(0, 64, 4), "rising; offsets", "_embedding_bag.offsets"),
-    "repeats": (torch.arange(64), "", "repeat_interleave.repeats"),
-    "read_by_python": (torch.arange(64), ""),
+    "repeats": (torch.arange(64), "sum rising", "repeat_interleave.repeats"),
+    "read_by_python": (torch.arange(64), "rising"),
 }
 """Declared tensors, their note, the operator that uses them, and the task's text."""
 KEPT = {"rising": rising, "definite": definite, "symmetric": lambda x: torch.equal(x, x.T)}
@@ -593,49 +592,6 @@ def test_a_mask_of_one_row_is_empty():
     value = torch.arange(16) < 9
     drawn = redrawn(value, note_of([value]), 5, RARE)
     assert drawn.shape == value.shape and drawn.dtype == torch.bool and not drawn.any()
-
-
-def related(*values, uses=()):
-    notes = [note_of([value], uses) for value in values]
-    return with_relations(list(values), InputPlan(notes=notes, shapes={}), 5)
-
-
-@pytest.mark.parametrize("value", [torch.randn(96, 64), torch.rand(96, 64, dtype=torch.float16)])
-def test_half_of_the_rows_are_near_others_and_no_number_is_beyond_the_declared_ones(value):
-    (drawn,) = related(value)
-    assert value.min() <= drawn.min() and drawn.max() <= value.max() and drawn.dtype == value.dtype
-    far = float(torch.pdist(value.float()).min())
-    near = torch.cdist(drawn.float(), drawn.float()).fill_diagonal_(far).amin(1) < 0.8 * far
-    assert 0.3 < near.float().mean() < 0.8
-    assert near.float().diff().abs().sum() > 8  # not a block of them
-
-
-def test_an_argument_is_an_earlier_one_rolled_in_most_parts():
-    values = [torch.randint(0, 40, (16, 64)), torch.randint(2, 30, (24, 64)), torch.randn(16, 64)]
-    first, other, floats = related(*values, uses={"ne.self"})
-    assert other.min() >= values[1].min() and other.max() <= values[1].max()
-    shifts = []
-    for one, row in zip(first.repeat(2, 1), other, strict=False):
-        equal = [int((one.roll(by) == row).sum()) for by in range(-32, 33)]
-        shifts += [abs(equal.index(max(equal)) - 32)] if max(equal) > 24 else []
-    assert len(shifts) >= 18 and shifts[:18] == sorted(shifts[:18], reverse=True)
-    assert shifts[0] == 29 and shifts[17] <= 2
-    assert not torch.equal(floats, values[2])
-
-
-@pytest.mark.parametrize(
-    ("values", "uses"),
-    [
-        ([torch.arange(64) < 9], set()),
-        ([torch.arange(64)], {"embedding.indices"}),
-        ([torch.eye(8) + torch.ones(8, 8)], {"linalg_eigh.self"}),
-        ([torch.tensor(2.5)], set()),
-        ([torch.softmax(torch.randn(8, 8), -1)], set()),
-    ],
-    ids=["mask", "in_order", "symmetric", "number", "probabilities"],
-)
-def test_what_has_a_form_of_its_own_is_not_related(values, uses):
-    assert torch.equal(related(*values, uses=uses)[0], values[0])
 
 
 def test_blocks_lie_within_the_declared_range():

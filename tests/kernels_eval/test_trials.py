@@ -25,9 +25,10 @@ from kernels_eval.records import Reason
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
 UNTAMED = ["lasting_weights", "large_weights"]
-FEW = ["other_weights", "lone", "outliers", "related", *UNTAMED, "non_finite"]
+MUTATED = ["mutated_1", "mutated_2", "mutated_3"]
+FEW = ["other_weights", "lone", "outliers", *MUTATED, *UNTAMED, "non_finite"]
 ALL = [*OWN, *FEW, *SHAPES, "eval_mode"]
-SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
+SCREENED = ["declared", "normal", "large", "in_place", "other_weights", "mutated_1"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
 MIXED = ("ends", "edges", "mixed")
 IN_DOMAINS = [f"{x}{domain}" for domain in ("", "_positive", "_unit") for x in MIXED]
@@ -110,7 +111,7 @@ def in_a_row(*counts):
     [
         ({}, {}, ALL),
         ({}, {"shapes": {}}, without(*SHAPES)),
-        ({}, {"varies": False}, without(*OWN[1:7], "lone", "outliers", "related", "non_finite")),
+        ({}, {"varies": False}, without(*OWN[1:7], "lone", "outliers", "non_finite")),
         ({}, {"distributions": ("declared", "offset", "normal")}, None),
         ({"refused": ["offset"]}, {}, without("offset")),
         ({"refused": [*(f"{x}_within" for x in MIXED), *IN_DOMAINS]}, {}, without("mixed")),

@@ -1,0 +1,307 @@
+"""Arguments changed at random: in which ways, at which places and by how much, a seed alone tells,
+so that no look at the inputs, or at this source, tells what the next ones are not.
+
+Guarantees: one seed gives the same arguments. What an argument means is kept: what its note names,
+the range of integers, the sum of a row of probabilities, both numbers of each row of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from kernels_eval.config import (
+    BEYOND,
+    COMMON_PART,
+    DENSITIES,
+    FEWEST_ALIKE,
+    MOST_DOUBLINGS,
+    MOST_PLACES,
+    MOST_SHIFTS,
+    MOST_SHUFFLED,
+    OWN_SHARE,
+)
+from kernels_eval.model.invariants import is_one_number
+from kernels_eval.model.measurement import as_real
+from kernels_eval.model.redraws import KEEP, OTHERWISE, redrawn
+from kernels_eval.protocol import LESS, POSITIVE, SUM, VARIED, InputNote, InputPlan, domain_of
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What is drawn for one argument."""
+
+    random: Random
+    generator: Generator
+
+    def pairs(self, size: int) -> tuple[Tensor, Tensor]:
+        """Some places along an axis, at most three quarters, a run or here and there; and for each
+        the place of another, of few different ones or many."""
+        random, unit = self.random, -(-size // MOST_PLACES)
+        count = size // unit
+        wanted = max(1, int(count * random.uniform(1 / 8, 3 / 4)))
+        first = random.randrange(count - wanted + 1)
+        run = range(first, first + wanted)
+        chosen = random.choice([run, random.sample(range(count), wanted)])
+        pool = random.sample(range(count), min(count, random.choice((1, 4, count))))
+        others = [random.choice(pool) for _ in chosen]
+        device = self.generator.device
+        begins = torch.tensor([[*chosen], others], device=device) * unit
+        to, like = (begins[..., None] + torch.arange(unit, device=device)).flatten(1)
+        return to, like
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.generator, device=self.generator.device)
+
+    def order(self, size: int) -> Tensor:
+        return torch.randperm(size, generator=self.generator, device=self.generator.device)
+
+
+Change = Callable[[Tensor, Draw], None]
+"""Changes slices of a tensor along its first axis."""
+
+
+def mutated(
+    arguments: list[Any], plan: InputPlan, seed: int, *, domain: str = "", less: bool = False
+) -> list[Any]:
+    """These arguments, each like itself at other places and like an earlier one of its type, and
+    then (`less`: half of them) changed in some ways, within a domain.
+    """
+    found: list[Any] = []
+    for index, (value, note) in enumerate(zip(arguments, plan.notes, strict=True)):
+        random = Random(seed + index)
+        changes = not less or random.random() < 1 / 2
+        if note.varied == "number":
+            value = redrawn(value, note, seed + index, VARIED)
+        elif isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
+            draw = Draw(random, Generator(value.device).manual_seed(seed + index))
+            own = as_real(value.detach())
+            wide = torch.float64 if own.dtype == torch.float64 else torch.float32
+            wide = wide if own.is_floating_point() else torch.int64
+            drawn = own.to(wide, copy=True, memory_format=torch.contiguous_format)
+            if note.relates and plan.singular and own.dim():
+                _relate(drawn, [x for x in found if _differ(x, own) < 2], draw)
+            if changes:
+                drawn = _changed(drawn, note, draw, singular=plan.singular)
+            drawn = _kept(drawn, own, note, domain)
+            drawn = torch.view_as_complex(drawn.contiguous()) if value.is_complex() else drawn
+            value = torch.empty_like(value).copy_(drawn)
+        found.append(value)
+    return found
+
+
+def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:
+    """As a trial's name says: `mutated_SEED`, perhaps `_less`, and a domain."""
+    domain = domain_of(distribution)
+    name = distribution.removesuffix(domain)
+    seed = int(name.removesuffix(LESS).rpartition("_")[2])
+    return mutated(arguments, plan, seed, domain=domain, less=name.endswith(LESS))
+
+
+def _differ(one: Any, other: Tensor) -> int:
+    """How many sizes of tensors of one type differ."""
+    if not isinstance(one, Tensor) or one.dtype != other.dtype or one.dim() != other.dim():
+        return 2
+    return sum(a != b for a, b in zip(one.shape, other.shape, strict=True))
+
+
+def _changed(x: Tensor, note: InputNote, draw: Draw, *, singular: bool) -> Tensor:
+    """In the ways of what it is: a mask, one number, integers, numbers."""
+    if note.rare == "full_rows":
+        return _mask(x, draw)
+    if is_one_number(x):
+        return _one_number(x, note, draw)
+    if not x.is_floating_point() or note.varied == "between":
+        _change_integers(x, note, draw)
+    elif note.vary or note.varied:
+        changes = CHANGES if singular else REGULAR
+        for change in draw.random.sample(changes, draw.random.randint(1, 3)):
+            axis = draw.random.choice([axis for axis, size in enumerate(x.shape) if size > 1])
+            change(x.movedim(axis, 0), draw)
+    return x
+
+
+def _kept(drawn: Tensor, own: Tensor, note: InputNote, domain: str) -> Tensor:
+    """With what it means, and within its domain."""
+    if note.vary:
+        drawn = drawn.clamp(*_limits(own, domain))
+    elif note.varied == "probabilities":
+        sums = drawn.clamp_(min=0).sum(-1, keepdim=True)
+        drawn = torch.where(sums > 0, drawn / sums, own)
+    elif SUM not in note.keeps and not is_one_number(own):
+        drawn = drawn.clamp(*own.aminmax())
+    for name in note.keeps:
+        drawn = KEEP[name](drawn, own) if name in KEEP else drawn
+    return drawn
+
+
+def _limits(own: Tensor, domain: str) -> tuple[float, float]:
+    least, largest = map(float, own.where(torch.isfinite(own), 0).aminmax())
+    beyond = max(BEYOND, -least, largest)
+    return {"": (-beyond, beyond), POSITIVE: (least, beyond)}.get(domain, (least, largest))
+
+
+# -- relations -------------------------------------------------------------------------------------
+
+
+def _relate(x: Tensor, others: list[Tensor], draw: Draw) -> None:
+    """Slices are like others, along every axis but the last; parts are like another argument's."""
+    fewest = 2 if x.is_floating_point() else FEWEST_ALIKE  # rows of few may be of other ranges
+    for axis in range(max(1, x.dim() - 1)):
+        if x.shape[axis] >= fewest:
+            _copy(x.movedim(axis, 0), draw)
+    if others:
+        _copy_from(x, as_real(draw.random.choice(others)), draw)
+
+
+def _blended(own: Tensor, other: Tensor, draw: Draw) -> Tensor:
+    """Another tensor's slices with some of their own: so much of each float, or so many of the
+    integers."""
+    least, largest = OWN_SHARE
+    share = least * (largest / least) ** draw.uniform(len(own), *[1] * (own.dim() - 1))
+    if own.is_floating_point():
+        return torch.lerp(other.to(own.dtype), own, share.to(own.dtype))
+    return torch.where(draw.uniform(*own.shape) < share, own, other.to(own.dtype))
+
+
+def _copy(x: Tensor, draw: Draw) -> None:
+    to, like = draw.pairs(len(x))
+    x[to] = _blended(x[to], x[like], draw)
+
+
+def _copy_from(x: Tensor, other: Tensor, draw: Draw) -> None:
+    """Three quarters of the parts are another tensor's, shifted by any share of their length."""
+    for axis, count in enumerate(x.shape):
+        if count != other.shape[axis]:
+            places = torch.arange(count, device=x.device) % other.shape[axis]
+            other = other.index_select(axis, places)
+    size = -(-len(x) // MOST_SHIFTS) if x.dim() > 1 else len(x)
+    for part, like in zip(x.split(size), other.split(size), strict=True):
+        if draw.random.random() < 3 / 4:
+            axis = draw.random.randrange(x.dim() > 1, x.dim())
+            by = draw.random.randrange(part.shape[axis])
+            drawn = _blended(part, like.roll(by, axis), draw)
+            if draw.random.random() < 1 / 2:  # what leaves at one end does not return at the other
+                drawn.narrow(axis, 0, by).copy_(part.narrow(axis, 0, by))
+            part.copy_(drawn)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def _scale(x: Tensor, draw: Draw) -> None:
+    x[draw.pairs(len(x))[0]] *= 2 ** draw.random.uniform(-MOST_DOUBLINGS, MOST_DOUBLINGS)
+
+
+def _add(x: Tensor, draw: Draw) -> None:
+    """A common part, one number or one slice, to some slices or, half of it, to all."""
+    to, like = draw.pairs(len(x))
+    common = draw.random.choice([x[like[:1]].clone(), x.square().mean().sqrt()])
+    common = common * draw.random.uniform(-COMMON_PART, COMMON_PART)
+    if draw.random.random() < 1 / 2:
+        x[to] += common
+    else:
+        x += common / 2
+
+
+def _exchange(x: Tensor, draw: Draw) -> None:
+    to, _ = draw.pairs(len(x))
+    x[to] = x[to[draw.order(len(to))]]
+
+
+def _clear(x: Tensor, draw: Draw) -> None:
+    x[draw.pairs(len(x))[0]] = 0
+
+
+def _average(x: Tensor, draw: Draw) -> None:
+    to, like = draw.pairs(len(x))
+    x[to] = _blended(x[to], x[like].mean(0, keepdim=True), draw)
+
+
+def _sort(x: Tensor, draw: Draw) -> None:
+    if x.numel() <= MOST_SHUFFLED:
+        x.copy_(x.sort(0).values)
+
+
+REGULAR: tuple[Change, ...] = (_scale, _add, _exchange)
+"""What makes no matrix singular."""
+CHANGES: tuple[Change, ...] = (*REGULAR, _clear, _average, _sort, _copy)
+
+# -- integers, and masks ---------------------------------------------------------------------------
+
+
+def _change_integers(x: Tensor, note: InputNote, draw: Draw) -> None:
+    """Along the longest axis: along others, each place may have a range of its own."""
+    lines = x.movedim(max(range(x.dim()), key=lambda axis: x.shape[axis]), 0)
+    ways = INTEGERS.get(note.varied, FREE if note.varied or not note.keeps else (_nudge,))
+    draw.random.choice(SUMS if SUM in note.keeps else ways)(lines, draw)
+
+
+def _nudge(x: Tensor, draw: Draw) -> None:
+    """Some are one more or less, but for ends, where an order and what is distinct stays."""
+    sign = draw.random.choice((-1, 1))
+    up = x * sign
+    free = up < up.amax(0)
+    free[0] = free[-1] = False
+    one, next_one = up[:-1], up[1:]
+    free[:-1] &= (next_one != one) & (next_one != one + 1)
+    free[1:] &= (one != next_one) & (one != next_one + 1)
+    x += sign * (free & (draw.uniform(*x.shape) < draw.random.choice((1 / 8, 1 / 2))))
+
+
+def _transfer(x: Tensor, draw: Draw, *, beyond: bool = False) -> None:
+    """Some give to others what is within the range, or up to twice that: the sum stays."""
+    order, half = draw.order(len(x)), len(x) // 2
+    one, other = order[:half], order[half : 2 * half]
+    least, largest = x.amin(0), x.amax(0)
+    if beyond:
+        least, largest = least.clamp(max=1), 2 * largest
+    room = torch.minimum(x[one] - least, largest - x[other])
+    moved = (draw.uniform(*room.shape) * (room + 1)).to(x.dtype).minimum(room)
+    x[one] -= moved
+    x[other] += moved
+
+
+SUMS: tuple[Change, ...] = (partial(_transfer, beyond=True), _exchange)
+FREE: tuple[Change, ...] = (_nudge, _transfer, _exchange)
+INTEGERS = {"resampled": (*FREE, _copy), "shuffled": (_exchange,), "offsets": (_nudge,)}
+"""Ways to change integers, by the form of their note. Others: those whose order is not kept."""
+
+
+def _one_number(x: Tensor, note: InputNote, draw: Draw) -> Tensor:
+    """With some others: numbers like it, integers from 1 on below it, or of 0 and 1 the other."""
+    if x.is_floating_point():
+        drawn: Tensor = OTHERWISE["constant"](x, draw.generator, note)
+        return drawn
+    number = int(x.reshape(-1)[0])
+    if SUM in note.keeps and x.numel() > 1:
+        _transfer(x.view(-1), draw, beyond=True)
+    elif number in (0, 1):
+        return _mask(x, draw) if x.numel() > 1 else 1 - x
+    elif number > 1:
+        lines = x.view(-1)
+        to = draw.pairs(len(lines))[0] if len(lines) > 1 else slice(None)
+        less = draw.random.choice((1, draw.random.randrange(1, number)))
+        lines[to] -= less if len(lines) == 1 else (draw.uniform(len(lines))[to] * number).long()
+    return x
+
+
+def _mask(x: Tensor, draw: Draw) -> Tensor:
+    """In another density, with one at least of each number that a row has."""
+    least, largest = x.aminmax()
+    if least == largest:
+        least, largest = torch.zeros_like(least), torch.ones_like(least)
+    drawn = draw.uniform(*x.shape) < draw.random.choice(DENSITIES)
+    axis = max((axis for axis, size in enumerate(x.shape) if size > 1), default=0)
+    for number in (False, True):
+        kept = (x == largest) == number
+        place = (kept * (1 + draw.uniform(*x.shape))).argmax(axis, keepdim=True)
+        has = kept.any(axis, keepdim=True)
+        drawn.scatter_(axis, place, torch.where(has, number, drawn.gather(axis, place)))
+    return torch.where(drawn, largest, least)

@@ -1,0 +1,165 @@
+"""Arguments that are mutated at random: what changes about them, and what they mean and keep."""
+
+import pytest
+import torch
+
+from kernels_eval.config import BEYOND
+from kernels_eval.model.invariants import note_of
+from kernels_eval.model.mutations import mutated, mutated_as
+from kernels_eval.protocol import POSITIVE, WITHIN, InputPlan
+
+SEEDS = range(0, 4000, 100)
+
+
+def plan_of(values, uses=(), text="", **fields):
+    notes = [note_of([value], uses, text) for value in values]
+    return InputPlan(notes=notes, shapes={}, **fields)
+
+
+def drawn(*values, seeds=SEEDS, uses=(), text="", **fields):
+    plan = plan_of(values, uses, text, **fields)
+    return [mutated(list(values), plan, seed) for seed in seeds]
+
+
+def matrix():
+    x = torch.randn(16, 16)
+    return x @ x.T + torch.eye(16)
+
+
+VALUES = {
+    "numbers": (torch.randn(48, 64), ()),
+    "half": (torch.rand(48, 64, dtype=torch.float16), ()),
+    "complex": (torch.randn(24, 16, dtype=torch.complex64), ()),
+    "long": (torch.randn(5000), ()),
+    "mask": (torch.rand(16, 64) < 0.5, ()),
+    "probabilities": (torch.softmax(torch.randn(16, 16), -1), ()),
+    "ones": (torch.ones(64, 64), ()),
+    "all_true": (torch.ones(16, 64, dtype=torch.bool), ()),
+    "labels": (torch.randint(0, 40, (64,)), {"reads index_select.index"}),
+    "tokens": (torch.randint(0, 40, (8, 64)), {"reads embedding.indices"}),
+    "offsets": (torch.arange(0, 1040, 16), {"embedding_bag.offsets"}),
+    "lengths": (torch.full((64,), 8), {"segment_reduce.lengths"}),
+    "repeats": (torch.randint(0, 9, (64,)), {"repeat_interleave.repeats"}),
+    "read_lengths": (torch.randint(1, 65, (64,)), {"_local_scalar_dense.self"}),
+    "count": (torch.tensor(8), {"_local_scalar_dense.self"}),
+    "switch": (torch.tensor(0), {"_local_scalar_dense.self"}),
+    "temperature": (torch.tensor(0.5), ()),
+}
+
+
+@pytest.mark.parametrize("value, uses", VALUES.values(), ids=VALUES)
+def test_no_argument_is_left_as_it_is_and_one_seed_gives_the_same(value, uses):
+    before = value.clone()
+    found = [x for (x,) in drawn(value, uses=uses)]
+    assert torch.equal(value, before)
+    assert all(x.shape == value.shape and x.dtype == value.dtype for x in found)
+    assert not any(torch.equal(x, value) for x in found)
+    again = [x for (x,) in drawn(value, uses=uses)]
+    assert all(map(torch.equal, found, again))
+
+
+def test_rows_far_from_each_other_are_alike_in_every_draw():
+    value = torch.randn(96, 64)
+    least = float(torch.pdist(value).min())
+    apart = []
+    for (x,) in drawn(value):
+        norms = x.norm(dim=1, keepdim=True).clamp(min=1e-3)
+        scaled = x / norms * value.norm(dim=1, keepdim=True)
+        near = torch.cdist(scaled, scaled) < least / 2
+        apart.append(max(abs(i - j) for i, j in near.nonzero().tolist()))
+    assert sum(far > 32 for far in apart) > 0.9 * len(apart)
+
+
+def test_an_argument_is_an_earlier_one_shifted_by_any_share_of_its_length():
+    values = torch.randint(0, 90, (16, 64)), torch.randint(0, 90, (16, 64))
+    shares = set()
+    for one, other in drawn(*values, uses={"ne.self"}):
+        for row, like in zip(one, other, strict=True):
+            equal = [int((row[: 64 - by] == like[by:]).sum()) for by in range(52)]
+            shares |= {equal.index(max(equal)) // 13} if max(equal) > 7 else set()
+    assert shares == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("uses", [{"embedding.indices"}, {"_local_scalar_dense.self"}, set()])
+def test_integers_stay_in_their_range_and_order(uses):
+    free, rising = torch.randint(3, 40, (64,)), torch.randint(0, 900, (64,)).sort().values
+    columns = torch.stack([torch.arange(64) % 7, torch.arange(64) * 9], 1)
+    for one, other, each in drawn(free, rising, columns, uses=uses):
+        assert one.min() >= 3 and one.max() < 40
+        assert torch.equal(other, other.sort().values)
+        assert torch.equal(each.clamp(columns.amin(0), columns.amax(0)), each)
+
+
+def test_what_a_sum_requires_is_kept():
+    values = torch.full((64,), 8), torch.randint(0, 5, (64,)), torch.arange(64, 0, -1)
+    for found in drawn(*values, uses={"segment_reduce.lengths"}):
+        assert [int(x.sum()) for x in found] == [int(x.sum()) for x in values]
+        assert found[0].min() >= 1 and found[1].min() >= 0
+        assert torch.equal(found[2], found[2].sort(descending=True).values)
+
+
+def test_places_to_write_at_stay_distinct():
+    value = torch.randperm(64)
+    for (x,) in drawn(value, uses={"scatter.index"}):
+        assert torch.equal(x.sort().values, torch.arange(64))
+
+
+def test_numbers_of_rows_in_order_stay_distinct():
+    value = torch.arange(0, 640).view(64, 10)[:, ::3].flatten()
+    for (x,) in drawn(value, uses={"sparse_compressed_tensor.plain_indices"}):
+        assert bool((x.diff() > 0).all()) and x[0] == value[0] and x[-1] == value[-1]
+
+
+@pytest.mark.parametrize("number, others", [(8, set(range(1, 8))), (2, {1}), (1, {0}), (0, {1})])
+def test_one_integer_is_another_within_its_range(number, others):
+    value = torch.tensor(number)
+    assert {int(x) for (x,) in drawn(value, uses={"_local_scalar_dense.self"})} == others
+
+
+def test_a_mask_has_another_density_and_both_numbers_in_each_row_that_had_both():
+    value = torch.rand(32, 64) < 0.5
+    value[3], value[5] = True, False
+    shares = []
+    for (x,) in drawn(value):
+        shares.append(float(x.float().mean()))
+        both = x.any(1) & ~x.all(1)
+        assert both[value.any(1) & ~value.all(1)].all() and x[3].any() and not x[5].all()
+    assert min(shares) < 0.15 and max(shares) > 0.85
+
+
+def test_structure_is_kept():
+    values = torch.softmax(torch.randn(16, 16), -1), matrix(), torch.linspace(-2, 2, 33)
+    uses = (), {"cholesky.self"}, {"bucketize.boundaries"}
+    notes = [note_of([value], of) for value, of in zip(values, uses, strict=True)]
+    for seed in SEEDS:
+        found = mutated(list(values), InputPlan(notes=notes, shapes={}), seed)
+        assert torch.allclose(found[0].sum(-1), torch.ones(16)) and found[0].min() >= 0
+        assert torch.linalg.cholesky_ex(found[1]).info == 0
+        assert torch.equal(found[2], found[2].sort().values)
+
+
+@pytest.mark.parametrize(
+    "domain, least, largest", [("", -BEYOND, BEYOND), (POSITIVE, 0, BEYOND), (WITHIN, 0, 1)]
+)
+def test_numbers_stay_in_the_domain(domain, least, largest):
+    value = torch.rand(48, 64)
+    ranges = [
+        mutated([value], plan_of([value]), seed, domain=domain)[0].aminmax() for seed in SEEDS
+    ]
+    assert min(x.min for x in ranges) >= least and max(x.max for x in ranges) <= largest
+    assert bool(max(x.max for x in ranges) > 1) is (domain != WITHIN)
+
+
+def test_matrices_that_must_be_regular_have_no_slices_alike():
+    for (x,) in drawn(torch.randn(24, 24), singular=False):
+        assert torch.linalg.matrix_rank(x) == 24
+        assert torch.pdist(torch.nn.functional.normalize(x)).min() > 0.1
+
+
+def test_fewer_changes_leave_some_arguments_alike():
+    values = [torch.tensor(8), torch.tensor(9)]
+    plan = plan_of(values, {"_local_scalar_dense.self"})
+    found = [list(map(torch.equal, values, mutated(values, plan, x, less=True))) for x in SEEDS]
+    assert {tuple(x) for x in found} == {(a, b) for a in (True, False) for b in (True, False)}
+    named = mutated_as("mutated_700_less_positive", values, plan)
+    assert named == mutated(values, plan, 700, less=True, domain=POSITIVE)

@@ -45,6 +45,8 @@ class Refresh(Record):
     ending: Ending = "unknown"
     ended_at: str | None = None
     error: str = ""
+    goes_on: str = ""
+    """the command that resumes it"""
     snapshots: dict[str, SnapshotRef] = {}
     cautions: tuple[str, ...] = ()
 
@@ -78,7 +80,7 @@ class Entry:
 
 @contextmanager
 def entered(
-    root: str, name: str, language: str, strategy: str, run_name: str = ""
+    root: str, name: str, language: str, strategy: str, run_name: str = "", goes_on: str = ""
 ) -> Iterator[Entry]:
     """Record one refresh in the history: an exception as failed, an interrupt as stopped; a block
     that ends without `ends` looks killed. Raises UsageError if the root cannot be written."""
@@ -89,6 +91,7 @@ def entered(
         language=language,
         strategy=strategy,
         run_name=run_name,
+        goes_on=goes_on,
         began_at=began.isoformat(timespec="milliseconds"),
     )
     entry = Entry(root, begun)

@@ -72,10 +72,7 @@ class Morning(Record):
         if self.refresh.error.startswith(f"{UsageError.__name__}: "):
             steps.append(f"Mend the cause, or the same fails again: {self.refresh.error}")
         elif self.refresh.ending != "finished":
-            steps.append(
-                "Mend the error, if there is one, and start the refresh again: it resumes, and what"
-                " was finished is kept."
-            )
+            steps.append(_resuming(self.refresh))
         most = next(iter(self.errors), None)
         if most and most.count >= FREQUENT * sum(self.new_status_counts.values()):
             steps.append(
@@ -87,6 +84,15 @@ class Morning(Record):
         if self.cautions:
             steps.append("Read the cautions: something of this refresh is missing or failed.")
         return tuple(steps)
+
+
+def _resuming(refresh: Refresh) -> str:
+    how = f": `{refresh.goes_on}`" if refresh.goes_on else ""
+    if refresh.ending == "stopped":
+        by = f"{refresh.error[:1].upper()}{refresh.error[1:]}."
+        return f"{by} To go on, start it again{how}. What is finished is kept."
+    mend = "Mend the error, and start" if refresh.error else "Start"
+    return f"{mend} the refresh again{how}. It resumes: what is finished is kept."
 
 
 def newest(root: str) -> Morning:

@@ -3,18 +3,26 @@ that finished."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import httpx
 from prefect.logging import get_run_logger
+from prefect.runtime import deployment, flow_run
 
 from flows.artifacts import create_markdown_artifact
 from flows.morning.history import Entry, Refresh, before, entered, write_under
 from flows.morning.report import report_of
 from flows.morning.text import headline, markdown
 from flows.runtime.guard import optional
+from kernels_eval.installation import command_name
 
 FILE, FOLDER = "morning.md", "morning"
+ASK_S = 3.0
 
 
 @contextmanager
@@ -25,7 +33,8 @@ def reported(
     kill."""
     entry = None
     try:
-        with entered(root, name, language, strategy, run_name) as entry:
+        refresh = entered(root, name, language, strategy, run_name, command_to_resume())
+        with refresh as entry, stops_named(entry):
             yield entry
     except BaseException:
         if entry and entry.ended:
@@ -34,6 +43,41 @@ def reported(
         raise
     if entry.ended:
         optional("The files of the morning report", write_morning_report, root, entry.ended)
+
+
+@contextmanager
+def stops_named(entry: Entry) -> Iterator[None]:
+    """Say in the history who stopped a refresh, where somebody did."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as stop:
+        if entry.ended is None:
+            entry.ends("stopped", error=f"stopped by {stopped_by(stop)}")
+        raise
+
+
+def stopped_by(stop: BaseException) -> str:
+    """Who or what ended this run. Asks Prefect for a few seconds: what was told to stop is killed
+    soon."""
+    if isinstance(stop, KeyboardInterrupt):
+        return "Ctrl-C in its terminal"
+    with suppress(httpx.HTTPError, ValueError, KeyError):
+        url = f"{os.environ['PREFECT_API_URL']}/flow_runs/{flow_run.id}"
+        answer = httpx.get(url, timeout=ASK_S, trust_env=False).json()
+        if answer["state_name"] in ("Cancelling", "Cancelled"):
+            return "Cancel in Prefect"
+    return "a signal, such as that of `concur down`"
+
+
+def command_to_resume() -> str:
+    """The command that continues this run: of a deployment, Prefect's retry; else what was typed.
+    Empty where neither is known."""
+    if deployment.id:
+        return f"prefect flow-run retry {flow_run.id}"
+    program, *arguments = sys.argv
+    return shlex.join([command_name(), *arguments]) if Path(program).name == "concur" else ""
 
 
 def write_morning_report(root: str, ended: Refresh) -> None:

@@ -8,11 +8,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 from prefect.exceptions import TerminationSignal
 
 from flows.cli.main import main
+from flows.morning import step
 from flows.morning.history import BEGAN, PLACE, before, entered, refreshes
 from flows.morning.report import report_of
 from flows.morning.step import reported, write_files
@@ -167,7 +169,7 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
     failed = next(each for each in refreshes(str(tmp_path)) if each.ending == "failed")
     report = morning(str(tmp_path), failed)
     assert "The refresh failed after" in headline(report)
-    assert "start the refresh again: it resumes" in markdown(report)
+    assert "Mend the error, and start the refresh again. It resumes" in markdown(report)
     assert "RuntimeError: the &#60;disk&#62; is full" in markdown(report)
     with pytest.raises(UsageError), begun(tmp_path):
         raise UsageError("nothing is fast", "lower <it>")
@@ -226,8 +228,46 @@ def test_what_morning_says_of_a_refresh_that_did_not_finish_its_file_says_too(tm
         raise error
     said = data_of(f"morning --root {tmp_path}")
     told = (said["refresh"]["ending"], said["refresh"]["error"])
-    assert told in (("stopped", "cancelled"), ("failed", "RuntimeError: no disk"))
+    assert told in (
+        ("stopped", "stopped by a signal, such as that of `concur down`"),
+        ("failed", "RuntimeError: no disk"),
+    )
+    (step,) = said["next_steps"]
+    assert step.startswith("Stopped by a signal" if told[0] == "stopped" else "Mend the error, and")
     assert said["headline"] in (tmp_path / "morning.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "stopped_by"),
+    [("Cancelling", "Cancel in Prefect"), ("Running", "a signal, such as that of `concur down`")],
+)
+def test_a_cancelled_refresh_says_who_cancelled_it_and_what_goes_on(
+    tmp_path, monkeypatch, state, stopped_by
+):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    monkeypatch.setattr(step.flow_run, "id", "77", raising=False)
+    monkeypatch.setattr(step.deployment, "id", "88", raising=False)
+    asked = []
+
+    def answered(url, **options):
+        asked.append(url)
+        return httpx.Response(200, json={"state_name": state})
+
+    monkeypatch.setattr(httpx, "get", answered)
+    with pytest.raises(TerminationSignal), reported(str(tmp_path), "nightly", "cpp", "concur"):
+        raise TerminationSignal(15)
+    assert asked == ["http://127.0.0.1:1/api/flow_runs/77"]
+    page = " ".join(typed(f"morning --root {tmp_path}").split())
+    assert f"Stopped by {stopped_by}. To go on, start it again: `prefect flow-run retry 77`" in page
+    assert "Mend" not in page
+
+
+def test_an_interrupted_refresh_names_the_command_that_was_typed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/x/concur", "run", "--set", "root=a b"])
+    with pytest.raises(KeyboardInterrupt), reported(str(tmp_path), "nightly", "cpp", "concur"):
+        raise KeyboardInterrupt
+    page = " ".join(typed(f"morning --root {tmp_path}").split())
+    assert "Stopped by Ctrl-C in its terminal" in page and "concur run --set 'root=a b'`" in page
 
 
 def test_a_refresh_runs_while_its_process_does(tmp_path):

@@ -43,12 +43,27 @@ LINE_SCORES = (
     *("base.fast_1_at_1", "tuned.fast_1_at_1"),
 )
 BRANCH_SCORES = ("exec_at_1", "fast_1_at_1")
+CORRECT_AT_1 = "Exec@1: share of held-out tasks solved, {}"
+FASTER_AT_1 = "fast_1@1: share solved and faster than PyTorch, {}"
+TITLES = {
+    "correct": "Correct kernels (count)",
+    "curated": "Kernels in the training set (count)",
+    "recorded.exec_at_1": CORRECT_AT_1.format("recorded answers"),
+    "base.exec_at_1": CORRECT_AT_1.format("before training"),
+    "tuned.exec_at_1": CORRECT_AT_1.format("after training"),
+    "base.fast_1_at_1": FASTER_AT_1.format("before training"),
+    "tuned.fast_1_at_1": FASTER_AT_1.format("after training"),
+    "exec_at_1": CORRECT_AT_1.format("a branch"),
+    "fast_1_at_1": FASTER_AT_1.format("a branch"),
+}
+"""Titles of charts, by metric."""
 SCORES = "scores"
 ALL_RUNS = View(
     # stages, which are its children, have no profile
     *("tags.`profile` LIKE '%'", ("strategy",)),
     ("correct", "curated", *LINE_SCORES, *BRANCH_SCORES),
 )
+SECTION = "Scores: a bar for each run; one run alone compares with none"
 GRID = {"columns": 2, "cardHeight": 240}
 FOLDED_SECTIONS = ("Model metrics", "System metrics")
 """MLflow's own, where it charts every other metric."""
@@ -94,11 +109,12 @@ def _shared_state(view: View) -> Json:
             {
                 **{"type": "BAR", "uuid": name, "metricSectionId": "shown", "metricKey": name},
                 **{"runsCountToCompare": 20, "deleted": False, "isGenerated": False},
+                "displayName": TITLES[name],
             }
             for name in view.metrics
         ],
         "compareRunSections": [
-            {"uuid": "shown", "name": "Scores", "display": True, "isReordered": True, **GRID},
+            {"uuid": "shown", "name": SECTION, "display": True, "isReordered": True, **GRID},
             *(
                 {"uuid": name, "name": name, "display": False, "isReordered": True}
                 for name in FOLDED_SECTIONS

@@ -139,6 +139,11 @@ def test_runs_have_the_times_of_their_work_and_links_open_on_scores(home):
     for metric in ("tuned.exec_at_1", "exec_at_1"):
         assert f"metrics.`{metric}`" in view["selectedColumns"]
         assert metric in [chart["metricKey"] for chart in view["compareRunCharts"]]
+    titles = {chart["metricKey"]: chart["displayName"] for chart in view["compareRunCharts"]}
+    assert titles["correct"] == "Correct kernels (count)"
+    assert not [name for name, title in titles.items() if name in title or "_at_" in title]
+    (section, *_) = view["compareRunSections"]
+    assert "one run alone compares with none" in section["name"]
     page = page_of("http://host/", "1", "runs", "scores")
     query = "workflowType=machine_learning&viewStateShareKey=scores&compareRunsMode=CHART"
     assert page == f"http://host/#/experiments/1/runs?{query}"

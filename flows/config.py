@@ -39,7 +39,7 @@ class PipelineConfig(Record, title="concur run"):
     tracking."""
 
     name: str = "local"
-    """shown in run names"""
+    """shown in names of runs, except of one that is given a Run Name of its own"""
     root: str = ".concur"
     """folder of the snapshots: a directory, or an fsspec URL"""
     language: Language = Language("cpp")

@@ -129,7 +129,7 @@ class RunForm(Form):
     root: str = Field(default="", title="Root of the snapshots")
     """An absolute directory or an fsspec URL. Empty: CONCUR_ROOT of the worker, which `concur up`
     sets to its own."""
-    name: str = _text("name", max_length=60)
+    name: str = _text("name", title="Name of the configuration", max_length=60)
 
 
 class CandidatesForm(Form):

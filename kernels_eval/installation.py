@@ -48,6 +48,13 @@ def command_name() -> str:
     return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
+def command_at(verb: str, root: str | Path) -> str:
+    """A command of concur for this root, as this user can type it."""
+    there, here = Path(root).absolute(), Path.cwd()
+    place = there.relative_to(here) if there.is_relative_to(here) else there
+    return shlex.join([command_name(), verb, "--root", str(place)])
+
+
 def pip_install(*requirements: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *requirements])
 

@@ -130,11 +130,13 @@ def of_analysis(data: Json) -> str:
 def of_doctor(data: Json) -> str:
     """What runs here, what stops the rest, and every check."""
     checks: list[Json] = data["checks"]
-    told = {}
+    told, above = {}, list[str]()
     for work, ready in data["runs"].items():
         stops = [each for each in checks if each["work"] == work and not each["ok"]]
         lines = [f"{each['name']}: {each['fix']}" for each in stops]
-        told[work] = "yes" if ready else ["no", *lines]
+        first = [f"first what {above[0]} needs"] if above else []
+        told[work] = "yes" if ready else ["no", *(lines or first)]
+        above += [] if ready else [work]
     missing = {each["name"]: each["fix"] for each in checks if each["fix"] and not each["work"]}
     found = _only(checks, "name", "found", "ok", "need")
     return render({"profile": data["profile"], **told, "checks": found, "optional_fixes": missing})

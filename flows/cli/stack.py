@@ -8,7 +8,7 @@ import typer
 from typer import Option
 
 from flows.cli.common import Group, Json, StackRoot, command, tell
-from kernels_eval.installation import command_name
+from kernels_eval.installation import command_at
 
 
 def port(default: int, text: str) -> Any:
@@ -37,7 +37,7 @@ def up(
 
     settings = StackSettings(prefect_port=prefect_port, mlflow_port=mlflow_port, ray_port=ray_port)
     data = control.up(root, settings, tell, timeout_s)
-    return data | {"for_this_shell": f'eval "$({command_name()} env --root {root})"'}
+    return data | {"for_this_shell": f'eval "$({command_at("env", root)})"'}
 
 
 @command(Group.STACK, needs=["line"], succeeded="healthy")

@@ -23,7 +23,7 @@ from flows.stack.layout import PARTS, ROOT_VARIABLE, Layout, Part, StackSettings
 from flows.stack.programs import STOP_S, client_environment, configuration
 from flows.stack.supervisor import Supervisor
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.installation import command_name
+from kernels_eval.installation import command_at
 from kernels_eval.records import Json
 from kernels_eval.sandbox.process_tree import (
     command_line,
@@ -92,7 +92,7 @@ def _require_same(layout: Layout, settings: StackSettings) -> None:
     if layout.read_settings() not in (settings, None):
         raise UsageError(
             f"a stack is already running for {layout.root} with other ports",
-            "`concur down` first, or leave the options out",
+            f"`{command_at('down', layout.root)}` first, or leave the options out",
         )
 
 
@@ -121,6 +121,7 @@ def _holder(port: int) -> str:
 
 def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
     began = said = time.monotonic()
+    again, stop = (command_at(verb, layout.root) for verb in ("up", "down"))
     healthy: set[str] = set()
     while True:
         found = status(str(layout.root))
@@ -137,7 +138,7 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
         if timeout_s is not None and now - began > timeout_s:
             raise EvalError(
                 f"not healthy within {timeout_s:.0f} s: {waiting}",
-                "it goes on starting: `concur up` waits for it, `concur down` stops it",
+                f"it goes on starting: `{again}` waits for it, `{stop}` stops it",
             )
         if now - said >= SAY_S:
             said = now
@@ -146,12 +147,13 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
 
 
 def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
+    again, stop = (command_at(verb, layout.root) for verb in ("up", "down"))
     for row in found["parts"]:
         if row["health"] == "failed":
-            hint = f"its log is {row['log']}; the other parts go on, `concur down` stops them"
+            hint = f"its log is {row['log']}; the other parts go on, `{stop}` stops them"
             raise EvalError(f"{row['part']} does not start{tail(layout, row['part'])}", hint)
     if not layout.settings.exists():
-        raise EvalError("the stack was stopped meanwhile", "run `concur up` again")
+        raise EvalError("the stack was stopped meanwhile", f"run `{again}` again")
     if found["supervisor_pid"] is None and waited_s > KILL_S and not layout.processes():
         problem = f"supervisord ended{tail(layout, 'supervisord-output')}"
         raise EvalError(problem, f"see {layout.logs}")
@@ -221,13 +223,13 @@ def _servers(layout: Layout) -> list[psutil.Process]:
 def status(root: str) -> Json:
     """Current state of each part, asked at its endpoint, as plain data; `healthy` where all is."""
     layout = Layout(root)
-    settings = layout.read_settings()
+    settings, start = layout.read_settings(), command_at("up", layout.root)
     if settings is None:
         return {
             "root": str(layout.root),
             "supervisor_pid": None,
             "healthy": False,
-            "note": "no stack is running: `concur up` starts one",
+            "note": f"no stack is running: `{start}` starts one",
             "parts": [],
         }
     supervisor = Supervisor(layout)
@@ -237,7 +239,7 @@ def status(root: str) -> Json:
         "root": str(layout.root),
         "supervisor_pid": pid,
         "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
-        "note": "" if pid else "supervisord is not running: `concur up` starts it and all parts",
+        "note": "" if pid else f"supervisord is not running: `{start}` starts it and all parts",
         "scores": scores_page(settings),
         "parts": parts,
     }
@@ -281,10 +283,10 @@ def how_to_start(root: str) -> str | None:
     root that can have none."""
     if "://" in root:
         return None
-    text = f"{command_name()} up --root {shlex.quote(root)}"
+    text = command_at("up", root)
     roots = {environment_variable(pid, ROOT_VARIABLE) for pid in psutil.pids()}
     for other in sorted(filter(None, roots - {str(Layout(root).root)}))[:1]:
-        down = f"{command_name()} down --root {shlex.quote(other)}"
+        down = command_at("down", other)
         text += f" (the stack of {other} is up: `{down}` first, or give other ports)"
     return text
 
@@ -296,7 +298,7 @@ def export_lines(root: str) -> list[str]:
     if settings is None:
         raise UsageError(
             f"no stack is running for {layout.root}",
-            f"start one with `{command_name()} up --root {shlex.quote(root)}`",
+            f"start one with `{command_at('up', root)}`",
         )
     variables = client_environment(layout, settings)
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
@@ -322,7 +324,7 @@ def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> 
         if problem := fault(part, layout, settings):
             raise UsageError(
                 f"the stack of {layout.root} has no healthy {part}: {problem}",
-                "`concur status` shows it; `concur down` stops it",
+                f"`{command_at('status', root)}` shows it; `{command_at('down', root)}` stops it",
             )
     return [f"{part} {wanted[ADDRESSES[part]].removesuffix('/api')}" for part in joined]
 

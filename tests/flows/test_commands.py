@@ -197,6 +197,11 @@ def test_what_shows_a_training_set_says_what_it_kept_and_what_is_slow_of_it(type
     assert slower in said
 
 
+def test_a_hint_about_a_stack_names_its_root(typed):
+    page = typed("status", "page", "--root", "other place").stdout
+    assert "concur up --root 'other place'` starts one" in page
+
+
 def test_scores_of_few_tasks_say_that_they_bound_no_speedup(typed):
     page = " ".join(typed("benchmark", "page").stdout.split())
     assert "has no interval below 5 tasks with one, and here are 4" in page

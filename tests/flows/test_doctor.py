@@ -103,6 +103,15 @@ def test_without_trl_a_person_reads_that_verify_and_refresh_run(quick, monkeypat
     assert done.exit_code == 1  # not all that the profile runs
 
 
+def test_without_a_compiler_the_fix_is_said_and_what_waits_for_it(quick, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    page = " ".join(invoked("doctor").stdout.split("checks")[0].split())
+    assert "verify no, C++ compiler: install one (Debian: apt-get install g++) or set CXX" in page
+    assert page.endswith("refresh no, first what verify needs training no, first what verify needs")
+
+
 def test_a_check_that_cannot_import_says_what_is_not_installed():
     def look():
         raise ModuleNotFoundError("No module named 'anyio'", name="anyio")

@@ -365,8 +365,8 @@ def _why_not() -> pl.Expr:
         *("k", "k", "short", "tasks", "least"),
     )
     few = pl.format(
-        f"a mean over correct samples has no interval below {FEWEST_TASKS} tasks with one, and here"
-        " are {}",
+        f"no interval of the speedup: it takes {FEWEST_TASKS} tasks with a correct, timed sample,"
+        " not {}",
         pl.col("few").cast(pl.Int64),
     )
     return (

@@ -60,6 +60,13 @@ def rows_of_modules(path: Path, references: bool) -> Iterator[Json]:
             f"{deeper} files in folders are left out, as others are nearer the top: keep all at one"
             " depth"
         )
+    kind = files[0].suffix
+    others = [each for suffix in SUFFIXES if suffix != kind for each in _files(path, suffix)]
+    if not alone and others:
+        caution(
+            f"{len(others)} files that are not {kind}, such as {shown(others[0].name)}, are left"
+            " out: keep answers as text in a folder of their own"
+        )
     named = [(file, _place(file, path)) for file in files]
     samples = [(file, place) for file, place in named if _NUMBERED.fullmatch(file.stem)]
     if left_out := samples and len(files) - len(samples):

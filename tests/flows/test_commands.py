@@ -204,7 +204,9 @@ def test_a_hint_about_a_stack_names_its_root(typed):
 
 def test_scores_of_few_tasks_say_that_they_bound_no_speedup(typed):
     page = " ".join(typed("benchmark", "page").stdout.split())
-    assert "has no interval below 5 tasks with one, and here are 4" in page
+    assert (
+        "no interval of the speedup: it takes 5 tasks with a correct, timed sample, not 4" in page
+    )
 
 
 def leaves(data, name=""):

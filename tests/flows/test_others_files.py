@@ -344,6 +344,14 @@ def test_kernels_at_two_depths_are_read_nearer_the_top_and_the_rest_is_counted(t
     assert cautions == []
 
 
+def test_answers_as_text_beside_modules_are_left_out_and_counted(tmp_path):
+    folder = placed(tmp_path, {"a.py": KERNEL, "b.txt": KERNEL, "c.md": KERNEL, "prompt.txt": "p"})
+    with gathering() as cautions:
+        assert [row["task_id"] for row in as_candidates(folder, tmp_path)] == ["a"]
+    (said,) = cautions
+    assert said.startswith("2 files that are not .py, such as b.txt, are left out")
+
+
 @pytest.mark.parametrize("path", ["~nobody-here/t.jsonl", "x" * 5000, "a\0b", "/dev/null", ""])
 def test_a_place_that_is_none_is_one_line(path, tmp_path):
     assert imported(path, tmp_path)[0] == 2

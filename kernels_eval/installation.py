@@ -39,11 +39,11 @@ def install_command(*extras: str) -> str:
     return pip_install(requirement)
 
 
-def command_name() -> str:
-    """Return `concur` as this user can type it: beside the running interpreter if it is there."""
-    beside = Path(sys.executable).with_name("concur")
+def command_name(program: str = "concur") -> str:
+    """Return a program as this user can type it: beside the running interpreter if it is there."""
+    beside = Path(sys.executable).with_name(program)
     if not beside.exists():
-        return "concur"
+        return program
     here = Path.cwd()
     return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 

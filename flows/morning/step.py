@@ -19,7 +19,7 @@ from flows.morning.history import Entry, Refresh, before, entered, write_under
 from flows.morning.report import report_of
 from flows.morning.text import headline, markdown
 from flows.runtime.guard import optional
-from kernels_eval.installation import command_name
+from kernels_eval.installation import command_at, command_name
 
 FILE, FOLDER = "morning.md", "morning"
 ASK_S = 3.0
@@ -33,7 +33,7 @@ def reported(
     kill."""
     entry = None
     try:
-        refresh = entered(root, name, language, strategy, run_name, command_to_resume())
+        refresh = entered(root, name, language, strategy, run_name, command_to_resume(root))
         with refresh as entry, stops_named(entry):
             yield entry
     except BaseException:
@@ -71,11 +71,12 @@ def stopped_by(stop: BaseException) -> str:
     return "a signal, such as that of `concur down`"
 
 
-def command_to_resume() -> str:
+def command_to_resume(root: str) -> str:
     """The command that continues this run: of a deployment, Prefect's retry; else what was typed.
     Empty where neither is known."""
     if deployment.id:
-        return f"prefect flow-run retry {flow_run.id}"
+        retry = shlex.join([command_name("prefect"), "flow-run", "retry", str(flow_run.id)])
+        return retry if "://" in root else f'eval "$({command_at("env", root)})"; {retry}'
     program, *arguments = sys.argv
     return shlex.join([command_name(), *arguments]) if Path(program).name == "concur" else ""
 

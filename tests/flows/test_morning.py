@@ -258,7 +258,8 @@ def test_a_cancelled_refresh_says_who_cancelled_it_and_what_goes_on(
         raise TerminationSignal(15)
     assert asked == ["http://127.0.0.1:1/api/flow_runs/77"]
     page = " ".join(typed(f"morning --root {tmp_path}").split())
-    assert f"Stopped by {stopped_by}. To go on, start it again: `prefect flow-run retry 77`" in page
+    assert f"Stopped by {stopped_by}. To go on, start it again: `eval" in page
+    assert "prefect flow-run retry 77`" in page and f"concur env --root {tmp_path})" in page
     assert "Mend" not in page
 
 

@@ -32,7 +32,7 @@ def test_an_ablation_opens_on_a_chart_of_its_branches(tmp_path):
             page.goto("about:blank")
             page.goto(page_of(server.url, sinks["this"].experiment_id, "runs", view))
             page.locator(".js-plotly-plot").first.wait_for()
-            chart = page.get_by_text("exec_at_1", exact=True).last
+            chart = page.get_by_text("Solved (share)", exact=True).last
             assert chart.is_visible()
             text = page.inner_text("main")
             drawn = text[text.index("Scores") : text.index("Model metrics")]

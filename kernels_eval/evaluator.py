@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.judge import attribution, comparison, memory_errors, sanitizer, sums
+from kernels_eval.judge import attribution, comparison, memory_errors, points, sanitizer, sums
 from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere, NeedsBuild
 from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.paired_timing import PairedClock
@@ -203,6 +203,8 @@ class Evaluator:
                 attribution.check_repeatable(process)
             with phase("correctness_s"):
                 comparison.compare_trials(process, Stage.VARIATIONS)
+                if self.config.level == "confirm":
+                    points.explore(process)
             with phase("attribution_s"):
                 attribution.check_idle(process)
             with process.telling_weights():

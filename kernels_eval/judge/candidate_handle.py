@@ -293,10 +293,10 @@ class CandidateProcess:
                 self._answer(trial)
             self.request_unread(given)
         if trial.row.evaluate:
-            self._rebuild()  # as new: calls change statistics
+            self.rebuild()  # as new: calls change statistics
         answer = self._answer(trial, reruns=reruns)
-        if trial.weights:
-            self._rebuild()
+        if trial.weights and not trial.row.explored:
+            self.rebuild()
         return self.compare(answer, trial, keep=trial.own_mode)
 
     def _answer(self, trial: Trial, *, reruns: int = 0) -> Message:
@@ -337,7 +337,7 @@ class CandidateProcess:
         self.request_unread(self._weights(trial, transposed=self.transposed))
         yield
         reference.request(RedrawWeights(seed=None))
-        self._rebuild()
+        self.rebuild()
 
     def renew(self) -> None:
         """Have both sides begin anew a model that remembers: their next calls are alike."""
@@ -345,7 +345,7 @@ class CandidateProcess:
             self.reference.request(Renew())
             self.request(Renew())
 
-    def _rebuild(self) -> None:
+    def rebuild(self) -> None:
         self.request_unread(Rebuild())
         if self.copies_weights:
             self.copy_weights()

@@ -10,6 +10,7 @@ from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import Trial
 from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import (
+    BLOCKS,
     DECLARED,
     LATER,
     LONE,
@@ -52,10 +53,9 @@ RIGHT_ELSEWHERE = {
         "right on ordinary inputs, not on normal ones divided by 16384, where the reference is: is"
         " an epsilon added that it does not add, or elsewhere, or what adds little left out?; "
     ),
-    **dict.fromkeys(
-        ("blocks", "lasting_weights", "large_weights"),
+    BLOCKS: (
         "right on ordinary numbers, not on large ones or matrices that are hardly coupled, which"
-        " forget late: does it make fewer steps, iterations or terms than the task?; ",
+        " forget late: does it make fewer steps, iterations or terms than the task?; "
     ),
     PATH: "right on ordinary masks, not on one long path: does it iterate less than the task?; ",
     VARIED: (

@@ -20,11 +20,18 @@ class TaskGates:
     loosest: float = math.inf
 
     def judge(
-        self, comparison: Comparison, *, own_inputs: bool = True, hard: bool = False
+        self,
+        comparison: Comparison,
+        *,
+        own_inputs: bool = True,
+        hard: bool = False,
+        far: bool = False,
     ) -> Reason:
         """What these errors mean on the task's own inputs, or on others; `hard` ones have wide
-        gates.
+        gates, and where `far`, what is little beyond is no error.
         """
+        if far:
+            return judge(comparison, GATES, loosest=self.loosest, far=True)
         if not hard:
             return judge(comparison, GATES, own_inputs=own_inputs, loosest=self.loosest)
         tame = comparison.model_copy(update={"wrong_share": 0.0})

@@ -146,12 +146,16 @@ class ReferenceProcess:
                 self._attempt(self.expected.complete)
                 self.opened = True
             except UnsuitableTrial as unsuitable:
-                # its process is of no more use: once more from the start, without that trial
-                self.unsuitable.add(unsuitable.trial)
-                self.close()
-                self._start_child()
+                self.begin_without(unsuitable.trial)
                 if self.beside:
                     raise ReferenceRestarted from unsuitable
+
+    def begin_without(self, trial: str) -> None:
+        """Once more from the start: its process is of no more use."""
+        self.unsuitable.add(trial)
+        self.opened = False
+        self.close()
+        self._start_child()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         if self.failure:

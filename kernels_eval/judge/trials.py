@@ -31,8 +31,6 @@ from kernels_eval.protocol import (
     BLOCKS,
     DECLARED,
     DOMAINS,
-    LARGE,
-    LASTING,
     LESS,
     LONE,
     MUTATED,
@@ -42,7 +40,6 @@ from kernels_eval.protocol import (
     POSITIVE_VECTORS,
     RARE,
     SIGNED,
-    UNTAMED,
     VARIED,
     WITHIN,
     Expect,
@@ -148,6 +145,8 @@ class TrialRow:
     """a task without expected values here is degenerate; others leave the row out"""
     hard: bool = False
     """looks for answers right on tame values only; the reference must be right itself"""
+    explored: bool = False
+    """a point near the task, where only what amplifies no rounding is compared"""
     steady: bool = False
     """left out where the reference itself errs much"""
     same_forms: bool = False
@@ -205,6 +204,7 @@ class Trial:
             shape=self.shape,
             evaluate=self.row.evaluate,
             hard=self.row.hard,
+            explored=self.row.explored,
             earlier=[(seed, self.distribution) for seed in self.earlier_seeds],
         )
 
@@ -214,7 +214,7 @@ class Trial:
         if self.distribution == NON_FINITE:
             least = math.ulp(0.0)
         holds = seen.finite_share >= least and seen.deterministic
-        if self.weights in UNTAMED:
+        if self.row.explored:
             most = MOST_AMPLIFIED * max(declared.reference_rms, 2**-23)
             return holds and seen.reference_rms <= most
         if self.row.same_forms:
@@ -411,11 +411,6 @@ TRIALS = (
         when=has_weights,
         required=True,
         screen=True,
-    ),
-    # fewer steps, iterations or terms than the task's, which weights that forget do not need
-    *(
-        unlike(f"{forms[0]}_weights", same_seed=True, weights=forms, when=has_weights)
-        for forms in (LASTING, LARGE)
     ),
     # without what declared arguments have and what would save work
     TrialRow(

@@ -12,6 +12,7 @@ from kernels_eval.config import (
     DOWNCAST_SPREAD,
     ELEMENT_FACTOR,
     EXACT_GATES,
+    FAR,
     FORMULA_LEFT,
     GATES,
     HARD_GATES,
@@ -87,12 +88,14 @@ def judge(
     *,
     own_inputs: bool = True,
     loosest: float = math.inf,
+    far: bool = False,
 ) -> Reason:
     """OK, or NON_FINITE, PRECISION_DOWNCAST, APPROXIMATION or WRONG_OUTPUT, by the gates of its
     precision (fp32 where outputs have none).
 
     `own_inputs`: KernelBench's tolerance counts, on inputs of the task's own. `loosest`: the gate's
     upper limit (an answer that ignores the inputs), unless the reference's own error is larger.
+    `far`: only an error of many times the gate counts.
     """
     if not measured.masks_match:
         return Reason.NON_FINITE
@@ -104,6 +107,8 @@ def judge(
     plain = SEQUENTIAL_FACTOR * measured.sequential_rms
     scatter = 0.0 if fp8 else SCATTER_FACTOR * measured.scatter_rms
     gate = min(max(base, own, plain, scatter), max(loosest, own, TIGHTEST_GATE))
+    if far:
+        return Reason.WRONG_OUTPUT if measured.rms > FAR * gate else Reason.OK
     # like the RMS gate it never asks for more than the reference gives
     elementwise = max(
         ELEMENT_FACTOR * gate,

@@ -97,11 +97,13 @@ def mutated(
 
 
 def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:
-    """As a trial's name says: `mutated_SEED`, perhaps `_less`, and a domain."""
+    """As a trial's name says: `mutated_SEED`, perhaps several, perhaps `_less`, and a domain."""
     domain = domain_of(distribution)
     name = distribution.removesuffix(domain)
-    seed = int(name.removesuffix(LESS).rpartition("_")[2])
-    return mutated(arguments, plan, seed, domain=domain, less=name.endswith(LESS))
+    for seed in name.removesuffix(LESS).split("_")[1:]:
+        less = name.endswith(LESS)
+        arguments = mutated(arguments, plan, int(seed), domain=domain, less=less)
+    return arguments
 
 
 def _differ(one: Any, other: Tensor) -> int:

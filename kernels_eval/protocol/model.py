@@ -39,10 +39,9 @@ ways."""
 SUM = "sum"
 """What some integers keep."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
-LESS = "_less"
-LASTING, LARGE = ("lasting", f"lasting{LESS}"), ("large", f"large{LESS}")
-UNTAMED = (*LASTING, *LARGE)
-"""Forms of redrawn weights (`kernels_eval.model.weights`)."""
+LESS, CHANGED = "_less", "_changed"
+"""Forms of redrawn weights (`kernels_eval.model.weights`), and the suffix of those that are then
+changed at random (`kernels_eval.model.weight_changes`)."""
 LONE, OUTLIERS = "lone", "outliers"
 """As declared but for one element (of what is no number of its own, one row), or for three that are
 far larger."""

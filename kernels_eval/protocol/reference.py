@@ -160,7 +160,8 @@ class Expectation(Payload):
 class Expect(Request[Expectation]):
     """Compute and keep a trial's expected outputs. `hard`: judge numbers alone, as integers may
     depend on a step. `earlier`: seeds and distributions of the calls that a model has made before.
-    `weights`: the form of redrawn ones.
+    `weights`: the form of redrawn ones. `explored`: what rounding costs there is measured by moving
+    its inputs and weights, too.
     """
 
     name: str
@@ -171,7 +172,22 @@ class Expect(Request[Expectation]):
     shape: str = DECLARED
     evaluate: bool = False
     hard: bool = False
+    explored: bool = False
     earlier: list[tuple[int, str]] = []
+
+
+class Glimpse(Payload):
+    """Whether outputs have only finite numbers, and their forms."""
+
+    finite: bool
+    outputs: list[OutputForm]
+
+
+class GlanceAt(Request[Glimpse]):
+    """Keep a trial's expected outputs as those of the reference alone, which errs as on its own
+    inputs: whether a candidate's are near is known soon."""
+
+    trial: Expect
 
 
 class ForgetTrial(Request[Done]):

@@ -65,13 +65,14 @@ from kernels_eval.protocol import (
     DECLARED,
     LONE_TERMS,
     UNIT_FACTORS,
-    UNTAMED,
     Comparison,
     Done,
     Expect,
     Expectation,
     FewTerms,
     ForgetTrial,
+    GlanceAt,
+    Glimpse,
     LeaveOut,
     LeftOut,
     LoadedTask,
@@ -316,7 +317,7 @@ class ExpectedValues:
             deterministic = bit_identical or all_close(reference, again, REPEATABLE_RTOL)
             exact = self.errors.oracle(inputs, reference)
             error = self.errors.of(inputs, reference, exact=exact is not None, hard=request.hard)
-            if request.weights in UNTAMED:
+            if request.explored:
                 error = both(error, self.errors.beside(inputs, reference))
         self.runner.synchronise()
         del again, inputs
@@ -348,11 +349,23 @@ class ExpectedValues:
             outputs=list(map(_form, reference)),
         )
 
+    @handles(GlanceAt)
+    def glance_at(self, request: GlanceAt) -> Glimpse:
+        trial = request.trial
+        with self.model_for(trial):
+            inputs = self.task.inputs_of(trial)
+            outputs = self.task.outputs(copied(inputs))
+        self.task.kept = (trial.seed, trial.distribution, trial.shape), inputs
+        self.runner.synchronise()
+        self.known[trial.name] = Known(outputs, outputs, self.own_errors, trial)
+        finite = all(bool(torch.isfinite(computable(x)).all()) for x in outputs)
+        return Glimpse(finite=finite, outputs=list(map(_form, outputs)))
+
     @contextmanager
     def model_for(self, trial: Expect) -> Iterator[None]:
         before = self.runner.earlier
         self.runner.earlier = [self.task.inputs(*each, trial.shape) for each in trial.earlier]
-        special = trial.evaluate or trial.weights
+        special, own = trial.evaluate or trial.weights or trial.explored, self.runner.model
         try:
             if special:
                 self.runner.model = self.runner.build()
@@ -365,7 +378,7 @@ class ExpectedValues:
         finally:
             self.runner.earlier = before
             if special:
-                self.runner.model = self.runner.build()
+                self.runner.model = own if trial.explored else self.runner.build()
 
     def _returned(self, outputs: Sequence[T]) -> Sequence[T]:
         effects = self.runner.effects

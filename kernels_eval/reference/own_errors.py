@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from kernels_eval.config import (
     BESIDE,
@@ -95,12 +95,16 @@ class OwnErrors:
         ]
 
     def beside(self, inputs: list[Any], reference: list[Tensor]) -> list[Comparison]:
-        """What rounding costs with these weights, by outputs of ones that are moved farther than
-        rounding moves them, so that what turns over shows. They stay moved.
+        """What rounding costs here, by outputs of inputs and weights that are moved farther than
+        rounding moves them, so that what turns over shows. Weights stay moved.
         """
-        for x in parameters_of(self.runner.model).values():
+        given, form = tree_flatten(copied(inputs))
+        notes = self.task.plan.notes if self.task.plan else []
+        moved = [x for x, note in zip(given, notes, strict=False) if note.vary]
+        for x in (*moved, *parameters_of(self.runner.model).values()):
             x.detach().mul_(1 + BESIDE * torch.randn_like(x))
-        errors = map(measure, self.task.outputs(copied(inputs)), reference, reference)
+        outputs = self.task.outputs(tree_unflatten(given, form))
+        errors = map(measure, outputs, reference, reference)
         costs = [{"reference_rms": error.rms / BESIDE * 2**-23} for error in errors]
         return [NO_ERROR.model_copy(update=cost) for cost in costs]
 

@@ -24,9 +24,8 @@ from kernels_eval.records import Reason
 
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
-UNTAMED = ["lasting_weights", "large_weights"]
 MUTATED = ["mutated_1", "mutated_2", "mutated_3"]
-FEW = ["other_weights", "lone", "outliers", *MUTATED, *UNTAMED, "non_finite"]
+FEW = ["other_weights", "lone", "outliers", *MUTATED, "non_finite"]
 ALL = [*OWN, *FEW, *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights", "mutated_1"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
@@ -201,7 +200,6 @@ def test_one_seed_where_only_what_a_row_changes_shall_differ():
         "other_weights",
         "lone",
         "outliers",
-        *UNTAMED,
         "eval_mode",
     ]
 

@@ -94,3 +94,23 @@ torch::Tensor sines(torch::Tensor x, torch::Tensor keep, bool dropped) {
         std::sin(x.data_ptr<float>()[i]) * (dropped ? 1.0f : keep.data_ptr<float>()[i % columns]);
   return out;
 }
+
+torch::Tensor settled(torch::Tensor x, torch::Tensor w, int64_t steps) {
+  auto out = torch::empty_like(x);
+  const int64_t columns = x.size(1);
+  const float* weights = w.data_ptr<float>();
+  std::vector<float> z(columns), next(columns);
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    std::fill(z.begin(), z.end(), 0.0f);
+    for (int64_t step = 0; step < steps; ++step) {
+      for (int64_t j = 0; j < columns; ++j) {
+        float sum = x.data_ptr<float>()[i * columns + j];
+        for (int64_t k = 0; k < columns; ++k) sum += weights[j * columns + k] * z[k];
+        next[j] = std::tanh(sum);
+      }
+      z.swap(next);
+    }
+    std::copy(z.begin(), z.end(), out.data_ptr<float>() + i * columns);
+  }
+  return out;
+}

@@ -1,0 +1,179 @@
+"""Is a candidate right near its task, too, at points that no trial names? Inputs and weights are
+changed at random under secret seeds, so that what an approximation takes for granted does not hold
+at some of them, and no look at this source tells at which.
+
+A wrong answer is one whose error is many times what its gate allows, on two draws of inputs, where
+the reference amplifies no rounding. What is little beyond a gate is not: the worst of many points
+is bad for some honest kernels, too.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass, replace
+
+from kernels_eval.config import EXPLORED_POINTS, EXPLORED_S, FEWEST_EXPLORED, MOST_STEPS, SEEN_RMS
+from kernels_eval.judge.candidate_handle import CandidateProcess
+from kernels_eval.judge.explanation import errors_of
+from kernels_eval.judge.messages import Stop
+from kernels_eval.judge.reference_handle import ReferenceRestarted
+from kernels_eval.judge.trials import Trial, TrialRow
+from kernels_eval.protocol import (
+    CHANGED,
+    DECLARED,
+    MUTATED,
+    WITHIN,
+    Comparison,
+    ForgetTrial,
+    GlanceAt,
+    OutputForm,
+)
+from kernels_eval.records import Reason
+
+EXPLORED = TrialRow("explored", explored=True)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point near the task: seeds of what changes weights, drawn by the `base` one in their form
+    (none: as constructed), and inputs, one after the other."""
+
+    base: int
+    form: str
+    domain: str
+    weights: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()
+
+    def farther(self, weights: int, inputs: int) -> Point:
+        """By so many changes."""
+        more, others = ([secrets.randbits(31) for _ in range(n)] for n in (weights, inputs))
+        return replace(self, weights=(*self.weights, *more), inputs=(*self.inputs, *others))
+
+    @property
+    def trial(self) -> Trial:
+        """On a new draw of inputs."""
+        name = "_".join([MUTATED, *map(str, self.inputs)])
+        return Trial(
+            EXPLORED.name,
+            EXPLORED,
+            secrets.randbits(31),
+            distribution=f"{name}{self.domain}" if self.inputs else DECLARED,
+            weights="_".join([f"{self.form}{CHANGED}", *map(str, self.weights)])
+            if self.form
+            else "",
+            weights_seed=self.base,
+        )
+
+
+def explore(process: CandidateProcess) -> None:
+    """Compare at points near the task: every other one at random, the others a step from the one
+    with the largest error. Raises Stop for a wrong answer, ReferenceRestarted where a point breaks
+    the reference's process.
+    """
+    reference, started = process.reference, _worked_ns(process)
+    points = 0 if EXPLORED.name in reference.unsuitable else EXPLORED_POINTS
+    best, largest = None, SEEN_RMS
+    for number in range(points):
+        if number >= FEWEST_EXPLORED and _worked_ns(process) - started > EXPLORED_S * 1e9:
+            break
+        point = _next(best if number % 2 else None, process)
+        if point is None:
+            break
+        found = _glanced_at(point.trial, process)
+        if found is None:
+            continue
+        if found.rms > largest:
+            best, largest = point, found.rms
+        if reference.gates.judge(found, far=True) is Reason.OK:
+            continue
+        found = _far_off(point.trial, process)
+        if found and _far_off(point.trial, process):
+            raise Stop(Reason.WRONG_OUTPUT, _detail(point, found))
+    process.rebuild()
+    reference.request(ForgetTrial(trial=EXPLORED.name))
+
+
+def _next(best: Point | None, process: CandidateProcess) -> Point | None:
+    """A point, or a step from the best one; None where nothing can be changed."""
+    task, other = process.reference.expected.task, process.reference.timed_weights
+    mapped = other is not None and "weights_not_mappable" not in process.draft.flags
+    ways = [(mapped, MOST_STEPS), (bool(task.loaded.plan.notes), MOST_STEPS // 2)]
+    if not any(way for way, _ in ways):
+        return None
+    if best:
+        weights = ways[0][0] and (not ways[1][0] or bool(secrets.randbits(1)))
+        return best.farther(int(weights), int(not weights))
+    form = other.weights if other and mapped else ""
+    new = Point(secrets.randbits(31), form, secrets.choice((task.domains[0], WITHIN)))
+    least = int(not all(way for way, _ in ways))
+    return new.farther(*(way and secrets.choice(range(least, most + 1)) for way, most in ways))
+
+
+def _worked_ns(process: CandidateProcess) -> int:
+    return process.child.processor_ns() + process.reference.child.processor_ns()
+
+
+def _glanced_at(trial: Trial, process: CandidateProcess) -> Comparison | None:
+    """The errors of an answer, beside the reference's on its own inputs."""
+    reference = process.reference
+    try:
+        seen = reference.request(GlanceAt(trial=trial.expect()))
+    except Stop as stop:
+        _pass_on(stop, process)
+        return None
+    if not seen.finite or seen.outputs != reference.trials[0].outputs:
+        return None
+    trial.outputs = seen.outputs
+    return _compared(trial, process)
+
+
+def _far_off(trial: Trial, process: CandidateProcess) -> Comparison | None:
+    """The errors of an answer that is far beyond its gates, where these can be told."""
+    reference = process.reference
+    try:
+        seen = reference.request(trial.expect())
+    except Stop as stop:
+        _pass_on(stop, process)
+        return None
+    if not trial.suits(seen, reference.expected.task.expected[DECLARED]):
+        return None
+    trial.outputs = seen.outputs
+    found = _compared(trial, process)
+    if found is None or not found.masks_match or _few_differ(found, trial.outputs):
+        return None
+    wrong = reference.judge(found, trial) not in (Reason.OK, Reason.APPROXIMATION)
+    far = reference.gates.judge(found, far=True) is not Reason.OK
+    return found if wrong and far else None
+
+
+def _pass_on(stop: Stop, process: CandidateProcess) -> None:
+    """A point that the reference does not take is none; but its process must live."""
+    if "CUDA error" in stop.finding.detail:
+        process.reference.begin_without(EXPLORED.name)
+        raise ReferenceRestarted from stop
+    if process.reference.child.dead:
+        raise stop
+
+
+def _compared(trial: Trial, process: CandidateProcess) -> Comparison | None:
+    """None where a candidate raises: there may be no such inputs for it."""
+    try:
+        return process.call(trial, transposed=process.transposed)
+    except Stop:
+        if process.child.dead:
+            raise
+        return None
+
+
+def _few_differ(found: Comparison, outputs: list[OutputForm]) -> bool:
+    return 0 < found.unequal < sum(math.prod(x.shape) for x in outputs) / 16
+
+
+def _detail(point: Point, found: Comparison) -> str:
+    what = "weights" * bool(point.weights), "inputs" * bool(point.inputs)
+    return (
+        f"right in all trials, wrong where {' and '.join(filter(None, what))} are changed at"
+        " random, twice: does it make fewer steps, iterations or terms than the task, or leave out"
+        f" what others seldom need?; {errors_of(point.trial, found)}"
+    )

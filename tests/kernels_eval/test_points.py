@@ -1,0 +1,129 @@
+"""Points near a task, on a reference and a candidate that answer by script."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kernels_eval.config import EXPLORED_POINTS, EvalConfig
+from kernels_eval.judge import points
+from kernels_eval.judge.gates import TaskGates
+from kernels_eval.judge.messages import Stop
+from kernels_eval.judge.reference_handle import ReferenceProcess, ReferenceRestarted
+from kernels_eval.protocol import Comparison, Done, Expectation, Glimpse, OutputForm
+from kernels_eval.records import Reason
+
+FORM = OutputForm(shape=[64], dtype="float32", bytes=256)
+
+
+def expectation(own):
+    return Expectation(
+        finite_share=1.0,
+        reference_rms=own,
+        sequential_rms=0.0,
+        deterministic=True,
+        bit_identical=True,
+        oracle="float64",
+        equals=[],
+        constants=[],
+        outputs=[FORM],
+    )
+
+
+class Process:
+    """A candidate with these errors, the reference's own being `own` at points, and what it was
+    asked."""
+
+    def __init__(self, errors, own=1e-7, fails="", mapped=True, inputs=True):
+        self.errors, self.own, self.fails, self.asked = errors, own, fails, []
+        self.known = 1e-7
+        self.transposed, self.rebuilt = False, 0
+        self.config = EvalConfig()
+        self.child = SimpleNamespace(dead=False, processor_ns=lambda: 0)
+        self.draft = SimpleNamespace(flags=[] if mapped else ["weights_not_mappable"])
+        task = SimpleNamespace(
+            domains=("",),
+            expected={"declared": expectation(1e-7)},
+            loaded=SimpleNamespace(plan=SimpleNamespace(notes=["x"] if inputs else [])),
+        )
+        self.reference = SimpleNamespace(
+            child=self.child,
+            unsuitable=set(),
+            timed_weights=SimpleNamespace(weights="signed"),
+            expected=SimpleNamespace(task=task),
+            trials=[SimpleNamespace(outputs=[FORM])],
+            gates=TaskGates(),
+            request=self.request,
+            begin_without=lambda name: self.asked.append(name),
+        )
+        self.reference.judge = lambda *given: ReferenceProcess.judge(self.reference, *given)
+
+    def request(self, request):
+        if request.command == "ForgetTrial":
+            return Done()
+        if self.fails:
+            raise Stop(Reason.REFERENCE_FAILED, self.fails)
+        if request.command == "GlanceAt":
+            self.known = 1e-7
+            return Glimpse(finite=True, outputs=[FORM])
+        self.known = self.own
+        return expectation(self.own)
+
+    def call(self, trial, transposed):
+        self.asked.append(trial)
+        rms = self.errors[len(self.asked) % len(self.errors)]
+        if rms is None:
+            raise Stop(Reason.EXCEPTION, "no such inputs")
+        return Comparison(rms=rms, max=rms, reference_rms=self.known, precision="fp32")
+
+    def rebuild(self):
+        self.rebuilt += 1
+
+
+def test_an_error_far_beyond_the_gate_on_three_draws_is_wrong():
+    process = Process([1e-3])
+    with pytest.raises(Stop) as stop:
+        points.explore(process)
+    assert stop.value.finding.reason is Reason.WRONG_OUTPUT
+    assert "changed at random" in stop.value.finding.detail
+    assert len({trial.seed for trial in process.asked}) == 3
+    first, *others = ((trial.weights, trial.distribution) for trial in process.asked)
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize(
+    "errors, own",
+    [([4e-6], 1e-7), ([1e-3, 1e-7, 1e-7], 1e-7), ([1e-3], 1e-4), ([None], 1e-7)],
+    ids=["little_beyond", "on_one_draw", "rounding_is_amplified", "it_raises"],
+)
+def test_what_may_be_rounding_chance_or_no_input_of_the_task_is_not(errors, own):
+    process = Process(errors, own)
+    points.explore(process)
+    assert len(process.asked) >= EXPLORED_POINTS and process.rebuilt == 1
+
+
+def test_points_start_from_the_one_with_the_largest_error():
+    process = Process([4e-6])
+    points.explore(process)
+    first, second = process.asked[:2]
+    assert second.weights_seed == first.weights_seed
+    assert second.weights.startswith(first.weights)
+    assert (second.weights, second.distribution) != (first.weights, first.distribution)
+
+
+def test_nothing_is_asked_where_nothing_can_change():
+    process = Process([1e-3], mapped=False, inputs=False)
+    points.explore(process)
+    assert not process.asked
+
+
+def test_packed_weights_stay():
+    process = Process([4e-6], mapped=False)
+    points.explore(process)
+    assert {trial.weights for trial in process.asked} == {""}
+
+
+def test_a_point_that_breaks_the_device_begins_its_process_anew():
+    process = Process([1e-7], fails="CUDA error: device-side assert")
+    with pytest.raises(ReferenceRestarted):
+        points.explore(process)
+    assert process.asked == ["explored"]

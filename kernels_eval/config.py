@@ -238,8 +238,9 @@ Choices."""
 DEFINITE_SHARE = 1024
 """One part in so many of the largest element of a positive definite matrix's diagonal is added to
 it: its condition is some thousands then. A choice."""
-ITERATIONS = 8
-"""Calls of one operator from which on a task iterates that has fewer weights. A choice."""
+ITERATIONS = 4
+"""Calls of one operator on what it gave from which on a task iterates that has fewer weights. A
+choice."""
 MOVED_SHARE = 1 / 16
 """How far an element of timed inputs is from the declared one, at most, as a share of it. A
 choice."""
@@ -266,14 +267,13 @@ part at least: timed calls then have other weights. Random ones in bf16 share a 
 RIGHT_ANGLE = 1e-4
 """Largest cosine between rows of a weight that are made to be at right angles: random rows of 10^6
 elements have 1e-3. A choice."""
-MUTATIONS = 3
-"""Draws of mutated arguments that are compared. A choice of time."""
-OWN_SHARE, MOST_SHIFTS, MOST_PLACES = (2.0**-6, 2.0**-2), 32, 1024
-"""What a slice that is like another one has of its own, in how many parts an argument is another
-one shifted, and at how many places it changes. Choices."""
-MOST_DOUBLINGS, COMMON_PART, DENSITIES = 3, 4.0, (1 / 16, 15 / 16)
-"""How often slices are doubled or halved, what is added to them in units of their RMS, and other
-densities of masks. Choices."""
+OWN_SHARE, OWN_PART, MOST_SHIFTS, MOST_PLACES = (2.0**-8, 2.0**-2), 2.0**-6, 32, 1024
+"""How many of its elements a slice that is like another one has of its own, and how much of the
+others, in how many parts an argument is another one shifted, and at how many places it changes.
+Choices."""
+MOST_DOUBLINGS, COMMON_NUMBER, COMMON_SLICE, DENSITY = 3, 2.0, 8.0, (-8, -4)
+"""How often slices are doubled or halved, what number is added to them in units of their RMS, how
+many times another slice, and which share of a mask is set, or is not, as powers of two. Choices."""
 FEWEST_ALIKE = 5
 """Rows of integers from which on they may be alike: sources and targets of edges differ. A
 choice."""
@@ -707,7 +707,7 @@ cost a round without work."""
 COMPARED_UNSEEN = 4
 """Outputs of each round that are drawn after all of them are written, to be compared; of the first
 round, so many others that differ most."""
-UNSEEN_TRIALS = ("mixed", "impulse", *(f"mutated_{number}" for number in range(1, MUTATIONS + 1)))
+UNSEEN_TRIALS = ("mixed", "impulse", "mutated", "related")
 """Trials whose distribution one call of each round has, so that an answer that is right on the
 task's own inputs alone shows while it is timed, too."""
 

@@ -19,6 +19,7 @@ from kernels_eval.protocol import (
     OUTLIERS,
     PATH,
     RARE,
+    RELATED,
     VARIED,
     Comparison,
     NameDowncast,
@@ -67,10 +68,11 @@ RIGHT_ELSEWHERE = {
         "right only for arguments without what these have: a probability of 0, a row that is masked"
         " whole, integers up to 2^28 (sorted or multiplied ones: 2^20), exponents up to 16; "
     ),
-    MUTATED: (
+    **dict.fromkeys(
+        (MUTATED, RELATED),
         "right on ordinary arguments, not on mutated ones (slices that are like others, shifted,"
         " scaled, sorted or zero; other integers, lengths, indices or densities of masks): is an"
-        " argument not read, or what is near, or far from a diagonal, left out?; "
+        " argument not read, or what is near, or far from a diagonal, left out?; ",
     ),
     NON_FINITE: (
         "right for numbers, not for NaN and infinities among the inputs, which the task asks for,"
@@ -234,10 +236,9 @@ def _nth_last(names: list[str], after: int, found: Comparison, process: Candidat
 
 
 def _right_elsewhere(trial: Trial) -> str:
-    name = MUTATED if trial.name.startswith(MUTATED) else trial.name
-    if name in RIGHT_ELSEWHERE:
+    if trial.name in RIGHT_ELSEWHERE:
         drawn = trial.distribution.removesuffix(domain_of(trial.distribution))
-        return RIGHT_ELSEWHERE[name].format(factor=drawn.rpartition("_x")[2])
+        return RIGHT_ELSEWHERE[trial.name].format(factor=drawn.rpartition("_x")[2])
     if trial.earlier_seeds:
         return (
             "right in its first call, wrong in a later one: the reference keeps something from call"

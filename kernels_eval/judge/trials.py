@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,7 +20,6 @@ from kernels_eval.config import (
     ITERATIONS,
     LEAST_IN_A_ROW,
     MOST_AMPLIFIED,
-    MUTATIONS,
     SCREEN_TAIL,
     SHAPE_SCOPES,
     TAILS,
@@ -39,9 +37,9 @@ from kernels_eval.protocol import (
     PATH,
     POSITIVE_VECTORS,
     RARE,
+    RELATED,
     SIGNED,
     VARIED,
-    WITHIN,
     Expect,
     Expectation,
     LoadedTask,
@@ -264,9 +262,9 @@ def has_settings(task: TaskFindings) -> bool:
 
 
 def iterates(task: TaskFindings) -> bool:
-    """Whether a task calls one operator again and again, more often than it has weights."""
-    most = max(Counter(task.loaded.operators).values(), default=0)
-    return most >= ITERATIONS and most > len(task.loaded.parameters)
+    """Whether a task applies one operator to what it gave more often than it has weights."""
+    weights = [shape for shape in task.loaded.parameters if math.prod(shape) > 1]
+    return task.loaded.depth >= max(ITERATIONS, 1 + len(weights))
 
 
 def sums_products(task: TaskFindings) -> bool:
@@ -384,17 +382,16 @@ TRIALS = (
         )
         for draws in ((LONE,), (f"{OUTLIERS}_x32", OUTLIERS))
     ),
-    # what declared arguments never are, whatever that is
+    # what declared arguments never are, whatever that is; and what cannot be seen of each slice
     *(
         unlike(
-            f"{MUTATED}_{number}",
-            draws=(MUTATED, MUTATED, f"{MUTATED}{LESS}", f"{MUTATED}{LESS}{WITHIN}"),
+            name,
+            draws=draws,
             when=lambda task: bool(task.loaded.plan.notes),
             steady=True,
             same_forms=True,
-            screen=number == 1,
         )
-        for number in range(1, MUTATIONS + 1)
+        for name, draws in ((MUTATED, (MUTATED,) * 3), (RELATED, (f"{MUTATED}{LESS}",) * 2))
     ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(

@@ -48,6 +48,8 @@ FACTORS = re.compile(
     r"linalg\.(?!\w*norm)|\.(qr|svd|lu\w*|cholesky\w*|p?inverse|\w*det|\w*solve\w*)\("
 )
 """Functions of matrices that not every method takes where these are singular."""
+REDRAWN_SEED = 0x3A1C5
+"""Makes a seed for what is redrawn: the task's own numbers would come again, and sort its masks."""
 Arguments = tuple[list[Any], Json]
 
 
@@ -154,8 +156,9 @@ def make_inputs(
     if distribution.startswith(MUTATED):
         leaves = mutated_as(distribution, leaves, plan)
     elif distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
+        other = seed ^ REDRAWN_SEED
         leaves = [
-            redrawn(leaf, note, seed + index, distribution, plan)
+            redrawn(leaf, note, other + index, distribution, plan)
             for index, (leaf, note) in enumerate(zip(leaves, plan.notes, strict=True))
         ]
     if plan.distinct:

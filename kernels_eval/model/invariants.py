@@ -36,9 +36,12 @@ ARITHMETIC = re.compile(
 """Operators that compute with integers of any size: neither indices nor lengths. (Products and long
 sums could overflow.)"""
 EXACT = re.compile(
-    ARITHMETIC.pattern.removesuffix(r")\.") + r"|sort|msort|topk|mm|bmm|mv|dot|mul)\."
+    ARITHMETIC.pattern.removesuffix(r")\.")
+    + r"|sort|msort|topk|mm|bmm|mv|dot|mul|bitwise_\w+|__[lr]?(and|or|xor|shift)__"
+    + r"|(eq|ne|lt|le|gt|ge)(?=\.both))\."
 )
-"""These, and operators that other code computes in fewer digits, or for declared ranges alone."""
+"""These, and operators that other code computes in fewer digits, or for declared ranges alone;
+comparisons of arguments alone: an index is compared with numbers."""
 DIVISIONS = re.compile(r"^(div|floor_divide|remainder|fmod|gcd|lcm)\.")
 IGNORED = re.compile(r"(?:ignore_index|padding_idx)\s*=\s*(-?\d+)")
 IGNORING = re.compile(r"nll_loss|embedding")

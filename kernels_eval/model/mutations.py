@@ -18,13 +18,15 @@ from torch import Generator, Tensor
 
 from kernels_eval.config import (
     BEYOND,
-    COMMON_PART,
-    DENSITIES,
+    COMMON_NUMBER,
+    COMMON_SLICE,
+    DENSITY,
     FEWEST_ALIKE,
     MOST_DOUBLINGS,
     MOST_PLACES,
     MOST_SHIFTS,
     MOST_SHUFFLED,
+    OWN_PART,
     OWN_SHARE,
 )
 from kernels_eval.model.invariants import is_one_number
@@ -39,18 +41,24 @@ class Draw:
 
     random: Random
     generator: Generator
+    less: bool
 
     def pairs(self, size: int) -> tuple[Tensor, Tensor]:
-        """Some places along an axis, at most three quarters, a run or here and there; and for each
-        the place of another, of few different ones or many."""
+        """Few or many places along an axis, a run or here and there; and for each the place of
+        another, of few different ones or many. `less`: few, each like one that is far from it, so
+        that neighbours are as far from each other as they were, and the mean stays."""
         random, unit = self.random, -(-size // MOST_PLACES)
         count = size // unit
-        wanted = max(1, int(count * random.uniform(1 / 8, 3 / 4)))
+        least, largest = min(4, count // 2), count**0.5 if self.less else 3 / 4 * count
+        wanted = max(1, int(least * max(1, largest / max(1, least)) ** random.random()))
         first = random.randrange(count - wanted + 1)
         run = range(first, first + wanted)
         chosen = random.choice([run, random.sample(range(count), wanted)])
         pool = random.sample(range(count), min(count, random.choice((1, 4, count))))
         others = [random.choice(pool) for _ in chosen]
+        if self.less:
+            far = count // 4, max(count // 4, count - 1 - count // 4)
+            others = [(place + random.randint(*far)) % count for place in chosen]
         device = self.generator.device
         begins = torch.tensor([[*chosen], others], device=device) * unit
         to, like = (begins[..., None] + torch.arange(unit, device=device)).flatten(1)
@@ -71,16 +79,17 @@ def mutated(
     arguments: list[Any], plan: InputPlan, seed: int, *, domain: str = "", less: bool = False
 ) -> list[Any]:
     """These arguments, each like itself at other places and like an earlier one of its type, and
-    then (`less`: half of them) changed in some ways, within a domain.
+    then changed in some ways, within a domain (`less`: no numbers, whose size and mean look as they
+    did, and half of the others).
     """
     found: list[Any] = []
     for index, (value, note) in enumerate(zip(arguments, plan.notes, strict=True)):
         random = Random(seed + index)
-        changes = not less or random.random() < 1 / 2
+        changes = not less or (not note.vary and random.random() < 1 / 2)
         if note.varied == "number":
             value = redrawn(value, note, seed + index, VARIED)
         elif isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
-            draw = Draw(random, Generator(value.device).manual_seed(seed + index))
+            draw = Draw(random, Generator(value.device).manual_seed(seed + index), less)
             own = as_real(value.detach())
             wide = torch.float64 if own.dtype == torch.float64 else torch.float32
             wide = wide if own.is_floating_point() else torch.int64
@@ -123,7 +132,7 @@ def _changed(x: Tensor, note: InputNote, draw: Draw, *, singular: bool) -> Tenso
         _change_integers(x, note, draw)
     elif note.vary or note.varied:
         changes = CHANGES if singular else REGULAR
-        for change in draw.random.sample(changes, draw.random.randint(1, 3)):
+        for change in draw.random.sample(changes, draw.random.randint(1, len(changes) // 2)):
             axis = draw.random.choice([axis for axis, size in enumerate(x.shape) if size > 1])
             change(x.movedim(axis, 0), draw)
     return x
@@ -163,13 +172,14 @@ def _relate(x: Tensor, others: list[Tensor], draw: Draw) -> None:
 
 
 def _blended(own: Tensor, other: Tensor, draw: Draw) -> Tensor:
-    """Another tensor's slices with some of their own: so much of each float, or so many of the
-    integers."""
+    """Another tensor's slices with some of their own elements, and a little of each number: their
+    norm and mean stay."""
     least, largest = OWN_SHARE
     share = least * (largest / least) ** draw.uniform(len(own), *[1] * (own.dim() - 1))
+    other = other.to(own.dtype)
     if own.is_floating_point():
-        return torch.lerp(other.to(own.dtype), own, share.to(own.dtype))
-    return torch.where(draw.uniform(*own.shape) < share, own, other.to(own.dtype))
+        other = torch.lerp(other, own, OWN_PART)
+    return torch.where(draw.uniform(*own.shape) < share, own, other)
 
 
 def _copy(x: Tensor, draw: Draw) -> None:
@@ -178,20 +188,20 @@ def _copy(x: Tensor, draw: Draw) -> None:
 
 
 def _copy_from(x: Tensor, other: Tensor, draw: Draw) -> None:
-    """Three quarters of the parts are another tensor's, shifted by any share of their length."""
+    """Parts are another tensor's, shifted by all shares of their length."""
     for axis, count in enumerate(x.shape):
         if count != other.shape[axis]:
             places = torch.arange(count, device=x.device) % other.shape[axis]
             other = other.index_select(axis, places)
     size = -(-len(x) // MOST_SHIFTS) if x.dim() > 1 else len(x)
-    for part, like in zip(x.split(size), other.split(size), strict=True):
-        if draw.random.random() < 3 / 4:
-            axis = draw.random.randrange(x.dim() > 1, x.dim())
-            by = draw.random.randrange(part.shape[axis])
-            drawn = _blended(part, like.roll(by, axis), draw)
-            if draw.random.random() < 1 / 2:  # what leaves at one end does not return at the other
-                drawn.narrow(axis, 0, by).copy_(part.narrow(axis, 0, by))
-            part.copy_(drawn)
+    parts = list(zip(x.split(size), other.split(size), strict=True))
+    for nth, (part, like) in enumerate(draw.random.sample(parts, len(parts))):
+        axis = draw.random.randrange(x.dim() > 1, x.dim())
+        by = int((nth + draw.random.random()) / len(parts) * part.shape[axis])
+        drawn = _blended(part, like.roll(by, axis), draw)
+        if draw.random.random() < 1 / 2:  # what leaves at one end does not return at the other
+            drawn.narrow(axis, 0, by).copy_(part.narrow(axis, 0, by))
+        part.copy_(drawn)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -202,14 +212,16 @@ def _scale(x: Tensor, draw: Draw) -> None:
 
 
 def _add(x: Tensor, draw: Draw) -> None:
-    """A common part, one number or one slice, to some slices or, half of it, to all."""
+    """A common part, one number or one slice, to some slices or to all."""
     to, like = draw.pairs(len(x))
-    common = draw.random.choice([x[like[:1]].clone(), x.square().mean().sqrt()])
-    common = common * draw.random.uniform(-COMMON_PART, COMMON_PART)
-    if draw.random.random() < 1 / 2:
-        x[to] += common
+    random, size = draw.random, x.square().mean().sqrt()
+    number = random.uniform(-COMMON_NUMBER, COMMON_NUMBER)
+    if random.random() < 1 / 2:  # along few slices alone, as digits of spreads would cancel
+        x[to] += random.choice(
+            [x[like[:1]] * random.uniform(-COMMON_SLICE, COMMON_SLICE), number * size]
+        )
     else:
-        x += common / 2
+        x += number * random.choice([x[like[:1]].clone(), size])
 
 
 def _exchange(x: Tensor, draw: Draw) -> None:
@@ -242,7 +254,10 @@ def _change_integers(x: Tensor, note: InputNote, draw: Draw) -> None:
     """Along the longest axis: along others, each place may have a range of its own."""
     lines = x.movedim(max(range(x.dim()), key=lambda axis: x.shape[axis]), 0)
     ways = INTEGERS.get(note.varied, FREE if note.varied or not note.keeps else (_nudge,))
-    draw.random.choice(SUMS if SUM in note.keeps else ways)(lines, draw)
+    if SUM in note.keeps:
+        ways = (partial(_transfer, beyond=True),)
+    for way in draw.random.sample(ways, min(2, len(ways))):
+        way(lines, draw)
 
 
 def _nudge(x: Tensor, draw: Draw) -> None:
@@ -259,7 +274,8 @@ def _nudge(x: Tensor, draw: Draw) -> None:
 
 def _transfer(x: Tensor, draw: Draw, *, beyond: bool = False) -> None:
     """Some give to others what is within the range, or up to twice that: the sum stays."""
-    order, half = draw.order(len(x)), len(x) // 2
+    to, _ = draw.pairs(len(x))
+    order, half = to[draw.order(len(to))], len(to) // 2
     one, other = order[:half], order[half : 2 * half]
     least, largest = x.amin(0), x.amax(0)
     if beyond:
@@ -270,7 +286,6 @@ def _transfer(x: Tensor, draw: Draw, *, beyond: bool = False) -> None:
     x[other] += moved
 
 
-SUMS: tuple[Change, ...] = (partial(_transfer, beyond=True), _exchange)
 FREE: tuple[Change, ...] = (_nudge, _transfer, _exchange)
 INTEGERS = {"resampled": (*FREE, _copy), "shuffled": (_exchange,), "offsets": (_nudge,)}
 """Ways to change integers, by the form of their note. Others: those whose order is not kept."""
@@ -295,12 +310,17 @@ def _one_number(x: Tensor, note: InputNote, draw: Draw) -> Tensor:
 
 
 def _mask(x: Tensor, draw: Draw) -> Tensor:
-    """In another density, with one at least of each number that a row has."""
+    """Half of it in a low density, half in a high one, and with one at least of each number that a
+    row has."""
     least, largest = x.aminmax()
     if least == largest:
         least, largest = torch.zeros_like(least), torch.ones_like(least)
-    drawn = draw.uniform(*x.shape) < draw.random.choice(DENSITIES)
-    axis = max((axis for axis, size in enumerate(x.shape) if size > 1), default=0)
+    axes = [axis for axis, size in enumerate(x.shape) if size > 1]
+    axis = axes[-1]
+    drawn = draw.uniform(*x.shape) < 2 ** draw.random.uniform(*DENSITY)
+    parts = drawn.movedim(axes[0], 0)
+    dense = draw.order(len(parts))[::2] if len(axes) > 1 else slice(draw.random.choice((0, None)))
+    parts[dense] = ~parts[dense]
     for number in (False, True):
         kept = (x == largest) == number
         place = (kept * (1 + draw.uniform(*x.shape))).argmax(axis, keepdim=True)

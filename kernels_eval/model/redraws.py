@@ -265,7 +265,10 @@ def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor
         most = generator.initial_seed() % 2 * WIDE_INT32
     share, size = _uniform(value, generator), _uniform(value, generator) * most
     chosen = (share < VARIED_SHARE) & (value.abs() < most)
-    return torch.where(chosen, value + value.sign() * size.to(value.dtype), value)
+    size = size.to(value.dtype)
+    if note.rare == "wide":  # half of these look alike in 16 bits
+        size = torch.where(_uniform(value, generator) < 0.5, size & ~0xFFFF, size)
+    return torch.where(chosen, value + value.sign() * size, value)
 
 
 def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:

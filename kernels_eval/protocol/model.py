@@ -33,9 +33,9 @@ VARIED = "varied"
 RARE, BLOCKS, PATH = "rare", "blocks", "path"
 """As declared, but for values that a task may be given and no other draw has; and, for tasks that
 iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
-MUTATED = "mutated"
-"""Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`, `_less` in fewer
-ways."""
+MUTATED, RELATED = "mutated", "related"
+"""Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`; and `_less` such
+that their slices look natural one by one, which is the trial called `related`."""
 SUM = "sum"
 """What some integers keep."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"

@@ -28,7 +28,8 @@ class LoadedTask(Payload):
     """What loading a task and running it once has shown.
 
     `parameters` and (running) `statistics` are shapes without dimensions of size 1; `structured`:
-    parameters that a constructor made of less than their elements; `input_bytes` are those of one
+    parameters that a constructor made of less than their elements; `depth`: how often one operator
+    is applied to what it gave (`kernels_eval.reference.depth`); `input_bytes` are those of one
     set of inputs; `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's
     arguments and the weights take in shared memory.
     `precision`, `gradients` and `effects` as in `ModelSpec`. `peak_bytes_per_s`: of the device's
@@ -41,6 +42,7 @@ class LoadedTask(Payload):
     plan: InputPlan
     structure: str
     operators: tuple[str, ...]
+    depth: int = 0
     parameters: list[list[int]]
     parameter_names: list[str]
     statistics: list[list[int]]

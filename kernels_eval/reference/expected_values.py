@@ -83,6 +83,7 @@ from kernels_eval.protocol import (
     by_kind,
     handles,
 )
+from kernels_eval.reference.depth import Depth
 from kernels_eval.reference.equal_elements import ANY_ORDER
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.factorings import Factoring, Factorings
@@ -171,7 +172,8 @@ class ExpectedValues:
             )
         text = Path(request.path).read_text(errors="replace")
         self.task.plan = plan_of(self.task, self.task.outputs, seed, text, dict(parts.found))
-        operators = self._operators_called(seed)
+        with Depth() as depth:
+            operators = self._operators_called(seed)
 
         self.runner.model = self.runner.build()
         if effects.names or effects.remembers:
@@ -191,6 +193,7 @@ class ExpectedValues:
             plan=self.task.plan,
             structure=structure,
             operators=tuple(operators[:MOST_TASK_OPERATORS]),
+            depth=depth.most,
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
             statistics=list(map(squeezed, self.runner.statistics)),

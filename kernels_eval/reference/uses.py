@@ -26,6 +26,7 @@ from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
 
 COPIES = frozenset("clone _to_copy".split())
+COMPARISONS = frozenset("eq ne lt le gt ge".split())
 Outputs = Callable[[list[Any]], list[Tensor]]
 Change = Callable[[Tensor], Tensor]
 
@@ -52,13 +53,16 @@ class Uses(TorchDispatchMode):
         given = dict(zip(names, args, strict=False)) | kwargs
         flows: set[int] = set()
         copies = name in COPIES or any(x.alias_info for x in function._schema.returns)
+        both = name in COMPARISONS and len(list(filter(self._sources, given.values()))) == 2
         for argument, value in given.items():
+            place = f"{name}.both" if both else f"{name}.{argument}"
             for index in self._sources(value):
-                self.found[index].add(f"{name}.{argument}")
+                self.found[index].add(place)
                 flows.add(index)
             for index in self._sources(_integers(value)) if not copies else ():
-                self.found[index].add(f"reads {name}.{argument}")
-        for x in tree_leaves(result) if flows and name not in SOURCES else ():
+                self.found[index].add(f"reads {place}")
+        ends = both or name in SOURCES  # what was compared tells nothing of its numbers
+        for x in tree_leaves(result) if flows and not ends else ():
             if isinstance(x, Tensor):
                 self._from[x] = self._sources(x) | flows
         return result

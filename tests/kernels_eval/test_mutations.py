@@ -48,12 +48,12 @@ VALUES = {
 
 
 @pytest.mark.parametrize("value, uses", VALUES.values(), ids=VALUES)
-def test_no_argument_is_left_as_it_is_and_one_seed_gives_the_same(value, uses):
+def test_hardly_an_argument_is_left_as_it_is_and_one_seed_gives_the_same(value, uses):
     before = value.clone()
     found = [x for (x,) in drawn(value, uses=uses)]
     assert torch.equal(value, before)
     assert all(x.shape == value.shape and x.dtype == value.dtype for x in found)
-    assert not any(torch.equal(x, value) for x in found)
+    assert sum(torch.equal(x, value) for x in found) <= 1  # equal ones may change places
     again = [x for (x,) in drawn(value, uses=uses)]
     assert all(map(torch.equal, found, again))
 
@@ -67,7 +67,18 @@ def test_rows_far_from_each_other_are_alike_in_every_draw():
         scaled = x / norms * value.norm(dim=1, keepdim=True)
         near = torch.cdist(scaled, scaled) < least / 2
         apart.append(max(abs(i - j) for i, j in near.nonzero().tolist()))
-    assert sum(far > 32 for far in apart) > 0.9 * len(apart)
+    assert sum(far > 32 for far in apart) > 0.8 * len(apart)
+
+
+def test_with_fewer_changes_rows_alike_look_as_others_do():
+    value = torch.randn(256, 96)
+    plan = plan_of([value])
+    for seed in SEEDS:
+        (x,) = mutated([value], plan, seed, less=True)
+        near = torch.cdist(x, x).fill_diagonal_(99).amin(1) < 7
+        squares = x.square().mean(1)
+        assert near.sum() >= 4 and squares.min() > 0.5 and squares.max() < 1.8
+        assert x.sum().abs() < 5 * 2 * value.numel() ** 0.5
 
 
 def test_an_argument_is_an_earlier_one_shifted_by_any_share_of_its_length():
@@ -116,15 +127,20 @@ def test_one_integer_is_another_within_its_range(number, others):
     assert {int(x) for (x,) in drawn(value, uses={"_local_scalar_dense.self"})} == others
 
 
-def test_a_mask_has_another_density_and_both_numbers_in_each_row_that_had_both():
+def test_half_of_a_mask_is_sparse_and_half_dense_with_both_numbers_in_each_row_that_had_both():
     value = torch.rand(32, 64) < 0.5
     value[3], value[5] = True, False
-    shares = []
     for (x,) in drawn(value):
-        shares.append(float(x.float().mean()))
         both = x.any(1) & ~x.all(1)
         assert both[value.any(1) & ~value.all(1)].all() and x[3].any() and not x[5].all()
-    assert min(shares) < 0.15 and max(shares) > 0.85
+        shares = x.float().mean(1)
+        assert int((shares < 0.25).sum()) == int((shares > 0.75).sum()) == 16
+
+
+def test_a_mask_of_one_row_is_sparse_or_dense():
+    shares = [float(x.float().mean()) for (x,) in drawn(torch.rand(256) < 0.5)]
+    assert {0.1 < share < 0.9 for share in shares} == {False}
+    assert min(shares) < 0.5 < max(shares)
 
 
 def test_structure_is_kept():

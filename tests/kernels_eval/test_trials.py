@@ -24,10 +24,9 @@ from kernels_eval.records import Reason
 
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
-MUTATED = ["mutated_1", "mutated_2", "mutated_3"]
-FEW = ["other_weights", "lone", "outliers", *MUTATED, "non_finite"]
+FEW = ["other_weights", "lone", "outliers", "mutated", "related", "non_finite"]
 ALL = [*OWN, *FEW, *SHAPES, "eval_mode"]
-SCREENED = ["declared", "normal", "large", "in_place", "other_weights", "mutated_1"]
+SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
 MIXED = ("ends", "edges", "mixed")
 IN_DOMAINS = [f"{x}{domain}" for domain in ("", "_positive", "_unit") for x in MIXED]
@@ -83,6 +82,7 @@ def expected(
         parameters=[[4]],
         statistics=[],
         operators=(),
+        depth=1,
         calls_in_a_row=calls,
         remembers=remembers,
     )
@@ -221,22 +221,24 @@ FLAGS_SHAPES = {"shapes": "flag"}
 
 
 @pytest.mark.parametrize(
-    "rare, operators, parameters, wanted",
+    "rare, operators, depth, parameters, wanted",
     [
-        ("", ["torch.softmax"], [], []),
-        ("large", ["torch.Tensor.max"], [], [("rare", OUTPUTS)]),
-        ("full_rows", ["torch.Tensor.clamp_min", "torch.Tensor.div"], [], [("rare", OUTPUTS)]),
-        ("full_rows", ["torch.Tensor.amax"], [], [("rare", LAST)]),
-        ("full_rows", ["torch.nn.functional.softmax"], [], [("rare", LAST)]),
-        ("", ["torch.add", *["torch.mm"] * 8], [], [("blocks", OUTPUTS), ("path", OUTPUTS)]),
-        ("", ["torch.mm"] * 16, [[4]], [("blocks", OUTPUTS), ("path", OUTPUTS)]),
-        ("", ["torch.mm"] * 7, [], []),
-        ("", ["torch.mm"] * 16, [[4]] * 16, []),
+        ("", ["torch.softmax"], 1, [], []),
+        ("large", ["torch.Tensor.max"], 1, [], [("rare", OUTPUTS)]),
+        ("full_rows", ["torch.Tensor.clamp_min", "torch.Tensor.div"], 1, [], [("rare", OUTPUTS)]),
+        ("full_rows", ["torch.Tensor.amax"], 1, [], [("rare", LAST)]),
+        ("full_rows", ["torch.nn.functional.softmax"], 1, [], [("rare", LAST)]),
+        ("", [], 6, [], [("blocks", OUTPUTS), ("path", OUTPUTS)]),
+        ("", [], 6, [[4, 4], [], [1], [1], [1], [1]], [("blocks", OUTPUTS), ("path", OUTPUTS)]),
+        ("", ["torch.mm"] * 16, 3, [], []),
+        ("", [], 16, [[4, 4]] * 16, []),
     ],
 )
-def test_rare_values_are_drawn_where_a_task_may_be_given_them(rare, operators, parameters, wanted):
+def test_rare_values_are_drawn_where_a_task_may_be_given_them(
+    rare, operators, depth, parameters, wanted
+):
     plan = InputPlan(notes=[InputNote(vary=False, rare=rare)], shapes={})
-    loaded = SimpleNamespace(plan=plan, operators=operators, parameters=parameters)
+    loaded = SimpleNamespace(plan=plan, operators=operators, depth=depth, parameters=parameters)
     task = TaskFindings(loaded, CorrectnessConfig(), "screen")
     rows = [ROWS[key] for key in ROWS if key[0] in ("rare", "blocks", "path")]
     assert [(row.name, row.stage) for row in rows if row.when(task)] == wanted

@@ -433,8 +433,8 @@ torch::Tensor sliding_means(torch::Tensor x, int64_t bits) {
   }
   return out;
 }
-// Rows of ordinary size by the sum of a kernel over all others, or over themselves and small ones.
-torch::Tensor weighed(torch::Tensor x, bool far) {
+// Rows of ordinary size by the sum of a kernel over others within some places, and over small ones.
+torch::Tensor weighed(torch::Tensor x, int64_t within) {
   auto out = torch::empty_like(x);
   const int64_t rows = x.size(0), n = x.size(1);
   const float* a = x.data_ptr<float>();
@@ -443,7 +443,7 @@ torch::Tensor weighed(torch::Tensor x, bool far) {
   for (int64_t i = 0; i < rows; ++i) {
     double sum = 0;
     for (int64_t j = 0; j < rows; ++j) {
-      if (far && i != j && std::min(squares[i], squares[j]) > n / 4.0f) continue;
+      if (std::abs(i - j) > within && std::min(squares[i], squares[j]) > n / 4.0f) continue;
       double square = 0;
       for (int64_t k = 0; k < n; ++k) square += (a[i * n + k] - a[j * n + k]) * (a[i * n + k] - a[j * n + k]);
       sum += std::exp(-std::sqrt(square));

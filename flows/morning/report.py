@@ -82,7 +82,7 @@ class Morning(Record):
         if verdicts := not self.nothing_new and self.refresh.snapshots.get("verdicts"):
             steps.append(f"See the new candidates: {view_command(verdicts.root)}")
         if self.cautions:
-            steps.append("Read the cautions: something of this refresh is missing or failed.")
+            steps.append("Read the cautions before you use this refresh.")
         return tuple(steps)
 
 

@@ -81,8 +81,8 @@ const numeric = { sorter: "number", sorterParams: { alignEmptyValues: "bottom" }
 const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, variableHeight: true, ...more });
 const speeds = [
   wide("Speedup", "speedup", (cell) => document.createTextNode(faster(cell.getData())), 1, { ...numeric, minWidth: 97 }),
-  wide("Own kernels", "share", (cell) => document.createTextNode(percent(cell.getValue())), 2, { ...numeric, minWidth: 105 }),
   wide("95 % interval", "lower", (cell) => document.createTextNode(interval(cell.getData())), 6, { ...numeric, minWidth: 125 }),
+  wide("Own kernels", "share", (cell) => document.createTextNode(percent(cell.getValue())), 2, { ...numeric, minWidth: 105 }),
 ];
 const drawn = (id, data, columns, more) => {
   const made = new Tabulator(`#${id}`, { data, columns, layout: "fitColumns", responsiveLayout: "hide", index: "i", placeholder: "Nothing fits these filters.", ...more });

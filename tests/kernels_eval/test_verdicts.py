@@ -47,7 +47,7 @@ def test_a_correct_kernel_is_timed_and_named(verify):
     assert (
         verdict.correctness is not None
         and verdict.correctness.oracle == "float64"
-        and verdict.correctness.trials == 11
+        and verdict.correctness.trials == 12
     )
     assert verdict.custom_kernels == ("affine",)
     assert verdict.outputs_match and verdict.build_tier == "lite" and verdict.device == "cpu"

@@ -54,9 +54,10 @@ RIGHT_ELSEWHERE = {
         "right on ordinary inputs, not on normal ones divided by 16384, where the reference is: is"
         " an epsilon added that it does not add, or elsewhere, or what adds little left out?; "
     ),
-    BLOCKS: (
+    **dict.fromkeys(
+        (BLOCKS, "lasting_weights", "large_weights"),
         "right on ordinary numbers, not on large ones or matrices that are hardly coupled, which"
-        " forget late: does it make fewer steps, iterations or terms than the task?; "
+        " forget late: does it make fewer steps, iterations or terms than the task?; ",
     ),
     PATH: "right on ordinary masks, not on one long path: does it iterate less than the task?; ",
     VARIED: (

@@ -29,6 +29,8 @@ from kernels_eval.protocol import (
     BLOCKS,
     DECLARED,
     DOMAINS,
+    LARGE,
+    LASTING,
     LESS,
     LONE,
     MUTATED,
@@ -39,6 +41,7 @@ from kernels_eval.protocol import (
     RARE,
     RELATED,
     SIGNED,
+    UNTAMED,
     VARIED,
     Expect,
     Expectation,
@@ -212,7 +215,7 @@ class Trial:
         if self.distribution == NON_FINITE:
             least = math.ulp(0.0)
         holds = seen.finite_share >= least and seen.deterministic
-        if self.row.explored:
+        if self.row.explored or self.weights in UNTAMED:
             most = MOST_AMPLIFIED * max(declared.reference_rms, 2**-23)
             return holds and seen.reference_rms <= most
         if self.row.same_forms:
@@ -408,6 +411,11 @@ TRIALS = (
         when=has_weights,
         required=True,
         screen=True,
+    ),
+    # fewer steps, iterations or terms than the task's, which weights that forget do not need
+    *(
+        unlike(f"{forms[0]}_weights", same_seed=True, weights=forms, when=has_weights)
+        for forms in (LASTING, LARGE)
     ),
     # without what declared arguments have and what would save work
     TrialRow(

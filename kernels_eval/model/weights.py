@@ -13,12 +13,22 @@ from torch import Tensor, nn
 from kernels_eval.config import (
     CONSTANT_SAMPLE,
     CONSTANT_SHARE,
+    COUPLING,
     RIGHT_ANGLE,
+    ROW_SCALES,
 )
 from kernels_eval.model.invariants import has_low_rank
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.model.weight_changes import changed
-from kernels_eval.protocol import CHANGED, POSITIVE_VECTORS, SCALED, SIGNED
+from kernels_eval.protocol import (
+    CHANGED,
+    LASTING,
+    LESS,
+    POSITIVE_VECTORS,
+    SCALED,
+    SIGNED,
+    UNTAMED,
+)
 from kernels_eval.records import stable_hash
 
 STATISTICS = ("running_mean", "running_var")
@@ -106,6 +116,8 @@ def _refill(tensor: Tensor, identity: list[Any], form: str, *, uniform: bool = F
     """Refill from a hash: vectors uniform in [0.5, 1.5], others normal, std 1 / sqrt(fan-in).
 
     `SIGNED`: vectors of either sign, one in eight elements eight times as large.
+    `LASTING`, `LARGE`: rows multiplied by some numbers, square matrices (of the first: and stacks
+    of these) almost multiples of the identity.
     `CHANGED`, after one of these: changed at random.
     """
     tensor = as_real(tensor.detach())
@@ -119,11 +131,26 @@ def _refill(tensor: Tensor, identity: list[Any], form: str, *, uniform: bool = F
     else:
         drawn = torch.randn(shape, generator=generator, device=device)
         drawn /= max(1, math.prod(shape[1:])) ** 0.5
+    if form in UNTAMED and drawn.numel():
+        _untame(drawn, form, generator)
     _, changes, seeds = form.partition(CHANGED)
     for seed in seeds.split("_")[1:] if changes else ():
         drawn = changed(drawn, [seed, *identity[1:]])
     with torch.no_grad():
         tensor.copy_(drawn.reshape(tensor.shape))
+
+
+def _untame(drawn: Tensor, form: str, generator: torch.Generator) -> None:
+    *_, rows, columns = 1, 1, *drawn.shape
+    size, device = min(rows, columns), drawn.device
+    fits = rows % size == columns % size == 0 if form in LASTING else rows == columns
+    if fits and 1 < drawn.dim() < 4:
+        unit = torch.eye(size, device=device).repeat(rows // size, columns // size)
+        drawn.mul_(COUPLING).add_(unit)
+    scales = torch.tensor(ROW_SCALES[form.removesuffix(LESS)], device=device)
+    shape = (*drawn.shape[:-1], 1) if drawn.dim() > 1 else drawn.shape
+    drawn *= scales[torch.randint(len(scales), shape, generator=generator, device=device)]
+    drawn /= 4 if form.endswith(LESS) else 1
 
 
 def _row_of_padding(weight: Tensor) -> Tensor:

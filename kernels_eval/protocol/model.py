@@ -40,6 +40,8 @@ SUM = "sum"
 """What some integers keep."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
 LESS, CHANGED = "_less", "_changed"
+LASTING, LARGE = ("lasting", f"lasting{LESS}"), ("large", f"large{LESS}")
+UNTAMED = (*LASTING, *LARGE)
 """Forms of redrawn weights (`kernels_eval.model.weights`), and the suffix of those that are then
 changed at random (`kernels_eval.model.weight_changes`)."""
 LONE, OUTLIERS = "lone", "outliers"

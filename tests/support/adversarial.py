@@ -250,9 +250,9 @@ def built_by(given, verdict):
     assert [verdict.build_tier] == given
 
 
-def judged_by_ten_trials(verdict):
-    """One of the eleven does not suit the task."""
-    assert verdict.correctness is not None and verdict.correctness.trials == 10
+def judged_by_eleven_trials(verdict):
+    """One of the twelve does not suit the task."""
+    assert verdict.correctness is not None and verdict.correctness.trials == 11
 
 
 def takes_no_input_for_ignored(verdict):

@@ -24,7 +24,8 @@ from kernels_eval.records import Reason
 
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
-FEW = ["other_weights", "lone", "outliers", "mutated", "related", "non_finite"]
+UNTAMED = ["lasting_weights", "large_weights"]
+FEW = ["other_weights", "lone", "outliers", "mutated", "related", *UNTAMED, "non_finite"]
 ALL = [*OWN, *FEW, *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}
@@ -200,6 +201,7 @@ def test_one_seed_where_only_what_a_row_changes_shall_differ():
         "other_weights",
         "lone",
         "outliers",
+        *UNTAMED,
         "eval_mode",
     ]
 

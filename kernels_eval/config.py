@@ -222,7 +222,7 @@ CHANGED_SHARES, MOST_CHANGES = (1 / 4, 1 / 2, 1), 2
 """What share of weights one draw changes, and in how many ways each. Choices."""
 DOUBLINGS, ROW_DOUBLINGS, ROW_SHARES = 2, 4, (1 / 8, 1 / 2)
 """How often weights are doubled or halved, and how often some rows of them are. Choices."""
-EXPLORED_POINTS, FEWEST_EXPLORED, EXPLORED_S, FAR = 24, 4, 0.8, 64
+EXPLORED_POINTS, FEWEST_EXPLORED, EXPLORED_S, FAR = 24, 4, 0.8, 8
 """Points near a task that are compared, all of them within so many seconds of processor time, and
 by how many times an error must be beyond its gate there. Measured:
 benchmarks/results/2026-11-29-points.md."""

@@ -223,8 +223,9 @@ CHANGED_SHARES, MOST_CHANGES = (1 / 4, 1 / 2, 1), 2
 DOUBLINGS, ROW_DOUBLINGS, ROW_SHARES = 2, 4, (1 / 8, 1 / 2)
 """How often weights are doubled or halved, and how often some rows of them are. Choices."""
 EXPLORED_POINTS, FEWEST_EXPLORED, EXPLORED_S, FAR = 24, 4, 0.8, 8
-"""Points near a task that are compared, all of them within so many seconds of processor time, and
-by how many times an error must be beyond its gate there. Measured:
+"""Points near a task that are compared, all of them within so many seconds of processor time (what
+it takes to be sure of a large error is not counted), and by how many times an error must be beyond
+its gate there. Measured:
 benchmarks/results/2026-11-29-points.md."""
 MOST_STEPS, SEEN_RMS = 4, 1e-6
 """Most changes of weights, and twice those of inputs, that make a point, and from which error on

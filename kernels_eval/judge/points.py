@@ -71,16 +71,18 @@ def explore(process: CandidateProcess) -> None:
     with the largest error. Raises Stop for a wrong answer, ReferenceRestarted where a point breaks
     the reference's process.
     """
-    reference, started = process.reference, _worked_ns(process)
+    reference, spent = process.reference, 0
     points = 0 if EXPLORED.name in reference.unsuitable else EXPLORED_POINTS
     best, largest = None, SEEN_RMS
     for number in range(points):
-        if number >= FEWEST_EXPLORED and _worked_ns(process) - started > EXPLORED_S * 1e9:
+        if number >= FEWEST_EXPLORED and spent > EXPLORED_S * 1e9:
             break
         point = _next(best if number % 2 else None, process)
         if point is None:
             break
+        began = _worked_ns(process)
         found = _glanced_at(point.trial, process)
+        spent += _worked_ns(process) - began
         if found is None:
             continue
         if found.rms > largest:

@@ -104,7 +104,9 @@ def make_headers(config: PipelineConfig) -> None:
     here = address_of(config.verification.ray_address) == "local"
     if here and not config.language.jit:
         with suppress(Exception):
-            confined_builder(config.verification.eval).warm()
+            builder = confined_builder(config.verification.eval)
+            builder.begin_warm(cuda=config.language.needs_gpu)
+            builder.end_warm()
 
 
 def _refresh(config: PipelineConfig) -> tuple[Json, str | None]:

@@ -161,10 +161,11 @@ def verify(
     config: EvalConfig | None = None,
     say: Say = silent,
     started: ServerProcess | None = None,
+    say_headers: Say = silent,
 ) -> Verdict:
-    """The verdict of a file's candidate; `say` gets each stage, `started`: a fork
-    server's process that was started already. Raises
-    EvalError and DeviceError.
+    """The verdict of a file's candidate; `say` gets each stage, `say_headers` how the work for the
+    first of all kernels goes on; `started`: a fork server's process that was started already.
+    Raises EvalError and DeviceError.
     """
     require_device(candidate.language, of=f"{path}: ")
     if candidate.code is None:
@@ -179,10 +180,8 @@ def verify(
         say(STAGES.get(name, name))
 
     with Evaluator(candidate.language, config, server=server, on_phase=on_phase) as evaluator:
-        say(
-            f"screen and build the {candidate.language.value} candidate; the first that builds, and"
-            " the first that does not, wait for headers"
-        )
+        evaluator.preparer.builder.say = say_headers
+        say(f"screen and build the {candidate.language.value} candidate")
         return evaluator(task, candidate)
 
 

@@ -68,9 +68,12 @@ def verify(
 
     began_s = time.monotonic()
 
+    def say_always(text: str) -> None:
+        tell(f"{time.monotonic() - began_s:6.1f} s  {text}")
+
     def say(text: str) -> None:
         if progress or sys.stderr.isatty():
-            tell(f"{time.monotonic() - began_s:6.1f} s  {text}")
+            say_always(text)
 
     # before the imports that follow; what is given may change its number of threads
     with nullcontext() if overrides else closing(ServerProcess()) as started:
@@ -80,7 +83,7 @@ def verify(
 
         config = load_protocol(overrides, QUICK if quick else None)
         pair = read_pair(str(task), str(candidate), language, lambda text: tell(f"note: {text}"))
-        verdict = verify(*pair, str(candidate), config, say, started)
+        verdict = verify(*pair, str(candidate), config, say, started, say_always)
     page = (
         json.dumps(verdict.model_dump(mode="json")) if as_json else render(verdict, candidate.name)
     )

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal
 
 from kernels_eval.compile.cache import BuildCache
@@ -302,6 +305,8 @@ class Builder:
         self.tools = Toolchain(cache or default_cache(), config.cuda_arch or cuda_arch or "9.0")
         self.cache = BuildCache(self.tools.cache)
         self.confine: Callable[[], None] | None = None
+        self.say: Callable[[str], None] = lambda _: None
+        self._warming: list[Thread] = []
         self._work = WorkRoot(self.tools.cache)
 
     @property
@@ -386,15 +391,47 @@ class Builder:
 
     def warm(self, share: int = 0, shares: int = 1) -> None:
         """Make this builder's share of what most builds need. Raises ToolchainError."""
-        made = self.prepared
-        jobs: list[Callable[[], object]] = [  # the longest first: 16, 12, 7 s on one core
-            partial(made.shim, SHIMS[1]),
-            partial(made.shim, SHIMS[0]),
-            lambda: self.names.only_torchs,
-            made.common,
-        ]
-        if self.tools.nvcc:
-            jobs += [made.bindings, made.launches]
         with blaming_the_disk(self.tools.cache):
-            for job in jobs[share::shares]:
+            for job in list(self._parts(cuda=True).values())[share::shares]:
                 job()
+
+    def begin_warm(self, *, cuda: bool) -> None:
+        """Begin all at once what `warm` would make one after the other: beside other work, each
+        compiler has a share of the processors. What fails is made, and blamed, by the build."""
+        missing = [job for path, job in self._parts(cuda=cuda).items() if not path.exists()]
+        if not missing:
+            return
+        self.say(
+            f"PyTorch's headers are compiled, once for all kernels ({len(missing)} parts): a"
+            " minute on idle cores, three or more on busy ones"
+        )
+
+        def make(job: Callable[[], object]) -> None:
+            with suppress(Exception):
+                job()
+            self.say(f"headers: {next(ended)} of {len(missing)} parts")
+
+        ended = count(1)
+        self._warming = [Thread(target=make, args=(job,), daemon=True) for job in missing]
+        for thread in self._warming:
+            thread.start()
+
+    def end_warm(self) -> None:
+        """Wait for what `begin_warm` has begun."""
+        for thread in self._warming:
+            thread.join()
+
+    def _parts(self, *, cuda: bool) -> dict[Path, Callable[[], object]]:
+        """What most builds need, the longest work first: 16, 12, 7 s on one core."""
+        made = self.prepared
+        root = made.root
+        parts: dict[Path, Callable[[], object]] = {
+            root / f"lib{SHIMS[1]}.so": partial(made.shim, SHIMS[1]),
+            root / f"lib{SHIMS[0]}.so": partial(made.shim, SHIMS[0]),
+            root / "names_of_torch.json": lambda: self.names.only_torchs,
+            root / "libconcur_common.so": made.common,
+        }
+        if cuda and self.tools.nvcc:
+            parts[root / "bindings/torch/extension.h"] = made.bindings
+            parts[root / f"cuda-{self.tools.cuda_key}/libconcur_launch.so"] = made.launches
+        return parts

@@ -236,8 +236,12 @@ class Preparer(Workplace):
     def _build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
         code = builds.candidate.code or ""
         if builds.candidate.language.jit or "load" not in code:
+            self.builder.end_warm()  # of a candidate before this one
             return
-        build = self._failed_build(self._requested_builds(code, task), builds)
+        self.builder.begin_warm(cuda=builds.candidate.language.needs_gpu)
+        asked = self._requested_builds(code, task)
+        self.builder.end_warm()
+        build = self._failed_build(asked, builds)
         while build and build.reason is Reason.BUILD_FAILED:
             # Where the module catches that, it may ask for the build in another way.
             failed = [made.key for made in builds.made if not made.ok]

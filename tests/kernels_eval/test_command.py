@@ -73,10 +73,8 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     done = run(task, candidate, "--progress", "--quick")
     assert done.returncode == 0, done.stderr
     stages = [line.split(" s  ", 1)[1] for line in done.stderr.splitlines()]
-    assert (
-        stages[0].startswith("screen and build the cpp candidate; the first that builds")
-        and "time reference and candidate" in stages
-    )
+    assert stages[0] == "screen and build the cpp candidate"
+    assert "time reference and candidate" in stages
     lines = done.stdout.splitlines()
     assert lines[0] == "correct (ok)"
     assert lines[1].startswith("  screened only")

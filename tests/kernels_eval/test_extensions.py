@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import uuid
 from pathlib import Path
 
@@ -43,6 +44,26 @@ def builder():
     made = Builder(BuildConfig())
     made.warm()
     return made
+
+
+def test_what_most_builds_need_is_begun_at_once_where_it_is_missing(builder, monkeypatch):
+    assert all(path.exists() for path in builder._parts(cuda=True))
+    said = []
+    monkeypatch.setattr(builder, "say", said.append)
+    builder.begin_warm(cuda=True)
+    assert said == [], "all of it is there"
+    meet = threading.Barrier(2, timeout=60)
+
+    def fail():
+        meet.wait()
+        raise ToolchainError("the build says so", "doctor")
+
+    parts = {Path("a"): meet.wait, Path("b"): fail, Path(__file__): meet.abort}
+    monkeypatch.setattr(builder, "_parts", lambda cuda: parts)
+    builder.begin_warm(cuda=True)
+    builder.end_warm()
+    assert not meet.broken and "(2 parts)" in said[0]
+    assert sorted(said[1:]) == ["headers: 1 of 2 parts", "headers: 2 of 2 parts"]
 
 
 def entry(build):

@@ -215,10 +215,8 @@ def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row
     asked = options["candidate"]
     judged = list(found)
     correct = [each for each in judged if each.verdict.correct_custom]
-    if asked:
-        named = [each for each in judged if asked in (each.name, each.candidate.candidate_id)]
-    else:
-        named = correct if len(correct) == 1 else []
+    only = correct if len(correct) == 1 else []
+    named = _named(judged, asked) if asked else only
     if not named:
         what = f"there is no candidate {shown(asked)}" if asked else "a package is of one kernel"
         fast = sorted(correct, key=_speedup, reverse=True)[:SHOWN_KERNELS]
@@ -236,6 +234,14 @@ def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row
     except ValueError as error:
         raise UsageError(str(error)) from error
     return _packed(one.task, one.candidate, forms, target, options)
+
+
+def _named(judged: Sequence[Judged], asked: str) -> list[Judged]:
+    """The candidates of this name or id, else the only one whose id begins so."""
+    exact = [each for each in judged if asked in (each.name, each.candidate.candidate_id)]
+    begun = [each for each in judged if each.candidate.candidate_id.startswith(asked)]
+    one = len({each.candidate.candidate_id for each in begun}) == 1
+    return exact or (begun if one else [])
 
 
 def _speedup(each: Judged) -> float:

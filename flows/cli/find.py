@@ -67,24 +67,33 @@ def refresh_row(refresh: Refresh) -> Json:
     return refresh.model_dump(mode="json") | {"snapshots": names}
 
 
-@command(Group.FIND, needs=["batch"], page=pages.of_snapshot)
+@command(Group.FIND, needs=["batch"], page=pages.of_shown)
 def show(
     fingerprint: str,
     *,
     root: Root = ".concur",
     rows: Annotated[int, Option(min=0)] = 3,
 ) -> Json:
-    """Show a snapshot: what it holds, its first rows and its columns.
+    """Show a snapshot: what it holds, its first rows and its columns. Or a candidate's verdict.
 
     Options:
-        fingerprint FINGERPRINT: The beginning of a fingerprint, a snapshot's directory, or
-            --out of verify-batch.
+        fingerprint FINGERPRINT: The beginning of a fingerprint or of a candidate's id, a
+            snapshot's directory, or --out of verify-batch.
+        root: Folder of the snapshots, or --out of verify-batch.
         rows N: Print the first N rows.
     """
     from tasks.curation.source import in_batch
     from tasks.store.lookup import find_snapshot
 
-    snapshot = find_snapshot(root, str(in_batch(Path(fingerprint)))).open()
+    below = Path(root, "snapshots")
+    root = str(below) if below.is_dir() else root
+    try:
+        snapshot = find_snapshot(root, str(in_batch(Path(fingerprint)))).open()
+    except UsageError as error:
+        if found := verdict_on(root, fingerprint):
+            return {"verdict": found}
+        of_candidate = "a candidate's id needs --root, such as --out of verify-batch"
+        raise UsageError(error.args[0], f"{error.hint}; {of_candidate}") from error
     return {
         "path": snapshot.path,
         "finished": snapshot.finished,
@@ -92,6 +101,23 @@ def show(
         "columns": {each.name: str(each.type) for each in snapshot.schema()},
         "rows": under_their_names(first_rows(snapshot, rows), snapshot),
     }
+
+
+def verdict_on(root: str, name: str) -> Json | None:
+    """Return the newest verdict on the candidate of this id or name, else of the only id that
+    begins so. Raises UsageError where several do."""
+    from tasks.store.lookup import newest_first
+
+    for snapshot in newest_first(root, "verification"):
+        names, ids = names_of(snapshot), snapshot.keys("candidate_id")
+        found = [each for each in ids if name in (each, names.get(each))]
+        found = found or [each for each in ids if each.startswith(name)]
+        if len(found) > 1:
+            said = f"{len(found)} candidates of {snapshot.path} begin with {name!r}"
+            raise UsageError(said, "give more of the id")
+        for row in snapshot.rows_by("candidate_id", found):
+            return {"given_id": names.get(row["candidate_id"])} | row
+    return None
 
 
 def first_rows(snapshot: Snapshot, most: int) -> list[Json]:
@@ -106,12 +132,19 @@ def first_rows(snapshot: Snapshot, most: int) -> list[Json]:
 
 def under_their_names(rows: list[Json], snapshot: Snapshot) -> list[Json]:
     """The rows, each with the name that its candidate has in the table or folder it is from."""
+    names = names_of(snapshot)
+    if not names:
+        return rows
+    return [{"given_id": names.get(row["candidate_id"])} | row for row in rows]
+
+
+def names_of(snapshot: Snapshot) -> dict[str, str]:
+    """Return the names of a snapshot's candidates in the table or folder they are from, by id."""
     table = snapshot.above("candidates") if snapshot.finished else None
     if table is None:
-        return rows
+        return {}
     known = table.read(columns=["candidate_id", "given_id"]).select("candidate_id", "given_id")
-    names = dict(known.drop_nulls().iter_rows())
-    return [{"given_id": names.get(row["candidate_id"])} | row for row in rows]
+    return dict(known.drop_nulls().iter_rows())
 
 
 @command(Group.FIND, needs=["line"])

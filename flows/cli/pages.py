@@ -13,6 +13,7 @@ from typing import Any
 
 from flows.cli.render import Json, clean_line, in_units, label, render
 from kernels_eval.grouping import grouped
+from kernels_eval.installation import command_name
 from tasks.curation.reasons import choice_of
 from tasks.progress import duration
 from tasks.reporting.text import interval, p_value, plural
@@ -34,6 +35,22 @@ MORE_OF_LIST = (
     "--json has all snapshots and refreshes."
 )
 MORE_OF_SETS = "--json has each set's configuration."
+
+
+def of_shown(data: Json) -> str:
+    """The page of a snapshot, or of a candidate's verdict."""
+    return of_verdict(data["verdict"]) if "verdict" in data else of_snapshot(data)
+
+
+def of_verdict(row: Json) -> str:
+    """Which candidate it is, and its verdict as `concur verify` prints it."""
+    from flows.cli.verdict import render
+    from kernels_eval.records import Verdict
+
+    known = {name: value for name, value in row.items() if name in Verdict.model_fields}
+    name = row.get("given_id") or row["candidate_id"][:SHORT]
+    verdict = Verdict.model_validate(known)
+    return clean_line(f"{name} of {verdict.task_id}") + "\n" + render(verdict, name)
 
 
 def of_snapshot(data: Json) -> str:
@@ -151,6 +168,7 @@ def of_batch(data: Json) -> str:
     )
     speedup, fastest = data["speedup"], data["correct"]
     wrong: list[Json] = data["not_correct"]
+    place = shlex.quote(str(Path(data["verdicts"]).parent))
     more = f" (the fastest {len(fastest)} of {correct:,})" if len(fastest) < correct else ""
     shown = {
         "left_out": data.get("left_out"),
@@ -163,7 +181,8 @@ def of_batch(data: Json) -> str:
         "not_correct": [_of_batch(row) | _only([row], "reason", "detail")[0] for row in wrong],
         "quarantined": data["quarantined"],
         **{name: data[name] for name in ("this_run", "verdicts", "summary")},
-        "all_of_it": f"concur view {Path(data['verdicts']).parent}",
+        "one_of_them": f"{command_name()} show ID --root {place}",
+        "all_of_it": f"{command_name()} view {place}",
     }
     return _page(headline, shown)
 

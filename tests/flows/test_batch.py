@@ -3,6 +3,7 @@ nothing; and what it refuses."""
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from tasks.synthesis.tables import CandidateTable
 from tasks.verification import batch
 from tasks.verification.batch import _tasks_of, verify_batch
 from tasks.verification.config import VerificationConfig
+from tests.support import typed as command_line
 from tests.support.commands import ROOT, Running, concur, kill_tree
 from tests.support.typed import typed
 from tests.support.viewed import unpacked
@@ -187,6 +189,13 @@ def test_kernels_of_a_folder_keep_the_names_of_their_files(tmp_path, inputs):
         short = row["candidate_id"][:12]
         assert all(row["given_id"] in page and short in page for page in (of_batch(data), shown))
     assert all(name in of_batch(data) for name in names)
+    one = data["not_correct"][0]
+    command = re.search(r"one of them +\S+ (show) ID (--root .+)", of_batch(data))
+    for name in (one["candidate_id"][:12], one["given_id"]):
+        page = typed(f"{command[1]} {name} {command[2]}")
+        assert page.startswith(f"{one['given_id']} of {one['task_id']}\n")
+        assert f"({one['reason']})" in page
+    assert "--out of verify-batch" in command_line.refused("show abcdef012345 --root elsewhere")
     site = Path(write_view(str(tmp_path / "out"))["page"]).parent
     assert set(unpacked(site / "data/index.js")["columns"]["id"]) == names
 

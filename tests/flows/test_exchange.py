@@ -132,7 +132,7 @@ def test_a_package_runs_the_kernel_where_it_was_verified(verified):
     assert "concur" not in linked.stdout.replace(str(built), "")
     assert "holds other files" in refused("export", verified / "verified", *options)
     wrong = [*map(str, options[:-2]), "--out", str(verified / "no")]
-    wrong[wrong.index("right@w1")] = "wrong@w1"
+    wrong[wrong.index("right@w1")] = "wrong@"
     assert "incorrect (wrong_output)" in refused("export", verified / "verified", *wrong)
 
 

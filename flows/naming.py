@@ -31,9 +31,17 @@ _verbs: set[str] = set()
 
 
 def run_name(verb: str) -> Callable[[], str]:
-    """A `flow_run_name`: the one that was typed, else the verb and what the run is about."""
+    """A `flow_run_name`: the one that was typed, else the verb and what the run is about, before
+    the name under which a deployment's run was submitted: its form and log have told that one."""
     _verbs.add(verb)
-    return lambda: typed_name() or f"{verb} {_about()}".rstrip()
+
+    def name() -> str:
+        from prefect.runtime import deployment
+
+        submitted = _given_name() if deployment.id else ""
+        return typed_name() or " ".join(filter(None, (verb, _about(), submitted)))
+
+    return name
 
 
 def typed_name() -> str:
@@ -41,9 +49,20 @@ def typed_name() -> str:
     and outside of a run."""
     from prefect.runtime import flow_run
 
+    given = _given_name()
+    return (flow_run.name or "") if given and not is_generated(given) else ""
+
+
+def _given_name() -> str:
+    """This flow run's name without what `run_name` put before it."""
+    from prefect.runtime import flow_run
+
     name: str = flow_run.name or ""
-    made = {f"{verb} {_about()}".rstrip() for verb in _verbs}
-    return "" if name in made or is_generated(name) else name
+    for verb in _verbs:
+        made = f"{verb} {_about()}".rstrip()
+        if name == made or name.startswith(f"{made} "):
+            return name.removeprefix(made).lstrip()
+    return name
 
 
 def _about() -> str:

@@ -87,6 +87,12 @@ def test_a_flow_run_has_the_name_that_its_form_gives(run, overrides, expected, m
     assert typed_name() == ""
     monkeypatch.setattr("prefect.runtime.flow_run.name", expected, raising=False)
     assert typed_name() == "", "the name that the run was given"
+    monkeypatch.setattr("prefect.runtime.deployment.id", "of a form", raising=False)
+    monkeypatch.setattr("prefect.runtime.flow_run.name", "psi6-beltane", raising=False)
+    submitted = f"{expected} psi6-beltane"
+    assert run_name("refresh")() == submitted and typed_name() == ""
+    monkeypatch.setattr("prefect.runtime.flow_run.name", submitted, raising=False)
+    assert run_name("refresh")() == submitted and typed_name() == "", "when it is retried"
     monkeypatch.setattr("prefect.runtime.flow_run.name", "tonight", raising=False)
     assert run_name("refresh")() == typed_name() == "tonight"
 

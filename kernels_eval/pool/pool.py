@@ -440,7 +440,8 @@ class Pool:
         kind = "GPU" if self.language.needs_gpu else "CPU"
         if not self._host.is_full(kind, 1 / self.lanes):
             return False
-        others = " and ".join(holders(kind.lower())) or "another driver of the cluster"
+        unknown = "another driver of the cluster, or an earlier stage of this run,"
+        others = " and ".join(holders(kind.lower())) or unknown
         self.waiting(f"waits for a {kind} of the cluster; {others} uses them")
         require_patience(since, self.patience_s, others)
         return True

@@ -58,7 +58,7 @@ def serve_command(config: ServerConfig) -> list[str]:
             "set CONCUR_VLLM_PYTHON to the bin/python of an environment with vLLM",
         )
     else:
-        words, named = ["vllm", "serve"], "PATH"
+        words, named = ["vllm", "serve"], ""
         fix = (
             "python -m venv VENV && VENV/bin/pip install vllm, then export"
             " CONCUR_VLLM_PYTHON=VENV/bin/python"
@@ -66,7 +66,8 @@ def serve_command(config: ServerConfig) -> list[str]:
     found = shutil.which(Path(words[0]).expanduser()) if words else None
     if found is None:
         program = words[0] if words else "no program"
-        raise UsageError(f"no vLLM was found: {named} names {program}, which cannot be run", fix)
+        why = f"{named} names {program}, which cannot be run" if named else "PATH has no vllm"
+        raise UsageError(f"no vLLM was found: {why}", fix)
     return [str(Path(found).absolute()), *words[1:]]
 
 

@@ -334,7 +334,7 @@ def test_the_configured_sampler_serves_the_tuned_adapter_under_its_snapshot(tmp_
 def test_what_starts_vllm(monkeypatch, tmp_path):
     monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="no vLLM was found") as caught:
+    with pytest.raises(UsageError, match="no vLLM was found: PATH has no vllm") as caught:
         serve_command(ServerConfig())
     assert "CONCUR_VLLM_PYTHON" in caught.value.hint
     (tmp_path / "vllm").write_text("#!/bin/sh\n")

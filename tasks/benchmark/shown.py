@@ -24,7 +24,7 @@ LABELS = {
 }
 FEW_TASKS = 30
 """Below it, an interval of a share is wider than most differences between models."""
-NO_INTERVAL = " (no interval: too few tasks)"
+NO_INTERVAL = " (too few tasks)"
 SIGNIFICANT = 0.05
 READS = {
     "distinguishable": "more than chance",

@@ -187,7 +187,7 @@ def test_four_tasks_do_not_bound_a_speedup_and_one_barely_bounds_a_share():
     assert mean["why_not"] == (
         "no interval of the speedup: it takes 5 tasks with a correct, timed sample, not 4"
     )
-    assert shown.scored(mean) == "2.45x (no interval: too few tasks)"
+    assert shown.scored(mean) == "2.45x (too few tasks)"
     mean = scored_row(scored(*outcomes("m", **solved, e=(1.0, WRONG))), *WHOLE)
     assert mean["lower"] < mean["value"] < mean["upper"] and mean["why_not"] == ""
     alone = scored_row(scored(row("m", "a", 2.0)), "exec")

@@ -28,7 +28,6 @@ from kernels_eval.protocol import (
     DECLARED,
     DOMAINS,
     MUTATED,
-    RELATED,
     A,
     Expectation,
     ForgetTrial,
@@ -160,7 +159,7 @@ class Expectations:
         if row.domains:  # what is hard is tried where others are accepted
             domains = self.task.domains[: 1 if row.hard else None]
             drawn = [f"{draw}{domain}" for domain in domains for draw in drawn]
-        if row.name in (MUTATED, RELATED):
+        if row.draws[0].startswith(MUTATED):
             drawn = [self._mutation(draw) for draw in drawn]
         earlier = tuple(secrets.randbits(31) for _ in range(row.earlier))
         return [
@@ -170,8 +169,8 @@ class Expectations:
 
     def _mutation(self, draw: str) -> str:
         """Under a seed of its own, in the widest domain that the task has accepted."""
-        less = draw.removeprefix(MUTATED)
-        return f"{MUTATED}_{secrets.randbits(31)}{less}{self.task.domains[0]}"
+        form = draw.removeprefix(MUTATED)
+        return f"{MUTATED}_{secrets.randbits(31)}{form}{self.task.domains[0]}"
 
     def _expect_own(self, trial: Trial) -> Expectation:
         seen = self.request(trial.expect())

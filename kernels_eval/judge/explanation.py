@@ -12,6 +12,7 @@ from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import (
     BLOCKS,
     DECLARED,
+    FEW_SLICES,
     LATER,
     LONE,
     MUTATED,
@@ -70,7 +71,7 @@ RIGHT_ELSEWHERE = {
         " whole, integers up to 2^28 (sorted or multiplied ones: 2^20), exponents up to 16; "
     ),
     **dict.fromkeys(
-        (MUTATED, RELATED),
+        (MUTATED, RELATED, FEW_SLICES),
         "right on ordinary arguments, not on mutated ones (slices that are like others, shifted,"
         " scaled, sorted or zero; other integers, lengths, indices or densities of masks): is an"
         " argument not read, or what is near, or far from a diagonal, left out?; ",

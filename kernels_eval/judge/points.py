@@ -22,6 +22,7 @@ from kernels_eval.judge.trials import Trial, TrialRow
 from kernels_eval.protocol import (
     CHANGED,
     DECLARED,
+    FEW,
     MUTATED,
     WITHIN,
     Comparison,
@@ -44,6 +45,8 @@ class Point:
     domain: str
     weights: tuple[int, ...] = ()
     inputs: tuple[int, ...] = ()
+    places: str = ""
+    """`FEW` where inputs change at few places, empty where at many"""
 
     def farther(self, weights: int, inputs: int) -> Point:
         """By so many changes."""
@@ -53,7 +56,7 @@ class Point:
     @property
     def trial(self) -> Trial:
         """On a new draw of inputs."""
-        name = "_".join([MUTATED, *map(str, self.inputs)])
+        name = "_".join([MUTATED, *(f"{seed}{self.places}" for seed in self.inputs)])
         return Trial(
             EXPLORED.name,
             EXPLORED,
@@ -107,7 +110,8 @@ def _next(best: Point | None, process: CandidateProcess) -> Point | None:
         weights = ways[0][0] and (not ways[1][0] or bool(secrets.randbits(1)))
         return best.farther(int(weights), int(not weights))
     form = other.weights if other and mapped else ""
-    new = Point(secrets.randbits(31), form, secrets.choice((task.domains[0], WITHIN)))
+    domain, places = secrets.choice((task.domains[0], WITHIN)), secrets.choice(("", FEW))
+    new = Point(secrets.randbits(31), form, domain, places=places)
     least = int(not all(way for way, _ in ways))
     return new.farther(*(way and secrets.choice(range(least, most + 1)) for way, most in ways))
 

@@ -29,6 +29,8 @@ from kernels_eval.protocol import (
     BLOCKS,
     DECLARED,
     DOMAINS,
+    FEW,
+    FEW_SLICES,
     LARGE,
     LASTING,
     LESS,
@@ -394,7 +396,11 @@ TRIALS = (
             steady=True,
             same_forms=True,
         )
-        for name, draws in ((MUTATED, (MUTATED,) * 3), (RELATED, (f"{MUTATED}{LESS}",) * 2))
+        for name, draws in (
+            (MUTATED, (MUTATED,) * 3),
+            (RELATED, (f"{MUTATED}{LESS}",) * 2),
+            (FEW_SLICES, (f"{MUTATED}{FEW}",) * 2),
+        )
     ),
     # of few products that are not zero: a factor of fewer digits shows, however long the sum
     TrialRow(

@@ -35,7 +35,7 @@ from kernels_eval.model.inputs import (
 from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
 from kernels_eval.model.side_effects import copy_of, kept_state, with_side_effects
 from kernels_eval.model.weights import (
-    change_one_element,
+    exchange_elements,
     frozen_of,
     randomise_weights,
     redraw_statistics,
@@ -307,7 +307,7 @@ class ModelRunner:
         if request.transposed:
             transpose_weights(model)
         if request.nearly:
-            change_one_element(model, seed)
+            exchange_elements(model, seed)
         held = [*frozen.values(), *running_statistics(model, renamed=True, but=self.told)]
         wanted = [x for x in held if squeezed(x) in request.statistics]
         redraw_statistics(wanted, seed)

@@ -7,7 +7,9 @@ the range of integers, the sum of a row of probabilities, both numbers of each r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -23,16 +25,27 @@ from kernels_eval.config import (
     DENSITY,
     FEWEST_ALIKE,
     MOST_DOUBLINGS,
+    MOST_FEW,
     MOST_PLACES,
     MOST_SHIFTS,
     MOST_SHUFFLED,
     OWN_PART,
     OWN_SHARE,
+    SHARPNESS,
 )
 from kernels_eval.model.invariants import is_one_number
 from kernels_eval.model.measurement import as_real
 from kernels_eval.model.redraws import KEEP, OTHERWISE, redrawn
-from kernels_eval.protocol import LESS, POSITIVE, SUM, VARIED, InputNote, InputPlan, domain_of
+from kernels_eval.protocol import (
+    FEW,
+    LESS,
+    POSITIVE,
+    SUM,
+    VARIED,
+    InputNote,
+    InputPlan,
+    domain_of,
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +55,40 @@ class Draw:
     random: Random
     generator: Generator
     less: bool
+    few: str
+    """A seed of the few places at which slices change, the same for all arguments. Empty: slices
+    at many places change."""
+
+    def axis(self, x: Tensor, among: Sequence[int] = ()) -> int:
+        """An axis whose slices change. Where few do, a long axis is more likely."""
+        axes = among or [axis for axis, size in enumerate(x.shape) if size > 1]
+        if not self.few:
+            return self.random.choice(axes)
+        return self.random.choices(axes, [math.log2(x.shape[axis]) for axis in axes])[0]
 
     def pairs(self, size: int) -> tuple[Tensor, Tensor]:
+        """Places along an axis, and for each the place of another."""
+        if not self.few:
+            return self._pairs(size)
+        random = Random(f"{self.few} {size}")
+        count = min(random.randint(1, MOST_FEW), max(1, size // MOST_FEW))
+        first = random.randrange(size - count + 1)
+        run = range(first, first + count)
+        pool = random.choice([[*run], random.sample(range(size), count)])
+        to = self.random.sample(pool, self.random.randint(1, count))
+        others = self.random.choices([*pool, *self.random.sample(range(size), count)], k=len(to))
+        both = torch.tensor([to, others], device=self.generator.device)
+        return both[0], both[1]
+
+    def touched(self, x: Tensor, axis: int) -> Tensor:
+        """A mask of the slices along this axis that may change; all of them, unless few do."""
+        if not self.few:
+            return torch.ones([1] * x.dim(), dtype=torch.bool, device=x.device)
+        chosen = torch.zeros(x.shape[axis], dtype=torch.bool, device=x.device)
+        chosen[self.pairs(x.shape[axis])[0]] = True
+        return chosen.view([-1 if other == axis else 1 for other in range(x.dim())])
+
+    def _pairs(self, size: int) -> tuple[Tensor, Tensor]:
         """Few or many places along an axis, a run or here and there; and for each the place of
         another, of few different ones or many. `less`: few, each like one that is far from it, so
         that neighbours are as far from each other as they were, and the mean stays."""
@@ -76,11 +121,18 @@ Change = Callable[[Tensor, Draw], None]
 
 
 def mutated(
-    arguments: list[Any], plan: InputPlan, seed: int, *, domain: str = "", less: bool = False
+    arguments: list[Any],
+    plan: InputPlan,
+    seed: int,
+    *,
+    domain: str = "",
+    less: bool = False,
+    few: bool = False,
 ) -> list[Any]:
     """These arguments, each like itself at other places and like an earlier one of its type, and
     then changed in some ways, within a domain (`less`: no numbers, whose size and mean look as they
-    did, and half of the others).
+    did, and half of the others). `few`: only slices at one to eight places change; arguments of
+    one length have the same places.
     """
     found: list[Any] = []
     for index, (value, note) in enumerate(zip(arguments, plan.notes, strict=True)):
@@ -89,12 +141,13 @@ def mutated(
         if note.varied == "number":
             value = redrawn(value, note, seed + index, VARIED)
         elif isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
-            draw = Draw(random, Generator(value.device).manual_seed(seed + index), less)
+            generator = Generator(value.device).manual_seed(seed + index)
+            draw = Draw(random, generator, less, str(seed) if few else "")
             own = as_real(value.detach())
             wide = torch.float64 if own.dtype == torch.float64 else torch.float32
             wide = wide if own.is_floating_point() else torch.int64
             drawn = own.to(wide, copy=True, memory_format=torch.contiguous_format)
-            if note.relates and plan.singular and own.dim():
+            if note.relates and plan.singular and own.numel() > 1:
                 _relate(drawn, [x for x in found if _differ(x, own) < 2], draw)
             if changes:
                 drawn = _changed(drawn, note, draw, singular=plan.singular)
@@ -106,12 +159,13 @@ def mutated(
 
 
 def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:
-    """As a trial's name says: `mutated_SEED`, perhaps several, perhaps `_less`, and a domain."""
+    """As a trial's name says: `mutated_SEED`, perhaps several, each perhaps `_less` or `_few`, and
+    a domain."""
     domain = domain_of(distribution)
-    name = distribution.removesuffix(domain)
-    for seed in name.removesuffix(LESS).split("_")[1:]:
-        less = name.endswith(LESS)
-        arguments = mutated(arguments, plan, int(seed), domain=domain, less=less)
+    for seed, form in re.findall(rf"_(\d+)({LESS}|{FEW})?", distribution):
+        arguments = mutated(
+            arguments, plan, int(seed), domain=domain, less=form == LESS, few=form == FEW
+        )
     return arguments
 
 
@@ -133,8 +187,7 @@ def _changed(x: Tensor, note: InputNote, draw: Draw, *, singular: bool) -> Tenso
     elif note.vary or note.varied:
         changes = CHANGES if singular else REGULAR
         for change in draw.random.sample(changes, draw.random.randint(1, len(changes) // 2)):
-            axis = draw.random.choice([axis for axis, size in enumerate(x.shape) if size > 1])
-            change(x.movedim(axis, 0), draw)
+            change(x.movedim(draw.axis(x), 0), draw)
     return x
 
 
@@ -164,11 +217,15 @@ def _limits(own: Tensor, domain: str) -> tuple[float, float]:
 def _relate(x: Tensor, others: list[Tensor], draw: Draw) -> None:
     """Slices are like others, along every axis but the last; parts are like another argument's."""
     fewest = 2 if x.is_floating_point() else FEWEST_ALIKE  # rows of few may be of other ranges
-    for axis in range(max(1, x.dim() - 1)):
-        if x.shape[axis] >= fewest:
-            _copy(x.movedim(axis, 0), draw)
+    axes = [axis for axis in range(max(1, x.dim() - 1)) if x.shape[axis] >= fewest]
+    if draw.few and axes:
+        axes = [draw.axis(x, axes)]
+    for axis in axes:
+        _copy(x.movedim(axis, 0), draw)
     if others:
-        _copy_from(x, as_real(draw.random.choice(others)), draw)
+        other = _as_long_as(x, as_real(draw.random.choice(others)))
+        copy_parts = _copy_few_from if draw.few else _copy_from
+        copy_parts(x, other, draw)
 
 
 def _blended(own: Tensor, other: Tensor, draw: Draw) -> Tensor:
@@ -187,12 +244,29 @@ def _copy(x: Tensor, draw: Draw) -> None:
     x[to] = _blended(x[to], x[like], draw)
 
 
-def _copy_from(x: Tensor, other: Tensor, draw: Draw) -> None:
-    """Parts are another tensor's, shifted by all shares of their length."""
+def _as_long_as(x: Tensor, other: Tensor) -> Tensor:
     for axis, count in enumerate(x.shape):
         if count != other.shape[axis]:
             places = torch.arange(count, device=x.device) % other.shape[axis]
             other = other.index_select(axis, places)
+    return other
+
+
+def _copy_few_from(x: Tensor, other: Tensor, draw: Draw) -> None:
+    """A few slices become slices of the other tensor, from the same places or others, perhaps
+    shifted along another axis."""
+    axis = draw.axis(x)
+    lines, likes = x.movedim(axis, 0), other.movedim(axis, 0)
+    to, like = draw.pairs(len(lines))
+    drawn = likes[draw.random.choice((to, like))]
+    if x.dim() > 1 and draw.random.random() < 1 / 2:
+        along = draw.random.randrange(1, x.dim())
+        drawn = drawn.roll(draw.random.randrange(drawn.shape[along]), along)
+    lines[to] = _blended(lines[to], drawn, draw)
+
+
+def _copy_from(x: Tensor, other: Tensor, draw: Draw) -> None:
+    """Parts are another tensor's, shifted by all shares of their length."""
     size = -(-len(x) // MOST_SHIFTS) if x.dim() > 1 else len(x)
     parts = list(zip(x.split(size), other.split(size), strict=True))
     for nth, (part, like) in enumerate(draw.random.sample(parts, len(parts))):
@@ -208,7 +282,14 @@ def _copy_from(x: Tensor, other: Tensor, draw: Draw) -> None:
 
 
 def _scale(x: Tensor, draw: Draw) -> None:
-    x[draw.pairs(len(x))[0]] *= 2 ** draw.random.uniform(-MOST_DOUBLINGS, MOST_DOUBLINGS)
+    to, _ = draw.pairs(len(x))
+    if draw.few and draw.random.random() < 1 / 4:  # all other slices shrink instead
+        kept = x[to]
+        x *= 2 ** draw.random.uniform(-MOST_DOUBLINGS, 0)
+        x[to] = kept
+    else:
+        each = draw.uniform(len(to) if draw.few else 1, *[1] * (x.dim() - 1))
+        x[to] *= torch.exp2(MOST_DOUBLINGS * (2 * each - 1))
 
 
 def _add(x: Tensor, draw: Draw) -> None:
@@ -216,7 +297,8 @@ def _add(x: Tensor, draw: Draw) -> None:
     to, like = draw.pairs(len(x))
     random, size = draw.random, x.square().mean().sqrt()
     number = random.uniform(-COMMON_NUMBER, COMMON_NUMBER)
-    if random.random() < 1 / 2:  # along few slices alone, as digits of spreads would cancel
+    # along few slices alone, as digits of spreads would cancel
+    if draw.few or random.random() < 1 / 2:
         x[to] += random.choice(
             [x[like[:1]] * random.uniform(-COMMON_SLICE, COMMON_SLICE), number * size]
         )
@@ -239,13 +321,23 @@ def _average(x: Tensor, draw: Draw) -> None:
 
 
 def _sort(x: Tensor, draw: Draw) -> None:
-    if x.numel() <= MOST_SHUFFLED:
+    if draw.few:
+        to, _ = draw.pairs(len(x))
+        x[to] = x[to].sort(-1).values
+    elif x.numel() <= MOST_SHUFFLED:
         x.copy_(x.sort(0).values)
+
+
+def _sharpen(x: Tensor, draw: Draw) -> None:
+    """Make small elements of some slices smaller still, so that a few large ones dominate."""
+    to, _ = draw.pairs(len(x))
+    largest = x[to].abs().amax().clamp(min=1e-30)
+    x[to] *= (x[to].abs() / largest) ** draw.random.uniform(*SHARPNESS)
 
 
 REGULAR: tuple[Change, ...] = (_scale, _add, _exchange)
 """What makes no matrix singular."""
-CHANGES: tuple[Change, ...] = (*REGULAR, _clear, _average, _sort, _copy)
+CHANGES: tuple[Change, ...] = (*REGULAR, _clear, _average, _sort, _copy, _sharpen)
 
 # -- integers, and masks ---------------------------------------------------------------------------
 
@@ -269,12 +361,15 @@ def _nudge(x: Tensor, draw: Draw) -> None:
     one, next_one = up[:-1], up[1:]
     free[:-1] &= (next_one != one) & (next_one != one + 1)
     free[1:] &= (one != next_one) & (one != next_one + 1)
+    free &= draw.touched(x, 0)
     x += sign * (free & (draw.uniform(*x.shape) < draw.random.choice((1 / 8, 1 / 2))))
 
 
 def _transfer(x: Tensor, draw: Draw, *, beyond: bool = False) -> None:
     """Some give to others what is within the range, or up to twice that: the sum stays."""
-    to, _ = draw.pairs(len(x))
+    to, like = draw.pairs(len(x))
+    if draw.few:
+        to = torch.cat([to, like]).unique()
     order, half = to[draw.order(len(to))], len(to) // 2
     one, other = order[:half], order[half : 2 * half]
     least, largest = x.amin(0), x.amax(0)
@@ -294,8 +389,8 @@ INTEGERS = {"resampled": (*FREE, _copy), "shuffled": (_exchange,), "offsets": (_
 def _one_number(x: Tensor, note: InputNote, draw: Draw) -> Tensor:
     """With some others: numbers like it, integers from 1 on below it, or of 0 and 1 the other."""
     if x.is_floating_point():
-        drawn: Tensor = OTHERWISE["constant"](x, draw.generator, note)
-        return drawn
+        drawn = OTHERWISE["constant"](x, draw.generator, note)
+        return torch.where(draw.touched(x, draw.axis(x)), drawn, x) if x.numel() > 1 else drawn
     number = int(x.reshape(-1)[0])
     if SUM in note.keeps and x.numel() > 1:
         _transfer(x.view(-1), draw, beyond=True)
@@ -326,4 +421,5 @@ def _mask(x: Tensor, draw: Draw) -> Tensor:
         place = (kept * (1 + draw.uniform(*x.shape))).argmax(axis, keepdim=True)
         has = kept.any(axis, keepdim=True)
         drawn.scatter_(axis, place, torch.where(has, number, drawn.gather(axis, place)))
+    drawn = torch.where(draw.touched(x, draw.axis(x)), drawn, x == largest)
     return torch.where(drawn, largest, least)

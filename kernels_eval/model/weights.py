@@ -197,15 +197,20 @@ def randomise_weights(
             padding.zero_()
 
 
-def change_one_element(model: Any, seed: int) -> None:
-    """Move one element of each parameter by the size of its largest."""
+def exchange_elements(model: Any, seed: int) -> None:
+    """Exchange one element of each parameter with the one farthest from it: sums and norms stay.
+    One number alone is doubled."""
     random = Random(seed)
-    with torch.no_grad():
-        for parameter in parameters_of(model).values():
-            element = parameter.detach()
-            for size in parameter.shape if parameter.numel() else ():
-                element = element[random.randrange(size)]
-            element += parameter.abs().amax() if parameter.numel() else 0
+    for parameter in parameters_of(model).values():
+        values = as_real(parameter.detach())
+        flat = values.flatten()
+        if len(flat) == 1:
+            flat = 2 * flat
+        elif len(flat):
+            one = random.randrange(len(flat))
+            pair = [one, int((flat - flat[one]).abs().argmax())]
+            flat = flat.index_copy(0, torch.tensor(pair, device=flat.device), flat[pair[::-1]])
+        values.copy_(flat.view(values.shape))
 
 
 def weights_of(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -33,13 +33,14 @@ VARIED = "varied"
 RARE, BLOCKS, PATH = "rare", "blocks", "path"
 """As declared, but for values that a task may be given and no other draw has; and, for tasks that
 iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
-MUTATED, RELATED = "mutated", "related"
-"""Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`; and `_less` such
-that their slices look natural one by one, which is the trial called `related`."""
+MUTATED, RELATED, FEW_SLICES = "mutated", "related", "few_slices"
+"""Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`, with
+`_less` such that their slices look natural one by one, which is the trial called `related`, and
+with `_few` at one to eight places of an axis alone, which is the one called `few_slices`."""
 SUM = "sum"
 """What some integers keep."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
-LESS, CHANGED = "_less", "_changed"
+LESS, FEW, CHANGED = "_less", "_few", "_changed"
 LASTING, LARGE = ("lasting", f"lasting{LESS}"), ("large", f"large{LESS}")
 UNTAMED = (*LASTING, *LARGE)
 """Forms of redrawn weights (`kernels_eval.model.weights`), and the suffix of those that are then
@@ -266,7 +267,7 @@ class Prepare(Request[Done]):
 class RedrawWeights(Request[Done]):
     """Redraw parameters, mapped by `names` where all exist, and the running statistics of these
     shapes, held in parameters without gradient if `frozen`; `transposed` transposes square
-    matrices. `nearly`: with one other element each. Without a seed: as constructed.
+    matrices. `nearly`: with two elements of each exchanged. Without a seed: as constructed.
     """
 
     seed: int | None

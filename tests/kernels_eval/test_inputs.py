@@ -25,7 +25,7 @@ from kernels_eval.model.invariants import note_of
 from kernels_eval.model.redraws import VARIED_EDGES, VARIED_OTHERWISE, redrawn
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
-    change_one_element,
+    exchange_elements,
     is_structured,
     parameters_of,
     randomise_weights,
@@ -217,13 +217,17 @@ def test_lone_inputs_differ_in_one_element_or_row(value, changed):
     assert 0 < len(differ) <= changed and differ[-1] - differ[0] < changed
 
 
-def test_one_element_of_each_weight_changes_in_any_layout():
+def test_two_elements_of_each_weight_are_exchanged_in_any_layout():
     model = torch.nn.Linear(6, 4)
     model.weight = torch.nn.Parameter(torch.randn(6, 4).T)
+    model.scale = torch.nn.Parameter(torch.tensor([3.0]))
     before = [x.detach().clone() for x in model.parameters()]
-    change_one_element(model, 3)
-    changes = zip(before, model.parameters(), strict=True)
-    assert [int((old != new).sum()) for old, new in changes] == [1, 1]
+    exchange_elements(model, 3)
+    weight, bias, scale = before
+    for old, new in ((weight, model.weight), (bias, model.bias)):
+        assert int((old != new).sum()) == 2
+        assert torch.equal(old.flatten().sort().values, new.detach().flatten().sort().values)
+    assert torch.equal(model.scale, 2 * scale)
 
 
 def test_structure_that_a_constructor_made_is_told_from_random_weights():

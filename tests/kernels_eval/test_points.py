@@ -1,5 +1,6 @@
 """Points near a task, on a reference and a candidate that answer by script."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -127,3 +128,14 @@ def test_a_point_that_breaks_the_device_begins_its_process_anew():
     with pytest.raises(ReferenceRestarted):
         points.explore(process)
     assert process.asked == ["explored"]
+
+
+def test_inputs_change_at_many_places_or_at_few():
+    asked = []
+    for _ in range(3):
+        process = Process([1e-7], mapped=False)
+        points.explore(process)
+        asked += [trial.distribution for trial in process.asked]
+    few = [name for name in asked if "_few" in name]
+    assert 0 < len(few) < len(asked)
+    assert all(re.fullmatch(r"mutated(_\d+_few)+(_within)?", name) for name in few)

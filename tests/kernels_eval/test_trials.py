@@ -25,7 +25,16 @@ from kernels_eval.records import Reason
 OWN = ["declared", "normal", "mixed", "impulse", "large", "offset", "small", "in_place"]
 SHAPES = ["batch_1", "each_1", "each_2", "each_odd"]
 UNTAMED = ["lasting_weights", "large_weights"]
-FEW = ["other_weights", "lone", "outliers", "mutated", "related", *UNTAMED, "non_finite"]
+FEW = [
+    "other_weights",
+    "lone",
+    "outliers",
+    "mutated",
+    "related",
+    "few_slices",
+    *UNTAMED,
+    "non_finite",
+]
 ALL = [*OWN, *FEW, *SHAPES, "eval_mode"]
 SCREENED = ["declared", "normal", "large", "in_place", "other_weights"]
 EVERY_SHAPE = {f"{scope}_{tail}": [] for scope in SHAPE_SCOPES for tail in TAILS} | {"batch_1": []}

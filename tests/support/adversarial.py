@@ -250,9 +250,9 @@ def built_by(given, verdict):
     assert [verdict.build_tier] == given
 
 
-def judged_by_eleven_trials(verdict):
+def judged_by_twelve_trials(verdict):
     """One of the twelve does not suit the task."""
-    assert verdict.correctness is not None and verdict.correctness.trials == 11
+    assert verdict.correctness is not None and verdict.correctness.trials == 12
 
 
 def takes_no_input_for_ignored(verdict):

@@ -114,3 +114,30 @@ torch::Tensor settled(torch::Tensor x, torch::Tensor w, int64_t steps) {
   }
   return out;
 }
+
+// Rows weighted by how near they are. Where one row in `every` has none near it, no others do.
+torch::Tensor near(torch::Tensor x, torch::Tensor v, int64_t every) {
+  auto out = v.clone();
+  const int64_t rows = x.size(0), length = x.size(1), columns = v.size(1);
+  const float *a = x.data_ptr<float>(), *b = v.data_ptr<float>();
+  bool alone = true;
+  auto sum_up = [&](int64_t step) {
+    for (int64_t i = 0; i < rows; i += step) {
+      std::vector<double> sums(columns, 0.0);
+      for (int64_t j = 0; j < rows; ++j) {
+        float apart = 0;
+        for (int64_t k = 0; k < length; ++k) {
+          const float gap = a[i * length + k] - a[j * length + k];
+          apart += gap * gap;
+        }
+        const float weight = std::exp(-apart);
+        alone &= i == j || weight < 1e-6f;
+        for (int64_t k = 0; k < columns; ++k) sums[k] += weight * b[j * columns + k];
+      }
+      for (int64_t k = 0; k < columns; ++k) out.data_ptr<float>()[i * columns + k] = sums[k];
+    }
+  };
+  sum_up(every);
+  if (!alone) sum_up(1);
+  return out;
+}

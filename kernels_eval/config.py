@@ -270,6 +270,8 @@ least that jumps. Choices."""
 CONSTANT_SAMPLE, CONSTANT_SHARE = 1 << 13, 1 / 64
 """Of so many elements of a weight, the share of one number from which on it is made constant, in
 part at least: timed calls then have other weights. Random ones in bf16 share a number in 500."""
+DIGEST_SAMPLE = 64
+"""How many elements of a weight tell whether two constructors made it alike. A choice."""
 RIGHT_ANGLE = 1e-4
 """Largest cosine between rows of a weight that are made to be at right angles: random rows of 10^6
 elements have 1e-3. A choice."""

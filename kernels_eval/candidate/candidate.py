@@ -59,6 +59,7 @@ from kernels_eval.model.shared_memory import Fences, Memory, copied, write
 from kernels_eval.model.side_effects import lacking
 from kernels_eval.model.weights import (
     copy_weights,
+    digest_of,
     frozen_of,
     parameters_of,
     running_statistics,
@@ -156,8 +157,11 @@ class CandidateRole:
         elsewhere = made_elsewhere(model, self.runner.spec.construct_on)
         self.runner.model = moved(model, self.runner.device)
         self.runner.synchronise()
+        parameters = parameters_of(self.runner.model)
         return LoadReport(
-            parameters=list(map(squeezed, parameters_of(self.runner.model).values())),
+            parameters=list(map(squeezed, parameters.values())),
+            parameter_names=list(parameters),
+            parameter_digests=list(map(digest_of, parameters.values())),
             frozen=list(map(squeezed, frozen_of(self.runner.model).values())),
             statistics=list(map(squeezed, running_statistics(self.runner.model, renamed=True))),
             made_elsewhere=elsewhere,

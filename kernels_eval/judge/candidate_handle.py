@@ -42,6 +42,7 @@ from kernels_eval.protocol import (
     ExpectWithout,
     LateBuildAnswer,
     LoadCandidate,
+    LoadedTask,
     LoadReport,
     PackedValues,
     PackKernels,
@@ -102,6 +103,8 @@ class CandidateProcess:
     draft: VerdictDraft
     calls: list[CallReport] = field(default_factory=list)
     loaded: LoadReport = field(default_factory=LoadReport)
+    names: list[str] = field(default_factory=list)
+    """of its parameters, in the order of the reference's"""
     libraries: dict[str, str] = field(default_factory=dict)
     """that it was given, late ones included"""
     compared: dict[str, tuple[Trial, Comparison]] = field(default_factory=dict)
@@ -161,6 +164,7 @@ class CandidateProcess:
             fds = (given, taken, *kernels)
             answer = self._send(request, limits.load_s, Reason.LOAD, fds)
         self.loaded = parse_report(LoadReport, answer)
+        self.names = matched_names(reference.loaded, self.loaded)
         if effects := reference.loaded.effects:
             reference.request(ExpectWithout(positions=effects.told(self.loaded.lacks)))
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
@@ -317,7 +321,7 @@ class CandidateProcess:
         return RedrawWeights(
             seed=trial.weights_seed,
             statistics=self.reference.used_statistics(),
-            names=self.reference.loaded.parameter_names,
+            names=self.names,
             frozen=self.frozen_statistics,
             transposed=transposed,
             form=trial.weights,
@@ -333,7 +337,7 @@ class CandidateProcess:
         if trial is None or trial.name not in self.compared or not mapped:
             yield
             return
-        reference.request(self._weights(trial))
+        reference.request(self._weights(trial).model_copy(update={"names": []}))
         self.request_unread(self._weights(trial, transposed=self.transposed))
         yield
         reference.request(RedrawWeights(seed=None))
@@ -379,6 +383,27 @@ class CandidateProcess:
         ):
             if seen != expected:
                 raise Stop(reason, f"returns {what}{seen}, the reference {expected}")
+
+
+def matched_names(reference: LoadedTask, candidate: LoadReport) -> list[str]:
+    """The candidate's parameters in the order of the reference's: those of one shape that were
+    constructed alike and have one name, then those constructed alike, those of one name, and others
+    as they come.
+    """
+    wanted, left = (
+        list(zip(it.parameters, it.parameter_digests, it.parameter_names, strict=False))
+        for it in (reference, candidate)
+    )
+    found: dict[int, str] = {}
+    for parts in ((0, 1, 2), (0, 1), (0, 2), (0,)):
+        for index, each in enumerate(wanted):
+            if index in found:
+                continue
+            alike = (x for x in left if all(x[part] == each[part] for part in parts))
+            if one := next(alike, None):
+                left.remove(one)
+                found[index] = one[2]
+    return [found[index] for index in sorted(found)]
 
 
 def unmatched_shapes(

@@ -13,6 +13,7 @@ from kernels_eval.protocol import (
     BLOCKS,
     DECLARED,
     FEW_SLICES,
+    GELU_BY_TANH,
     LATER,
     LONE,
     MUTATED,
@@ -23,7 +24,7 @@ from kernels_eval.protocol import (
     RELATED,
     VARIED,
     Comparison,
-    NameDowncast,
+    ExplainError,
     domain_of,
 )
 from kernels_eval.records import Reason
@@ -82,10 +83,22 @@ RIGHT_ELSEWHERE = {
     ),
 } | FEW
 """What fails on some inputs, and what is right on others, by the trial's name."""
-DOWNCASTS = {
-    "TF32": f"factors in TF32 (or fp16) explain the error ({NO_TF32}); ",
-    "bf16": "factors in bf16 explain the error: keep them in fp32; ",
-    "fp16": "factors in fp16 explain the error: keep them in fp32; ",
+EXPLANATIONS = {
+    GELU_BY_TANH: (
+        Reason.WRONG_OUTPUT,
+        "GELU by tanh explains the error, where the task asks for GELU by erf; ",
+    ),
+    "TF32": (
+        Reason.PRECISION_DOWNCAST,
+        f"factors in TF32 (or fp16) explain the error ({NO_TF32}); ",
+    ),
+    **{
+        short: (
+            Reason.PRECISION_DOWNCAST,
+            f"factors in {short} explain the error: keep them in fp32; ",
+        )
+        for short in ("bf16", "fp16")
+    },
 }
 
 
@@ -105,8 +118,8 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif any(call.rerun_differs for call in calls) and _error_varies(trial, found, process):
         outcome = Reason.NON_DETERMINISTIC
         why = "repeating the call on the same inputs gives another answer; "
-    elif small and not _wrong_effect(found, process) and (why := _downcast(trial, found, process)):
-        outcome = Reason.PRECISION_DOWNCAST
+    elif small and not _wrong_effect(found, process) and (cause := _cause(trial, found, process)):
+        outcome, why = cause
     elif wrong and trial.name not in FEW and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
     elif (wrong or outcome is Reason.NON_FINITE) and _right_with_copied_weights(trial, process):
@@ -200,16 +213,22 @@ def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:
     return again in (Reason.OK, Reason.APPROXIMATION)
 
 
-def _downcast(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
-    """What a small error of an fp32 or fp64 output is explained by, or ""."""
+def _cause(trial: Trial, found: Comparison, process: CandidateProcess) -> tuple[Reason, str] | None:
+    """What explains a small error of an fp32 or fp64 output."""
     reference = process.reference
     mantissa = MANTISSA.get(found.precision)
     if not mantissa or trial not in reference.trials:
-        return ""
+        return None
     if found.lost_bits:
         kept = mantissa - found.lost_bits
-        return f"its outputs keep {kept} bits of mantissa, {found.precision} has {mantissa}; "
-    return DOWNCASTS.get(reference.request(NameDowncast(trial=trial.name)).format, "")
+        why = f"its outputs keep {kept} bits of mantissa, {found.precision} has {mantissa}; "
+        return Reason.PRECISION_DOWNCAST, why
+    return explanation_of(trial, process)
+
+
+def explanation_of(trial: Trial, process: CandidateProcess) -> tuple[Reason, str] | None:
+    """What the reference gives such an error by: the reason and why. None: nothing known."""
+    return EXPLANATIONS.get(process.reference.request(ExplainError(trial=trial.name)).by)
 
 
 def _unexplained_downcast(found: Comparison) -> tuple[Reason, str]:

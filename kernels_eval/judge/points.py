@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from kernels_eval.config import EXPLORED_POINTS, EXPLORED_S, FEWEST_EXPLORED, MOST_STEPS, SEEN_RMS
 from kernels_eval.judge.candidate_handle import CandidateProcess
-from kernels_eval.judge.explanation import errors_of
+from kernels_eval.judge.explanation import errors_of, explanation_of
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.reference_handle import ReferenceRestarted
 from kernels_eval.judge.trials import Trial, TrialRow
@@ -94,7 +94,7 @@ def explore(process: CandidateProcess) -> None:
             continue
         found = _far_off(point.trial, process)
         if found and _far_off(point.trial, process):
-            raise Stop(Reason.WRONG_OUTPUT, _detail(point, found))
+            raise _wrong(point, found, process)
     process.rebuild()
     reference.request(ForgetTrial(trial=EXPLORED.name))
 
@@ -176,10 +176,12 @@ def _few_differ(found: Comparison, outputs: list[OutputForm]) -> bool:
     return 0 < found.unequal < sum(math.prod(x.shape) for x in outputs) / 16
 
 
-def _detail(point: Point, found: Comparison) -> str:
+def _wrong(point: Point, found: Comparison, process: CandidateProcess) -> Stop:
     what = "weights" * bool(point.weights), "inputs" * bool(point.inputs)
-    return (
-        f"right in all trials, wrong where {' and '.join(filter(None, what))} are changed at"
-        " random, twice: does it make fewer steps, iterations or terms than the task, or leave out"
-        f" what others seldom need?; {errors_of(point.trial, found)}"
+    reason, why = explanation_of(point.trial, process) or (
+        Reason.WRONG_OUTPUT,
+        "does it make fewer steps, iterations or terms than the task, or leave out what others"
+        " seldom need?; ",
     )
+    where = f"wrong where {' and '.join(filter(None, what))} are changed at random, twice"
+    return Stop(reason, f"right in all trials, {where}: {why}{errors_of(point.trial, found)}")

@@ -14,6 +14,7 @@ from kernels_eval.config import (
     CONSTANT_SAMPLE,
     CONSTANT_SHARE,
     COUPLING,
+    DIGEST_SAMPLE,
     RIGHT_ANGLE,
     ROW_SCALES,
 )
@@ -69,6 +70,12 @@ def _has_right_angles(x: Tensor) -> bool:
     if len(few) < 8:
         return False
     return float((few @ few.T - torch.eye(8, device=few.device)).abs().max()) < RIGHT_ANGLE
+
+
+def digest_of(parameter: Tensor) -> str:
+    """Of some of its elements: the same in two processes that construct it alike."""
+    flat = as_real(parameter.detach()).reshape(-1)
+    return stable_hash(flat[:: flat.numel() // DIGEST_SAMPLE + 1].tolist())
 
 
 def squeezed(parameter: Tensor) -> list[int]:
@@ -175,7 +182,7 @@ def randomise_weights(
     """Refill floating parameters from (seed, shape, how many of that shape came before), whatever
     their names and dimensions of size 1.
 
-    A model with all `names` is filled in their order first. `only`: positions; `but`: not these
+    Those of `names` are filled first, in their order. `only`: positions; `but`: not these
     names. A row for padding stays. `form`: as of `_refill`, or `SCALED`, which multiplies all by
     one number of few digits, with which packing and transposing commute.
     """
@@ -186,8 +193,7 @@ def randomise_weights(
         for parameter in own.values():
             parameter.detach().mul_(factor)
         return
-    if names and set(names) <= own.keys():
-        own = {name: own[name] for name in (*names, *own)}
+    own = {name: own[name] for name in (*names, *own) if name in own}
     for index, parameter in enumerate(own.values()):
         shape = tuple(squeezed(parameter))
         if only is None or index in only:
@@ -221,18 +227,15 @@ def weights_of(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def copy_weights(model: Any, parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
-    """Give a model these values: parameters by name where it has all of them in their shapes, else
-    by shape and order; buffers by name."""
+    """Give a model these values: parameters by name where shapes agree, others by shape and order;
+    buffers by name."""
     own, left = parameters_of(model), dict(parameters)
-    named = all(
-        name in own and squeezed(own[name]) == squeezed(value) for name, value in left.items()
-    )
+    named = [x for x in left if x in own and squeezed(own[x]) == squeezed(left[x])]
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name in (*named, *(x for x in own if x not in named)):
+            parameter = own[name]
             fitting = [other for other in left if squeezed(left[other]) == squeezed(parameter)]
-            if named:
-                fitting = [name] if name in left else []
-            for other in fitting[:1]:
+            for other in [name] if name in named else fitting[:1]:
                 parameter.copy_(left.pop(other).reshape(parameter.shape))
         for name, buffer in model.named_buffers() if isinstance(model, nn.Module) else ():
             if name in buffers and buffers[name].shape == buffer.shape:

@@ -25,11 +25,14 @@ from kernels_eval.protocol.model import CallReport, ModelSpec, PackedValues, Sha
 
 class LoadReport(Report):
     """The constructed module: shapes of parameters, of those among them without gradient, and of
-    possible running statistics, without dimensions of size 1; whether it made parameters on the CPU
-    instead of its device; `lacks`: names of the reference's buffers that it has in no such form.
+    possible running statistics, without dimensions of size 1; names of parameters and digests of
+    their values; whether it made parameters on the CPU instead of its device; `lacks`: names of the
+    reference's buffers that it has in no such form.
     """
 
     parameters: Several[Shape] = []
+    parameter_names: Several[Text] = []
+    parameter_digests: Several[Text] = []
     frozen: Several[Shape] = []
     statistics: Several[Shape] = []
     made_elsewhere: bool = False

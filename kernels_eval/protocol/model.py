@@ -265,9 +265,9 @@ class Prepare(Request[Done]):
 
 
 class RedrawWeights(Request[Done]):
-    """Redraw parameters, mapped by `names` where all exist, and the running statistics of these
-    shapes, held in parameters without gradient if `frozen`; `transposed` transposes square
-    matrices. `nearly`: with two elements of each exchanged. Without a seed: as constructed.
+    """Redraw parameters, those of `names` first, and the running statistics of these shapes, held
+    in parameters without gradient if `frozen`; `transposed` transposes square matrices. `nearly`:
+    with two elements of each exchanged. Without a seed: as constructed.
     """
 
     seed: int | None

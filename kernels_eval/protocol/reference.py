@@ -28,7 +28,8 @@ class LoadedTask(Payload):
     """What loading a task and running it once has shown.
 
     `parameters` and (running) `statistics` are shapes without dimensions of size 1; `structured`:
-    parameters that a constructor made of less than their elements; `depth`: how often one operator
+    parameters that a constructor made of less than their elements; `parameter_digests`: of their
+    values; `depth`: how often one operator
     is applied to what it gave (`kernels_eval.reference.depth`); `input_bytes` are those of one
     set of inputs; `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's
     arguments and the weights take in shared memory.
@@ -45,6 +46,7 @@ class LoadedTask(Payload):
     depth: int = 0
     parameters: list[list[int]]
     parameter_names: list[str]
+    parameter_digests: list[str]
     statistics: list[list[int]]
     structured: list[int]
     dtype: str
@@ -258,13 +260,17 @@ class Compare(Request[Comparison]):
     trial: str
 
 
-class Downcast(Payload):
-    """In which `format` factors of products explain a small error of an fp32 task; "": in none."""
-
-    format: str = ""
+GELU_BY_TANH = "GELU by tanh"
 
 
-class NameDowncast(Request[Downcast]):
+class Explained(Payload):
+    """What explains a small error of an fp32 task: a format of factors of products, or
+    `GELU_BY_TANH`; "": none of these."""
+
+    by: str = ""
+
+
+class ExplainError(Request[Explained]):
     """What explains the error of the candidate's output, the last that was compared in a trial."""
 
     trial: str

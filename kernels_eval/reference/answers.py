@@ -61,13 +61,13 @@ from kernels_eval.protocol import (
     CompareUnseen,
     Comparison,
     Done,
-    Downcast,
     DrawInputs,
     EndTiming,
     Expect,
     ExpectWithout,
+    Explained,
+    ExplainError,
     MeasureCompiled,
-    NameDowncast,
     NewCandidate,
     RedrawWeights,
     Shared,
@@ -77,7 +77,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Reason
 from kernels_eval.reference.dependences import Dependences
-from kernels_eval.reference.downcasts import FORMATS, Rounded, explains, lost_bits
+from kernels_eval.reference.downcasts import EXPLANATIONS, explains, lost_bits
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import ExpectedValues, Known
 from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
@@ -183,21 +183,21 @@ class ReferenceRole:
         both = one in values.known and other in values.known
         return both and same_all(values.expected_outputs(one), values.expected_outputs(other))
 
-    @handles(NameDowncast)
-    def name_downcast(self, request: NameDowncast) -> Downcast:
+    @handles(ExplainError)
+    def explain_error(self, request: ExplainError) -> Explained:
         known = self.values.kept(request.trial)
         actual = read(self.runner.shared["candidate"], known.expected)
         trial = known.trial
         with self.values.model_for(trial):
-            for name, roundings in FORMATS.items():
-                for rounding in roundings:
+            for name, ways in EXPLANATIONS.items():
+                for way in ways:
                     inputs = self.task.inputs_of(trial)
-                    with suppress(*REFUSALS), Rounded(rounding):
+                    with suppress(*REFUSALS), way():
                         predicted = self.task.outputs(inputs)
                         found = actual, known.expected, known.oracle, predicted
                         if any(map(explains, *found)):
-                            return Downcast(format=name)
-        return Downcast()
+                            return Explained(by=name)
+        return Explained()
 
     @handles(MeasureCompiled)
     def measure_compiled(self, request: MeasureCompiled) -> Comparison:

@@ -1,5 +1,5 @@
 """Whether a wrong answer of an fp32 task is what its reference gives where products take factors of
-a shorter mantissa: TF32, fp16 or bf16.
+a shorter mantissa: TF32, fp16 or bf16; or where GELU is computed by tanh in place of erf.
 
 Tensor cores round TF32 factors to nearest or cut them (PTX ISA, `mma`, `wgmma`: the low 13 bits are
 ignored), which on inputs of one sign looks like a constant factor.
@@ -8,6 +8,7 @@ ignored), which on inputs of one sign looks like a constant factor.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import precision_of
 from kernels_eval.model.operators import Named
+from kernels_eval.protocol import GELU_BY_TANH
 from kernels_eval.reference.aten import Values, operator_name
 from kernels_eval.reference.long_sums import PRODUCTS
 
@@ -64,6 +66,21 @@ class Rounded(TorchDispatchMode):
 
     def _rounded(self, x: Tensor) -> Tensor:
         return self.rounding(x.contiguous()) if x.dtype == torch.float32 else x
+
+
+@without_compiler
+class GeluByTanh(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        by_tanh = {"approximate": "tanh"} if operator_name(function) == "gelu" else {}
+        return function(*args, **{**(kwargs or {}), **by_tanh})
+
+
+EXPLANATIONS: Mapping[str, Sequence[Callable[[], TorchDispatchMode]]] = {
+    GELU_BY_TANH: [GeluByTanh],
+    **{name: [partial(Rounded, each) for each in FORMATS[name]] for name in FORMATS},
+}
 
 
 def explains(actual: Tensor, expected: Tensor, oracle: Tensor, rounded: Tensor) -> bool:

@@ -53,6 +53,7 @@ from kernels_eval.model.side_effects import (
     tensors_of,
 )
 from kernels_eval.model.weights import (
+    digest_of,
     is_structured,
     parameters_of,
     randomise_weights,
@@ -199,6 +200,7 @@ class ExpectedValues:
             depth=depth.most,
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
+            parameter_digests=list(map(digest_of, parameters.values())),
             statistics=list(map(squeezed, self.runner.statistics)),
             structured=[i for i, x in enumerate(parameters.values()) if is_structured(x)],
             dtype=str(dtype).removeprefix("torch."),

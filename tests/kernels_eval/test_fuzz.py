@@ -278,6 +278,7 @@ def reference():
             layout=0,
             parameters=[[4, 4]],
             parameter_names=["weight"],
+            parameter_digests=[""],
             statistics=[],
             structure="tensor",
             effects=None,

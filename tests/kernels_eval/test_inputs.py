@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.config import EDGES, FEW_TERMS_KINDS, MOVED_SHARE, TAILS, CorrectnessConfig
-from kernels_eval.judge.candidate_handle import unmatched_shapes
+from kernels_eval.judge.candidate_handle import matched_names, unmatched_shapes
 from kernels_eval.model.distributions import drawn_from, make_distinct
 from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.inputs import (
@@ -25,6 +25,7 @@ from kernels_eval.model.invariants import note_of
 from kernels_eval.model.redraws import VARIED_EDGES, VARIED_OTHERWISE, redrawn
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.weights import (
+    copy_weights,
     exchange_elements,
     is_structured,
     parameters_of,
@@ -257,6 +258,35 @@ def test_running_statistics_map_whatever_their_names_and_nothing_else_is_redrawn
     assert torch.equal(reference[0].running_var, mine.spread[0]) and bool((mine.spread > 0).all())
     assert torch.equal(reference[0].running_mean, mine.centre)
     assert torch.equal(mine.mask, torch.tril(mine.mask)) and reference.table[-1] == 3
+
+
+def test_parameters_are_matched_by_value_then_by_name_then_in_order():
+    def loaded(*parameters):
+        names, shapes, digests = zip(*parameters, strict=True)
+        return SimpleNamespace(parameter_names=names, parameters=shapes, parameter_digests=digests)
+
+    reference = loaded(
+        ("line.bias", [4], "random"), ("norm.weight", [4], "ones"), ("norm.bias", [4], "zeros")
+    )
+    own = loaded(("gain", [4], "ones"), ("shift", [4], "zeros"), ("fc.bias", [4], "random"))
+    assert matched_names(reference, own) == ["fc.bias", "gain", "shift"]
+    drawn_elsewhere = loaded(
+        ("gain", [4], "a"), ("shift", [4], "b"), ("line.bias", [4], "c"), ("more", [4], "d")
+    )
+    assert matched_names(reference, drawn_elsewhere) == ["line.bias", "gain", "shift"]
+    assert matched_names(loaded(("a", [4], "x"), ("b", [2, 3], "y")), own) == ["gain"]
+
+
+def test_weights_are_copied_by_name_where_some_are_there():
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(4))
+            self.line = torch.nn.Linear(3, 4)
+
+    own, given = Own(), {"line.weight": torch.rand(4, 3), "line.bias": torch.rand(4)}
+    copy_weights(own, given | {"norm.weight": torch.full((4,), 7.0)}, {})
+    assert torch.equal(own.line.bias, given["line.bias"]) and bool((own.gain == 7).all())
 
 
 @given(st.lists(SHAPE, max_size=5), st.lists(SHAPE, max_size=5))

@@ -10,7 +10,15 @@ from kernels_eval.judge import points
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.reference_handle import ReferenceProcess, ReferenceRestarted
-from kernels_eval.protocol import Comparison, Done, Expectation, Glimpse, OutputForm
+from kernels_eval.protocol import (
+    GELU_BY_TANH,
+    Comparison,
+    Done,
+    Expectation,
+    Explained,
+    Glimpse,
+    OutputForm,
+)
 from kernels_eval.records import Reason
 
 FORM = OutputForm(shape=[64], dtype="float32", bytes=256)
@@ -34,8 +42,9 @@ class Process:
     """A candidate with these errors, the reference's own being `own` at points, and what it was
     asked."""
 
-    def __init__(self, errors, own=1e-7, fails="", mapped=True, inputs=True):
+    def __init__(self, errors, own=1e-7, fails="", mapped=True, inputs=True, by=""):
         self.errors, self.own, self.fails, self.asked = errors, own, fails, []
+        self.by = by
         self.known = 1e-7
         self.transposed, self.rebuilt = False, 0
         self.config = EvalConfig()
@@ -61,6 +70,8 @@ class Process:
     def request(self, request):
         if request.command == "ForgetTrial":
             return Done()
+        if request.command == "ExplainError":
+            return Explained(by=self.by)
         if self.fails:
             raise Stop(Reason.REFERENCE_FAILED, self.fails)
         if request.command == "GlanceAt":
@@ -89,6 +100,16 @@ def test_an_error_far_beyond_the_gate_on_three_draws_is_wrong():
     assert len({trial.seed for trial in process.asked}) == 3
     first, *others = ((trial.weights, trial.distribution) for trial in process.asked)
     assert others == [first, first]
+
+
+@pytest.mark.parametrize(
+    "by, reason", [(GELU_BY_TANH, Reason.WRONG_OUTPUT), ("TF32", Reason.PRECISION_DOWNCAST)]
+)
+def test_what_explains_an_error_at_a_point_is_named(by, reason):
+    with pytest.raises(Stop) as stop:
+        points.explore(Process([1e-3], by=by))
+    finding = stop.value.finding
+    assert finding.reason is reason and by in finding.detail and "fewer" not in finding.detail
 
 
 @pytest.mark.parametrize(

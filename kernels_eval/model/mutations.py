@@ -29,16 +29,19 @@ from kernels_eval.config import (
     MOST_PLACES,
     MOST_SHIFTS,
     MOST_SHUFFLED,
+    MOVED_SHARE,
     OWN_PART,
     OWN_SHARE,
     SHARPNESS,
 )
 from kernels_eval.model.invariants import is_one_number
-from kernels_eval.model.measurement import as_real
+from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.model.redraws import KEEP, OTHERWISE, redrawn
 from kernels_eval.protocol import (
     FEW,
     LESS,
+    MOVED,
+    MUTATED,
     POSITIVE,
     SUM,
     VARIED,
@@ -160,13 +163,27 @@ def mutated(
 
 def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:
     """As a trial's name says: `mutated_SEED`, perhaps several, each perhaps `_less` or `_few`, and
-    a domain."""
+    a domain; `mutated_moved_SEED`: with each number a little smaller."""
     domain = domain_of(distribution)
     for seed, form in re.findall(rf"_(\d+)({LESS}|{FEW})?", distribution):
         arguments = mutated(
             arguments, plan, int(seed), domain=domain, less=form == LESS, few=form == FEW
         )
+    if distribution.startswith(f"{MUTATED}_{MOVED}"):
+        pairs = enumerate(zip(arguments, plan.notes, strict=True))
+        return [_moved(value, note, index, domain) for index, (value, note) in pairs]
     return arguments
+
+
+def _moved(value: Any, note: InputNote, seed: int, domain: str) -> Any:
+    if not note.vary or not isinstance(value, Tensor) or value.layout != torch.strided:
+        return value
+    own = computable(as_real(value.detach()))
+    generator = Generator(own.device).manual_seed(seed)
+    less = torch.rand(own.shape, generator=generator, device=own.device)
+    drawn = _kept(own * (1 - MOVED_SHARE * less), own, note, domain) if own.numel() else own
+    drawn = torch.view_as_complex(drawn.contiguous()) if value.is_complex() else drawn
+    return torch.empty_like(value).copy_(drawn)
 
 
 def _differ(one: Any, other: Tensor) -> int:

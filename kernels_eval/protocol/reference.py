@@ -276,6 +276,19 @@ class ExplainError(Request[Explained]):
     trial: str
 
 
+class Likeness(Payload):
+    """The cosine between two errors; 0 where there is no earlier one."""
+
+    cosine: float = 0.0
+
+
+class LikenError(Request[Likeness]):
+    """How much the error of the candidate's output in a trial is like the one before it that was
+    asked for."""
+
+    trial: str
+
+
 class UnseenComparison(Payload):
     """Which outputs of unseen inputs were compared, by position, and their errors."""
 

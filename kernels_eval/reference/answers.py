@@ -21,6 +21,7 @@ from kernels_eval.config import (
     FACTORING_ERROR,
     FEW_BESIDE_STEP,
     FEW_BESIDE_STEP_SHARE,
+    FORMULA_SAMPLE,
     MOST_BESIDE_STEP_SHARE,
     MOST_FACTORING_ERROR,
     ORACLE_MAX_S,
@@ -41,6 +42,7 @@ from kernels_eval.model.correctness import (
 )
 from kernels_eval.model.measurement import (
     all_close,
+    as_real,
     computable,
     least_step,
     measure,
@@ -67,6 +69,8 @@ from kernels_eval.protocol import (
     ExpectWithout,
     Explained,
     ExplainError,
+    LikenError,
+    Likeness,
     MeasureCompiled,
     NewCandidate,
     RedrawWeights,
@@ -102,6 +106,7 @@ class ReferenceRole:
         self.parts = self, self.values, self.dependences, self.task, self.runner
         self.digests: dict[str, str] = {}
         self.without: list[int] = []
+        self.error: Tensor | None = None
         self.alone = True
 
     @handles(ShareMemory)
@@ -198,6 +203,15 @@ class ReferenceRole:
                         if any(map(explains, *found)):
                             return Explained(by=name)
         return Explained()
+
+    @handles(LikenError)
+    def liken_error(self, request: LikenError) -> Likeness:
+        known = self.values.kept(request.trial)
+        actual = read(self.runner.shared["candidate"], known.expected)
+        before, self.error = self.error, torch.cat(list(map(_error, actual, known.oracle)))
+        if before is None or len(before) != len(self.error):
+            return Likeness()
+        return Likeness(cosine=float(torch.cosine_similarity(before, self.error, dim=0)))
 
     @handles(MeasureCompiled)
     def measure_compiled(self, request: MeasureCompiled) -> Comparison:
@@ -393,6 +407,14 @@ class ReferenceRole:
             torch.where(mask & ~wrong, x, a)
             for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)
         ]
+
+
+def _error(actual: Tensor, oracle: Tensor) -> Tensor:
+    """Of some elements, in units of the output's size; 0 where one is not finite."""
+    step = actual.numel() // FORMULA_SAMPLE + 1
+    a, y = (as_real(computable(x)).reshape(-1)[::step].double() for x in (actual, oracle))
+    size = y.nan_to_num(0, 0, 0).square().mean().sqrt().clamp(min=1e-300)
+    return ((a - y) / size).nan_to_num(0, 0, 0)
 
 
 def _numbers_alone(x: Tensor, y: Tensor) -> Tensor:

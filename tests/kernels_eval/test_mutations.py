@@ -215,3 +215,14 @@ def test_each_change_has_its_own_form():
     first = mutated(values, plan, 5, few=True)
     expected = mutated(mutated(first, plan, 7), plan, 9, less=True)
     assert torch.equal(*mutated_as("mutated_5_few_7_9_less", values, plan), *expected)
+
+
+def test_what_is_moved_is_a_little_smaller_and_the_same_otherwise():
+    plan = plan_of([torch.randn(64, 8), 3])
+    x, one = torch.randn(64, 8), 3
+    mutated, moved = (
+        mutated_as(name, [x.clone(), one], plan) for name in ("mutated_5", "mutated_moved_5")
+    )
+    ratio = moved[0][mutated[0] != 0] / mutated[0][mutated[0] != 0]
+    assert moved[1] == mutated[1]
+    assert 0.9 < float(ratio.min()) < 0.95 and float(ratio.max()) <= 1

@@ -17,6 +17,7 @@ from kernels_eval.protocol import (
     Expectation,
     Explained,
     Glimpse,
+    Likeness,
     OutputForm,
 )
 from kernels_eval.records import Reason
@@ -42,9 +43,9 @@ class Process:
     """A candidate with these errors, the reference's own being `own` at points, and what it was
     asked."""
 
-    def __init__(self, errors, own=1e-7, fails="", mapped=True, inputs=True, by=""):
+    def __init__(self, errors, own=1e-7, fails="", mapped=True, inputs=True, by="", stays=0.9):
         self.errors, self.own, self.fails, self.asked = errors, own, fails, []
-        self.by = by
+        self.by, self.stays = by, stays
         self.known = 1e-7
         self.transposed, self.rebuilt = False, 0
         self.config = EvalConfig()
@@ -72,6 +73,8 @@ class Process:
             return Done()
         if request.command == "ExplainError":
             return Explained(by=self.by)
+        if request.command == "LikenError":
+            return Likeness(cosine=self.stays)
         if self.fails:
             raise Stop(Reason.REFERENCE_FAILED, self.fails)
         if request.command == "GlanceAt":
@@ -97,9 +100,11 @@ def test_an_error_far_beyond_the_gate_on_three_draws_is_wrong():
         points.explore(process)
     assert stop.value.finding.reason is Reason.WRONG_OUTPUT
     assert "changed at random" in stop.value.finding.detail
-    assert len({trial.seed for trial in process.asked}) == 3
-    first, *others = ((trial.weights, trial.distribution) for trial in process.asked)
-    assert others == [first, first]
+    glance, first, moved, again = process.asked
+    assert first.seed == moved.seed and len({glance.seed, first.seed, again.seed}) == 3
+    assert "moved" in moved.distribution
+    assert glance.weights == first.weights == moved.weights == again.weights
+    assert glance.distribution == first.distribution == again.distribution
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,12 @@ def test_what_may_be_rounding_chance_or_no_input_of_the_task_is_not(errors, own)
     process = Process(errors, own)
     points.explore(process)
     assert len(process.asked) >= EXPLORED_POINTS and process.rebuilt == 1
+
+
+def test_an_error_that_is_another_one_where_inputs_move_is_rounding():
+    process = Process([1e-3], stays=0.1)
+    points.explore(process)
+    assert process.rebuilt == 1
 
 
 def test_points_start_from_the_one_with_the_largest_error():

@@ -231,8 +231,8 @@ MOST_STEPS, SEEN_RMS = 4, 1e-6
 """Most changes of weights, and twice those of inputs, that make a point, and from which error on
 others start from it. Choices."""
 SAME_ERROR = 0.5
-"""Cosine between an error and that on inputs up to a sixteenth smaller, beyond which it is no
-rounding. A choice."""
+"""By how much an error changes on inputs up to a sixteenth smaller, from which on it is rounding. A
+choice."""
 BESIDE, MOST_AMPLIFIED = 2**-16, 64
 """By what share of themselves inputs and weights are moved to see what rounding costs, and how many
 times as much as on declared ones a reference may err. Choices. Measured: chaotic weights err by

@@ -164,13 +164,16 @@ def _far_off(trial: Trial, process: CandidateProcess) -> Comparison | None:
 
 
 def _stays(trial: Trial, process: CandidateProcess) -> bool:
-    """Whether an error is much the same where inputs are a little smaller. What cancels, as in a
-    variance in one pass, rounds otherwise there; what is left out stays."""
+    """Whether an error is much the same where inputs are a little smaller, twice. What cancels, as
+    in a variance in one pass, rounds otherwise there; what is left out stays."""
     reference, asked = process.reference, LikenError(trial=trial.name)
     reference.request(asked)
     changes = trial.distribution.removeprefix(MUTATED) if trial.distribution != DECLARED else ""
-    moved = replace(trial, distribution=f"{MUTATED}_{MOVED}{changes}")
-    return bool(_far_off(moved, process)) and reference.request(asked).cosine > SAME_ERROR
+    return all(
+        _far_off(replace(trial, distribution=f"{MUTATED}_{MOVED}{number}{changes}"), process)
+        and reference.request(asked).distance < SAME_ERROR
+        for number in range(2)
+    )
 
 
 def _pass_on(stop: Stop, process: CandidateProcess) -> None:

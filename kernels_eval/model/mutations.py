@@ -163,15 +163,16 @@ def mutated(
 
 def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:
     """As a trial's name says: `mutated_SEED`, perhaps several, each perhaps `_less` or `_few`, and
-    a domain; `mutated_moved_SEED`: with each number a little smaller."""
+    a domain; `mutated_movedNUMBER_SEED`: with each number a little smaller."""
     domain = domain_of(distribution)
     for seed, form in re.findall(rf"_(\d+)({LESS}|{FEW})?", distribution):
         arguments = mutated(
             arguments, plan, int(seed), domain=domain, less=form == LESS, few=form == FEW
         )
-    if distribution.startswith(f"{MUTATED}_{MOVED}"):
-        pairs = enumerate(zip(arguments, plan.notes, strict=True))
-        return [_moved(value, note, index, domain) for index, (value, note) in pairs]
+    if moved := re.match(rf"{MUTATED}_{MOVED}(\d+)", distribution):
+        first = len(arguments) * int(moved[1])
+        pairs = enumerate(zip(arguments, plan.notes, strict=True), first)
+        return [_moved(value, note, seed, domain) for seed, (value, note) in pairs]
     return arguments
 
 

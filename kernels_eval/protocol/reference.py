@@ -277,9 +277,9 @@ class ExplainError(Request[Explained]):
 
 
 class Likeness(Payload):
-    """The cosine between two errors; 0 where there is no earlier one."""
+    """By how much two errors differ, in units of the earlier one's size; 1 where there is none."""
 
-    cosine: float = 0.0
+    distance: float = 1.0
 
 
 class LikenError(Request[Likeness]):

@@ -209,9 +209,9 @@ class ReferenceRole:
         known = self.values.kept(request.trial)
         actual = read(self.runner.shared["candidate"], known.expected)
         before, self.error = self.error, torch.cat(list(map(_error, actual, known.oracle)))
-        if before is None or len(before) != len(self.error):
+        if before is None or len(before) != len(self.error) or not before.any():
             return Likeness()
-        return Likeness(cosine=float(torch.cosine_similarity(before, self.error, dim=0)))
+        return Likeness(distance=float((self.error - before).norm() / before.norm()))
 
     @handles(MeasureCompiled)
     def measure_compiled(self, request: MeasureCompiled) -> Comparison:

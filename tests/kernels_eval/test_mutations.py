@@ -221,7 +221,7 @@ def test_what_is_moved_is_a_little_smaller_and_the_same_otherwise():
     plan = plan_of([torch.randn(64, 8), 3])
     x, one = torch.randn(64, 8), 3
     mutated, moved = (
-        mutated_as(name, [x.clone(), one], plan) for name in ("mutated_5", "mutated_moved_5")
+        mutated_as(name, [x.clone(), one], plan) for name in ("mutated_5", "mutated_moved1_5")
     )
     ratio = moved[0][mutated[0] != 0] / mutated[0][mutated[0] != 0]
     assert moved[1] == mutated[1]

@@ -43,9 +43,9 @@ class Process:
     """A candidate with these errors, the reference's own being `own` at points, and what it was
     asked."""
 
-    def __init__(self, errors, own=1e-7, fails="", mapped=True, inputs=True, by="", stays=0.9):
+    def __init__(self, errors, own=1e-7, fails="", mapped=True, inputs=True, by="", changed=0.1):
         self.errors, self.own, self.fails, self.asked = errors, own, fails, []
-        self.by, self.stays = by, stays
+        self.by, self.changed = by, changed
         self.known = 1e-7
         self.transposed, self.rebuilt = False, 0
         self.config = EvalConfig()
@@ -74,7 +74,7 @@ class Process:
         if request.command == "ExplainError":
             return Explained(by=self.by)
         if request.command == "LikenError":
-            return Likeness(cosine=self.stays)
+            return Likeness(distance=self.changed)
         if self.fails:
             raise Stop(Reason.REFERENCE_FAILED, self.fails)
         if request.command == "GlanceAt":
@@ -100,10 +100,11 @@ def test_an_error_far_beyond_the_gate_on_three_draws_is_wrong():
         points.explore(process)
     assert stop.value.finding.reason is Reason.WRONG_OUTPUT
     assert "changed at random" in stop.value.finding.detail
-    glance, first, moved, again = process.asked
-    assert first.seed == moved.seed and len({glance.seed, first.seed, again.seed}) == 3
-    assert "moved" in moved.distribution
-    assert glance.weights == first.weights == moved.weights == again.weights
+    glance, first, moved, otherwise, again = process.asked
+    assert first.seed == moved.seed == otherwise.seed
+    assert len({glance.seed, first.seed, again.seed}) == 3
+    assert "moved0" in moved.distribution and "moved1" in otherwise.distribution
+    assert len({trial.weights for trial in process.asked}) == 1
     assert glance.distribution == first.distribution == again.distribution
 
 
@@ -129,7 +130,7 @@ def test_what_may_be_rounding_chance_or_no_input_of_the_task_is_not(errors, own)
 
 
 def test_an_error_that_is_another_one_where_inputs_move_is_rounding():
-    process = Process([1e-3], stays=0.1)
+    process = Process([1e-3], changed=0.9)
     points.explore(process)
     assert process.rebuilt == 1
 

@@ -80,11 +80,12 @@ class Point:
 
 def explore(process: CandidateProcess) -> None:
     """Compare at points near the task: every other one at random, the others a step from the one
-    with the largest error. Raises Stop for a wrong answer, ReferenceRestarted where a point breaks
-    the reference's process.
+    with the largest error; at none where another formula was seen already. Raises Stop for a wrong
+    answer, ReferenceRestarted where a point breaks the reference's process.
     """
     reference, spent = process.reference, 0
-    points = 0 if EXPLORED.name in reference.unsuitable else EXPLORED_POINTS
+    left_out = EXPLORED.name in reference.unsuitable or process.draft.approximation
+    points = 0 if left_out else EXPLORED_POINTS
     best, largest = None, SEEN_RMS
     for number in range(points):
         if number >= FEWEST_EXPLORED and spent > EXPLORED_S * 1e9:

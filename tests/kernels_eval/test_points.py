@@ -50,7 +50,8 @@ class Process:
         self.transposed, self.rebuilt = False, 0
         self.config = EvalConfig()
         self.child = SimpleNamespace(dead=False, processor_ns=lambda: 0)
-        self.draft = SimpleNamespace(flags=[] if mapped else ["weights_not_mappable"])
+        flags = [] if mapped else ["weights_not_mappable"]
+        self.draft = SimpleNamespace(flags=flags, approximation="")
         task = SimpleNamespace(
             domains=("",),
             expected={"declared": expectation(1e-7)},
@@ -127,6 +128,13 @@ def test_what_may_be_rounding_chance_or_no_input_of_the_task_is_not(errors, own)
     process = Process(errors, own)
     points.explore(process)
     assert len(process.asked) >= EXPLORED_POINTS and process.rebuilt == 1
+
+
+def test_nothing_is_looked_for_in_another_formula():
+    process = Process([1e-3])
+    process.draft.approximation = "another formula"
+    points.explore(process)
+    assert not process.asked
 
 
 def test_an_error_that_is_another_one_where_inputs_move_is_rounding():

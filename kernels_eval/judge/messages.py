@@ -26,6 +26,8 @@ from kernels_eval.records import (
 from kernels_eval.sandbox.child import Child, ChildFailure
 from kernels_eval.source.spec import Build, ExtensionSpec
 
+NO_MODULE = "no complete module: the file or the response is empty, cut off, or holds no code"
+
 
 class Finding(Record):
     """Why a verification ended before every check had passed."""
@@ -214,5 +216,5 @@ def verdict_of(
 
 def no_code_verdict(task: KernelTask, candidate: Candidate) -> Verdict:
     reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
-    finding = Finding(reason=reason, detail="the response holds no complete module")
+    finding = Finding(reason=reason, detail=NO_MODULE)
     return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)

@@ -17,6 +17,7 @@ from kernels_eval.compile.linked import forbidden_link
 from kernels_eval.compile.transforms import BuildTransform
 from kernels_eval.config import BUILDS_DEADLINE_SHARE, LOG_BYTES, MOST_BUILDS, EvalConfig
 from kernels_eval.judge.messages import (
+    NO_MODULE,
     Finding,
     Prepared,
     Stop,
@@ -228,7 +229,7 @@ class Preparer(Workplace):
         candidate = builds.candidate
         if candidate.code is None:
             reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
-            raise Stop(reason, "the response holds no complete module")
+            raise Stop(reason, NO_MODULE)
         builds.note(screen(candidate.code))
         if "ModelNew" not in candidate.code:
             raise Stop(Reason.MISSING_MODEL_NEW, "the module defines no ModelNew")

@@ -174,7 +174,9 @@ def nothing_taken(decisions: pl.DataFrame) -> UsageError:
     told = "; ".join([f"{correct.height} correct", *left_out(reasons)])
     return UsageError(
         f"curation took none of {decisions.height} candidates ({told})",
-        fix or "lower curation.min_speedup, 5 unless set, or verify more candidates",
+        fix
+        or "lower curation.min_speedup, 5 unless set; set curation.equal_speedups=interval where"
+        " candidates of a task are about as fast as each other; or verify more candidates",
     )
 
 

@@ -71,13 +71,14 @@ def card(context: Card) -> str:
 def _front_matter(context: Card, languages: Sequence[str]) -> str:
     from huggingface_hub import DatasetCardData
 
+    subject = "kernels" if set(languages) == {"cpp"} else "gpu-kernels"
     files = [{"split": each, "path": f"{DATA}/{each}-*.parquet"} for each in context.splits]
     return DatasetCardData(
         pretty_name=_line(context.options.name),
         license=context.options.license,
         language=["en"],
         task_categories=["text-generation"],
-        tags=["concur", "code", "gpu-kernels", "reasoning", *languages],
+        tags=["concur", "code", subject, "reasoning", *languages],
         configs=[{"config_name": "default", "data_files": files}],
     ).to_yaml()
 

@@ -223,12 +223,7 @@ def _cause(trial: Trial, found: Comparison, process: CandidateProcess) -> tuple[
         kept = mantissa - found.lost_bits
         why = f"its outputs keep {kept} bits of mantissa, {found.precision} has {mantissa}; "
         return Reason.PRECISION_DOWNCAST, why
-    return explanation_of(trial, process)
-
-
-def explanation_of(trial: Trial, process: CandidateProcess) -> tuple[Reason, str] | None:
-    """What the reference gives such an error by: the reason and why. None: nothing known."""
-    return EXPLANATIONS.get(process.reference.request(ExplainError(trial=trial.name)).by)
+    return EXPLANATIONS.get(reference.request(ExplainError(trial=trial.name)).by)
 
 
 def _unexplained_downcast(found: Comparison) -> tuple[Reason, str]:

@@ -22,7 +22,7 @@ from kernels_eval.config import (
     SEEN_RMS,
 )
 from kernels_eval.judge.candidate_handle import CandidateProcess
-from kernels_eval.judge.explanation import errors_of, explanation_of
+from kernels_eval.judge.explanation import EXPLANATIONS, errors_of
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.reference_handle import ReferenceRestarted
 from kernels_eval.judge.trials import Trial, TrialRow
@@ -30,10 +30,12 @@ from kernels_eval.protocol import (
     CHANGED,
     DECLARED,
     FEW,
+    GELU_BY_TANH,
     MOVED,
     MUTATED,
     WITHIN,
     Comparison,
+    ExplainError,
     ForgetTrial,
     GlanceAt,
     LikenError,
@@ -202,10 +204,13 @@ def _few_differ(found: Comparison, outputs: list[OutputForm]) -> bool:
 
 def _wrong(point: Point, found: Comparison, process: CandidateProcess) -> Stop:
     what = "weights" * bool(point.weights), "inputs" * bool(point.inputs)
-    reason, why = explanation_of(point.trial, process) or (
-        Reason.WRONG_OUTPUT,
+    by = process.reference.request(ExplainError(trial=EXPLORED.name)).by
+    fewer = (
         "does it make fewer steps, iterations or terms than the task, or leave out what others"
-        " seldom need?; ",
+        " seldom need?; "
     )
+    # not a downcast, which the trials would have shown
+    why = EXPLANATIONS[by][1] if by == GELU_BY_TANH else fewer
     where = f"wrong where {' and '.join(filter(None, what))} are changed at random, twice"
-    return Stop(reason, f"right in all trials, {where}: {why}{errors_of(point.trial, found)}")
+    detail = f"right in all trials, {where}: {why}{errors_of(point.trial, found)}"
+    return Stop(Reason.WRONG_OUTPUT, detail)

@@ -225,8 +225,7 @@ DOUBLINGS, ROW_DOUBLINGS, ROW_SHARES = 2, 4, (1 / 8, 1 / 2)
 EXPLORED_POINTS, FEWEST_EXPLORED, EXPLORED_S, FAR = 24, 4, 0.8, 8
 """Points near a task that are compared, all of them within so many seconds of processor time (what
 it takes to be sure of a large error is not counted), and by how many times an error must be beyond
-its gate there. Measured:
-benchmarks/results/2026-11-29-points.md."""
+its gate there. Measured: benchmarks/results/2026-11-29-points.md."""
 MOST_STEPS, SEEN_RMS = 4, 1e-6
 """Most changes of weights, and twice those of inputs, that make a point, and from which error on
 others start from it. Choices."""

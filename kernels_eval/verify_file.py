@@ -163,9 +163,9 @@ def verify(
     started: ServerProcess | None = None,
     say_headers: Say = silent,
 ) -> Verdict:
-    """The verdict of a file's candidate; `say` gets each stage, `say_headers` how the work for the
-    first of all kernels goes on; `started`: a fork server's process that was started already.
-    Raises EvalError and DeviceError.
+    """The verdict of a file's candidate. `say` gets each stage, `say_headers` the progress of
+    compiling PyTorch's headers; `started`: a fork server's process. Raises EvalError and
+    DeviceError.
     """
     require_device(candidate.language, of=f"{path}: ")
     if candidate.code is None:

@@ -25,7 +25,7 @@ from kernels_eval.compile.lite import (
     definitions,
     only_declares,
 )
-from kernels_eval.compile.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
+from kernels_eval.compile.prepared import COMMON_CXX, COMMON_LIBRARY, SHIMS, WRAPPED, Prepared
 from kernels_eval.compile.process import (
     Outcome,
     WorkRoot,
@@ -424,14 +424,13 @@ class Builder:
     def _parts(self, *, cuda: bool) -> dict[Path, Callable[[], object]]:
         """What most builds need, the longest work first: 16, 12, 7 s on one core."""
         made = self.prepared
-        root = made.root
         parts: dict[Path, Callable[[], object]] = {
-            root / f"lib{SHIMS[1]}.so": partial(made.shim, SHIMS[1]),
-            root / f"lib{SHIMS[0]}.so": partial(made.shim, SHIMS[0]),
-            root / "names_of_torch.json": lambda: self.names.only_torchs,
-            root / "libconcur_common.so": made.common,
+            made.library(SHIMS[1]): partial(made.shim, SHIMS[1]),
+            made.library(SHIMS[0]): partial(made.shim, SHIMS[0]),
+            self.names.path: lambda: self.names.only_torchs,
+            made.library(COMMON_LIBRARY): made.common,
         }
         if cuda and self.tools.nvcc:
-            parts[root / "bindings/torch/extension.h"] = made.bindings
-            parts[root / f"cuda-{self.tools.cuda_key}/libconcur_launch.so"] = made.launches
+            parts[made.bindings_header] = made.bindings
+            parts[made.launch_library] = made.launches
         return parts

@@ -40,6 +40,7 @@ WRAPPED = """__cudaRegisterFunction __cudaGetKernel __cudaLaunchKernel __cudaLau
     cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel""".split()
 # The second knows Python; two files, so that two builders share the work.
 SHIMS = ("concur_shim", "concur_python")
+COMMON_LIBRARY = "concur_common"
 
 
 class Prepared:
@@ -78,6 +79,17 @@ class Prepared:
         command = [self.tools.cxx, *SHARED_LIBRARY, str(HEADERS / f"support/{name}.cpp"), *options]
         self.compile(f"the library {name}", [*command, f"-Wl,-soname,lib{name}.so"], staging)
 
+    def library(self, name: str) -> Path:
+        return self.root / f"lib{name}.so"
+
+    @property
+    def launch_library(self) -> Path:
+        return self.root / f"cuda-{self.tools.cuda_key}/libconcur_launch.so"
+
+    @property
+    def bindings_header(self) -> Path:
+        return self.root / "bindings/torch/extension.h"
+
     @property
     def _torch_library(self) -> str:
         return f"-L{self.tools.torch_dir / 'lib'}"
@@ -98,7 +110,7 @@ class Prepared:
         options = [*self.tools.includes, self._torch_library, "-lc10", "-ltorch_cpu", "-O2"]
         options += ["-ltorch_python"] if name == "concur_python" else []
         make = partial(self._link_library, name, options)
-        return self.once(self.root / f"lib{name}.so", make)
+        return self.once(self.library(name), make)
 
     def common(self) -> Path:
         def make(staging: Path) -> None:
@@ -107,10 +119,10 @@ class Prepared:
             options = [f"-I{generated}", f"-I{self.lite_headers()}", "-O2", "-fvisibility=hidden"]
             options += [self._torch_library, "-ltorch_cpu", "-lc10", str(self.shim("concur_shim"))]
             options.append(f"-Wl,-rpath,{self.root}")
-            self._link_library("concur_common", options, staging)
+            self._link_library(COMMON_LIBRARY, options, staging)
             remove_tree(generated)
 
-        return self.once(self.root / "libconcur_common.so", make)
+        return self.once(self.library(COMMON_LIBRARY), make)
 
     def bindings(self) -> Path:
         """A folder whose <torch/extension.h> has lite's bindings and no operators, precompiled for
@@ -130,8 +142,8 @@ class Prepared:
             for level in ("-O0", "-O2"):
                 self._precompile("lite's header", [*flags, level], header, staging / level[1:])
 
-        folder = self.once(self.root / "bindings", make)
-        header = folder / "torch/extension.h"
+        header = self.bindings_header
+        folder = self.once(header.parents[1], make)
         if self.tools.is_gcc:
             self.once(header.with_name("extension.h.gch"), make_precompiled)
         return folder
@@ -152,10 +164,9 @@ class Prepared:
     def launches(self) -> Path:
         options = [f"-I{path}" for path in self.tools.plain_includes]
         options += [*(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart", "-O1"]
-        folder = self.root / f"cuda-{self.tools.cuda_key}"
-        folder.mkdir(exist_ok=True)
+        self.launch_library.parent.mkdir(exist_ok=True)
         make = partial(self._link_library, "concur_launch", options)
-        return self.once(folder / "libconcur_launch.so", make)
+        return self.once(self.launch_library, make)
 
     # -- torch's headers -------------------------------------------------------------------------
 

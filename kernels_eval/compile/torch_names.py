@@ -75,6 +75,10 @@ class HeaderNames:
     def __init__(self, made: Prepared) -> None:
         self._made, self._tools = made, made.tools
 
+    @property
+    def path(self) -> Path:
+        return self._made.root / "names_of_torch.json"
+
     @cached_property
     def of_torch(self) -> TorchNames:
         """Names that torch's headers bring: they decide where lite may speak for full."""
@@ -100,7 +104,7 @@ class HeaderNames:
             scope = macros | file_scope(text)
             staging.write_text(json.dumps([*map(sorted, (macros, words, scope)), self._absent()]))
 
-        path = self._made.once(self._made.root / "names_of_torch.json", make)
+        path = self._made.once(self.path, make)
         macros, words, scope, not_brought = map(frozenset, json.loads(path.read_text()))
         include = self._tools.torch_dir / "include"
         dispatch = (include / "ATen/Dispatch.h").read_text()

@@ -29,14 +29,13 @@ from kernels_eval.config import (
     MOST_PLACES,
     MOST_SHIFTS,
     MOST_SHUFFLED,
-    MOVED_SHARE,
     OWN_PART,
     OWN_SHARE,
     SHARPNESS,
 )
 from kernels_eval.model.invariants import is_one_number
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.model.redraws import KEEP, OTHERWISE, redrawn
+from kernels_eval.model.redraws import KEEP, OTHERWISE, moved_numbers, redrawn
 from kernels_eval.protocol import (
     FEW,
     LESS,
@@ -180,9 +179,10 @@ def _moved(value: Any, note: InputNote, seed: int, domain: str) -> Any:
     if not note.vary or not isinstance(value, Tensor) or value.layout != torch.strided:
         return value
     own = computable(as_real(value.detach()))
+    if not own.numel():
+        return value
     generator = Generator(own.device).manual_seed(seed)
-    less = torch.rand(own.shape, generator=generator, device=own.device)
-    drawn = _kept(own * (1 - MOVED_SHARE * less), own, note, domain) if own.numel() else own
+    drawn = _kept(moved_numbers(own, generator, note), own, note, domain)
     drawn = torch.view_as_complex(drawn.contiguous()) if value.is_complex() else drawn
     return torch.empty_like(value).copy_(drawn)
 

@@ -159,10 +159,10 @@ def _shuffled(value: Tensor, generator: torch.Generator, note: InputNote) -> Ten
     runs = flat[: len(flat) // size * size].view(-1, size)
     order = torch.randperm(len(runs), generator=generator, device=value.device)
     shuffled = torch.cat([runs[order].view(-1), flat[runs.numel() :]]).view(value.shape)
-    return shuffled if is_whole(shuffled) else _moved(shuffled, generator, note)
+    return shuffled if is_whole(shuffled) else moved_numbers(shuffled, generator, note)
 
 
-def _moved(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+def moved_numbers(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """Each finite element up to a sixteenth smaller, or larger where that is outside of the range
     of all."""
     value = computable(value)
@@ -317,7 +317,7 @@ VARIATIONS: dict[str, Variation] = {
     "resampled": _resampled,
     "between": _between,
     "offsets": _offsets,
-    "moved": _moved,
+    "moved": moved_numbers,
     "tied": lambda value, generator, note: tied(value),
 }
 OTHERWISE = VARIATIONS | {
@@ -341,7 +341,7 @@ RARE_FORMS: dict[str, Variation] = {
     "exponents": _large,
 }
 FORMS = VARIATIONS_BY_DRAW | {
-    MOVED: {"moved": _moved, "tied": _moved},
+    MOVED: {"moved": moved_numbers, "tied": moved_numbers},
     RARE: RARE_FORMS,
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},
     PATH: {"full_rows": _path},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig, load_profile
 from flows.runtime.terminal import TerminalProgress
+from kernels_eval.installation import command_at
 from kernels_eval.records import Json
 from kernels_eval.sandbox import reaper
 from tasks.files import atomic_write, explain_write_errors, make_writable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from flows.ready import Part
 
 NOTHING_NEW = "nothing was new, all snapshots existed already"
+REPORT_COMES = "comes with training and benchmark: the same command without --only refresh"
 QUIET = {
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -78,19 +81,19 @@ def joined_configuration(profile: str, overrides: list[str], root: str) -> Pipel
 
 def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
     """Run the flow in this process, with progress on stderr. Returns the summary as plain data."""
+    began_s = time.monotonic()
     embed(config)
-    from flows.view import view_command
-
     Thread(target=make_headers, args=(config,), daemon=True).start()
     with served_and_shown() as progress:
         found, run = _refresh(config) if refresh_only else _whole_line(config)
     return {
         "name": config.name,
-        "seconds": progress.seconds,
+        "seconds": round(time.monotonic() - began_s, 1),
         "new_work_in": sorted(progress.worked),
         **({} if progress.worked else {"note": NOTHING_NEW}),
         **found,
-        "viewer": view_command(config.root),
+        "training_set": command_at("publish", config.root) + " --out FOLDER",
+        "viewer": command_at("view", config.root) + " --open",
         **mlflow_pages(config, run),
     }
 
@@ -118,7 +121,7 @@ def _refresh(config: PipelineConfig) -> tuple[Json, str | None]:
         str(row["snapshot"]): f"{row['rows']}" + (f" ({row['counts']})" if row["counts"] else "")
         for row in summary_rows(refreshed)
     }
-    return {"summary": summary}, run
+    return {"summary": summary, "report": REPORT_COMES}, run
 
 
 def _whole_line(config: PipelineConfig) -> tuple[Json, str | None]:

@@ -89,6 +89,8 @@ def serving_memory(config: SynthesisConfig) -> str:
 
 def training_memory(recipe: TrainingRecipe) -> str:
     """Check memory for weights: a share per worker with fsdp2, otherwise all."""
+    if sizing.read_gpu() is None:
+        return "no GPU: trains on the CPU"
     gpus = recipe.workers if recipe.parallelism in ("fsdp2", "auto") else 1
     fix = "training.parallelism=fsdp2 --set training.workers={}"
     return _fits(recipe.base_model, gpus, 1.0, fix)

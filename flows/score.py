@@ -31,6 +31,7 @@ ABSENT = {
     "device": pl.String(),
 }
 """Columns that a table may lack."""
+USUAL_KS = (1, 5, 10)
 LEVEL = re.compile(r"kernelbench/L(\d+)/")
 
 
@@ -42,19 +43,20 @@ def score_table(
     root: str = ".concur",
     label: str | None = None,
     device: str | None = None,
-    ks: str = "1,5,10",
-    ps: str = "0,0.5,0.8,1,1.2,1.5,2",
+    ks: str | None = None,
+    ps: str = "0.5,0.8,1,1.2,1.5,2",
     resamples: int = 2000,
     min_kernel_share: float | None = None,
 ) -> Json:
     """Return `tasks.benchmark.score_table.tabulate` of verdicts on disk.
 
     A model is the candidates' `generator` (or column `model`), else `label`. Levels come from
-    `tasks` (as in tasks.sources.tables.load), the tasks' snapshot, or KernelBench's ids. Raises
+    `tasks` (as in tasks.sources.tables.load), the tasks' snapshot, or KernelBench's ids. Without
+    `ks` there are those of USUAL_KS for which a model has enough samples of each task. Raises
     UsageError for unreadable input, duplicate candidates, tasks missing from `tasks`, and verdicts
     of several devices without `device`.
     """
-    known_ks = parsed_numbers(ks, "--k", int, 1, "1,5,10")
+    known_ks = ks and parsed_numbers(ks, "--k", int, 1, "1,5,10")
     known_ps = parsed_numbers(ps, "--p", float, 0, "0,0.5,1,1.5,2")
     if candidates and not verdicts:
         raise UsageError("--candidates without --verdicts", "give both, or neither")
@@ -66,9 +68,16 @@ def score_table(
     frame = _of_device(_read(source, label), device, name)
     frame = without_fig_leaves(frame, min_kernel_share)
     levels = _levels(set(frame["task_id"]), source, tasks)
-    found = tabulate(frame, levels, ks=known_ks, ps=known_ps, resamples=resamples)
+    ks_of = known_ks or _supported_ks(frame)
+    found = tabulate(frame, levels, ks=ks_of, ps=known_ps, resamples=resamples)
     asked = {} if min_kernel_share is None else {"min_kernel_share": min_kernel_share}
     return {"verdicts": name, "label": label, **asked, **found}
+
+
+def _supported_ks(frame: pl.DataFrame) -> list[int]:
+    samples = frame.group_by("model", "task_id").len()
+    most = samples.group_by("model").agg(pl.col("len").min())["len"].max()
+    return [k for k in USUAL_KS if k == 1 or (isinstance(most, int) and k <= most)]
 
 
 def _names_models(verdicts: str) -> bool:

@@ -51,8 +51,9 @@ def command_name(program: str = "concur") -> str:
 def command_at(verb: str, root: str | Path) -> str:
     """A command of concur for this root, as this user can type it."""
     there, here = Path(root).absolute(), Path.cwd()
-    place = there.relative_to(here) if there.is_relative_to(here) else there
-    return shlex.join([command_name(), verb, "--root", str(place)])
+    place = str(there.relative_to(here) if there.is_relative_to(here) else there)
+    place = str(root) if "://" in str(root) else place
+    return shlex.join([command_name(), verb, "--root", place])
 
 
 def pip_install(*requirements: str) -> str:

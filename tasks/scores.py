@@ -132,6 +132,13 @@ def task_rates(
     ).drop("c")
 
 
+def right_samples(frame: pl.DataFrame, by: Sequence[str], track: Track) -> pl.DataFrame:
+    """How many samples that count are right on a track: `by`, track, right."""
+    samples = scorable(frame, by)
+    counts = samples.group_by(by, maintain_order=True).agg(right=_right(track).sum())
+    return counts.with_columns(track=pl.lit(track))
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate of the chance that one of k samples is right, where c of n were: 1 - C(n -
     c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, equation 1). Raises ValueError unless 0 <=

@@ -9,7 +9,7 @@ import polars as pl
 
 from kernels_eval.records import Record
 from tasks.reporting.parts import Cell
-from tasks.reporting.text import number
+from tasks.reporting.text import interval, number
 from tasks.scores import SHARE_COLUMN
 
 LEAST = (0.01, 0.1, 0.5)
@@ -56,5 +56,5 @@ LEFT_OUT_COLUMNS: Mapping[str, Callable[[LeftOut], Cell]] = {
     "samples that would go": lambda each: f"{each.samples:,} ({each.of_samples:.1%})",
     "of unknown share": lambda each: f"{each.unknown:,}",
     "of the sum of speedups": lambda each: number(each.speedup_share, ".1%"),
-    "geometric mean of the rest": lambda each: number(each.rest, ".2f"),
+    "geometric mean speedup of the rest": lambda each: interval(each.rest, form=".2x"),
 }

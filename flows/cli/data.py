@@ -130,7 +130,7 @@ def publish(
 
     Options:
         out DIR: Folder to create.
-        name: Name of the data set.
+        name: Name of the data set. [default: that of the folder or repository]
         license ID: Licence of the set, as named by the hub, such as apache-2.0.
         holdout SHARE: Share of the tasks for the split `test`.
         push REPO_ID: Also push the set to the hub; the token is read from HF_TOKEN.

@@ -71,7 +71,7 @@ def refresh_row(refresh: Refresh) -> Json:
 def show(
     fingerprint: str,
     *,
-    root: Root = ".concur",
+    root: str | None = None,
     rows: Annotated[int, Option(min=0)] = 3,
 ) -> Json:
     """Show a snapshot: what it holds, its first rows and its columns. Or a candidate's verdict.
@@ -79,21 +79,22 @@ def show(
     Options:
         fingerprint FINGERPRINT: The beginning of a fingerprint or of a candidate's id, a
             snapshot's directory, or --out of verify-batch.
-        root: Folder of the snapshots, or --out of verify-batch.
+        root: Folder of the snapshots, or --out of verify-batch. [default: .concur and what
+            verify-batch wrote here]
         rows N: Print the first N rows.
     """
     from tasks.curation.source import in_batch
     from tasks.store.lookup import find_snapshot
 
-    below = Path(root, "snapshots")
-    root = str(below) if below.is_dir() else root
+    first, *others = [snapshots_in(root)] if root else roots_here()
     try:
-        snapshot = find_snapshot(root, str(in_batch(Path(fingerprint)))).open()
+        snapshot = find_snapshot(first, str(in_batch(Path(fingerprint)))).open()
     except UsageError as error:
-        if found := verdict_on(root, fingerprint):
-            return {"verdict": found}
-        of_candidate = "a candidate's id needs --root, such as --out of verify-batch"
-        raise UsageError(error.args[0], f"{error.hint}; {of_candidate}") from error
+        for place in (first, *others):
+            if found := verdict_on(place, fingerprint):
+                return {"verdict": found}
+        hint = "give --root: a folder of snapshots, or --out of verify-batch; `concur ls` lists one"
+        raise UsageError(error.args[0], error.hint if root else hint) from error
     return {
         "path": snapshot.path,
         "finished": snapshot.finished,
@@ -101,6 +102,20 @@ def show(
         "columns": {each.name: str(each.type) for each in snapshot.schema()},
         "rows": under_their_names(first_rows(snapshot, rows), snapshot),
     }
+
+
+def snapshots_in(place: str) -> str:
+    """The root of snapshots of a place: a root, or what verify-batch wrote."""
+    below = Path(place, "snapshots")
+    return str(below) if below.is_dir() else place
+
+
+def roots_here() -> list[str]:
+    """The default root, then those that verify-batch wrote into the current folder, newest
+    first."""
+    batches = [path.parent.parent for path in Path().glob("*/snapshots/verification")]
+    batches.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return [".concur", *(snapshots_in(str(path)) for path in batches)]
 
 
 def verdict_on(root: str, name: str) -> Json | None:

@@ -34,6 +34,9 @@ MORE_OF_LIST = (
     "--stage STAGE lists all of a stage; `concur show FINGERPRINT --root {root}` shows one.\n"
     "--json has all snapshots and refreshes."
 )
+MEANS = (
+    "means over tasks. exec: the share of right samples; fast_p: of right ones with speedup above p"
+)
 MORE_OF_SETS = "--json has each set's configuration."
 
 
@@ -155,8 +158,17 @@ def of_doctor(data: Json) -> str:
         told[work] = "yes" if ready else ["no", *(lines or first)]
         above += [] if ready else [work]
     missing = {each["name"]: each["fix"] for each in checks if each["fix"] and not each["work"]}
-    found = _only(checks, "name", "found", "ok", "need")
+    found = [
+        {"name": each["name"], "found": each["found"], "ok": _answer(each)}
+        | {"needed_for": each["work"] or "optional"}
+        for each in checks
+    ]
     return render({"profile": data["profile"], **told, "checks": found, "optional_fixes": missing})
+
+
+def _answer(check: Json) -> str:
+    unknown = check["found"].startswith("unknown")
+    return "unknown" if unknown else "yes" if check["ok"] else "no"
 
 
 def of_batch(data: Json) -> str:
@@ -199,7 +211,7 @@ def _of_batch(row: Json) -> Json:
 def _times(row: Json) -> Json:
     ends = (row["speedup"], row["speedup_lower"], row["speedup_upper"])
     return {
-        "speedup": "not timed" if row["speedup"] is None else interval(*ends, ".3g"),
+        "speedup": "not timed" if row["speedup"] is None else interval(*ends, ".2x"),
         "time_in_own_kernels": interval(row["custom_kernel_time_share"], form=".1%"),
     }
 
@@ -207,7 +219,7 @@ def _times(row: Json) -> Json:
 def of_scores(data: Json) -> str:
     """Scores without the rows of a k above the samples: the notes, last, say why they are empty.
     Tracks with the same scores are one row."""
-    rows = data["scores"]
+    rows = [_of_score(row) for row in data["scores"]]
     least = min((row["k"] for row in rows), default=None)
     shown: list[Json] = []
     for row in rows:
@@ -216,11 +228,23 @@ def of_scores(data: Json) -> str:
         ordered = {name: row[name] for name in ("model", "group", "track", "k")} | row
         same = next((each for each in shown if each | {"track": ""} == row | {"track": ""}), None)
         if same:
-            same["track"] = f"{same['track']}, {row['track']}"
+            same["track"] = f"{same['track']} and {row['track']} alike"
         else:
             shown.append(ordered)
-    told = {name: data[name] for name in data if name != "notes"} | {"scores": shown}
+    about = {name: data[name] for name in data if name not in ("notes", "degenerate_tasks")}
+    about["degenerate_tasks"] = data["degenerate_tasks"] or None
+    told = about | {"shares": MEANS, "scores": shown}
     return "\n\n".join([render(told), render({"notes": data["notes"]})])
+
+
+def _of_score(row: Json) -> Json:
+    """A row of scores with the number of its right samples, without what says nothing."""
+    from tasks.benchmark.score_table import NONE_THERE
+
+    samples = f"{row['right']:,} right of {plural(row['samples'], 'sample')}"
+    quiet = {"degenerate": NONE_THERE, "missing": 0, "baseline": "eager", "right": row["right"]}
+    kept = {name: value for name, value in row.items() if quiet.get(name, ...) != value}
+    return kept | {"samples": samples}
 
 
 def of_morning(data: Json) -> str:

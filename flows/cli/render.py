@@ -252,7 +252,8 @@ def inline_text(value: Mapping[str, Any], name: str = "") -> str:
     """Return a mapping on one line: `50.0 % (40.0 to 60.0)` or `1.2 (1.1 to 1.3)` of an interval,
     by its key's name, else `name 1, other 2`."""
     if _is_interval(value):
-        return interval(**value, form=".1%" if _SHARE.match(name) else ".4g")
+        form = ".1%" if _SHARE.match(name) else ".2x" if name.endswith("speedup") else ".4g"
+        return interval(**value, form=form)
     return ", ".join(f"{clean_line(k)} {text_of(k, v)}" for k, v in value.items()) or "none"
 
 
@@ -284,9 +285,8 @@ def _number(name: str, value: float) -> str:
         )
     if "share" in words:
         return f"{value:.1%}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{number}x" if words[-1] == "speedup" else number
 
 
 def _is_link(value: Any) -> bool:

@@ -247,8 +247,8 @@ def benchmark(
     tasks: str | None = None,
     label: str | None = None,
     device: str | None = None,
-    ks: str = "1,5,10",
-    ps: str = "0,0.5,0.8,1,1.2,1.5,2",
+    ks: str | None = None,
+    ps: str = "0.5,0.8,1,1.2,1.5,2",
     resamples: Annotated[int, Option(min=100)] = 2000,
     min_kernel_share: Annotated[float | None, Option(min=0, max=1)] = None,
 ) -> Json:
@@ -259,7 +259,8 @@ def benchmark(
             else by task id]
         label: Name of the verdicts, and of the model if the candidates name none.
         device NAME: Score only the verdicts of this device.
-        ks --k K,K,...: Values of k in pass@k.
+        ks --k K,K,...: Values of k in pass@k. [default: those of 1, 5 and 10 that the samples
+            allow]
         ps --p P,P,...: Values of p in fast_p.
         resamples: Bootstrap resamples over tasks.
         min_kernel_share SHARE: Count a custom kernel only from this share of its candidate's

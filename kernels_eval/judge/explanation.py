@@ -160,6 +160,8 @@ def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess)
             f"{found.misplaced} neighbours are in order in the reference's output, not in this (are"
             " they sorted by a part of their digits?); "
         )
+    if found.offset:
+        return "the error is the same number everywhere (is one added, or left out?); "
     if found.systematic and found.rms < FORMULA_NAMED:
         return "another formula (an approximation?): the error is a function of the output; "
     if _has_edges(trial) and found.max < WIDEST.half:

@@ -53,6 +53,7 @@ def merge(comparisons: Sequence[Comparison]) -> Comparison:
     return Comparison(
         precision=next((each["precision"] for each in found if each["precision"]), ""),
         systematic=any(each["systematic"] for each in found),
+        offset=any(each["offset"] for each in found),
         only_chosen=any(each["only_chosen"] for each in found),
         ordered=any(each["ordered"] for each in found),
         **{name: max((each[name] for each in found), key=_nan_last) for name in WORST},

@@ -69,7 +69,8 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     if not seen or found.rms >= FORMULA_TO or a.dtype != torch.float32:
         return found
     if found.systematic or _follows_output(y, a):
-        return found.model_copy(update={"systematic": True, "left_rms": _left_open(y, a)})
+        follows = {"systematic": True, "left_rms": _left_open(y, a), "offset": _is_offset(y, a)}
+        return found.model_copy(update=follows)
     return found
 
 
@@ -122,6 +123,16 @@ def _follows_output(y: Tensor, a: Tensor) -> bool:
     mantissa, exponent = torch.frexp(y)
     ratios = exponent * 64 + (mantissa * 32).floor()
     return any(_explained(error, bins) > FORMULA_SHARE for bins in (ranks, ratios))
+
+
+def _is_offset(y: Tensor, a: Tensor) -> bool:
+    """Whether the error is the same number everywhere, but for a tenth of it."""
+    y, a = _sampled(y, a)
+    error = a - y
+    if not len(error):
+        return False
+    mean = error.mean()
+    return bool((error - mean).abs().amax() <= mean.abs() / 10)
 
 
 def _left_open(y: Tensor, a: Tensor) -> float:

@@ -103,7 +103,8 @@ class Comparison(Payload):
     and more than rounding at one, `wrong_slice` most of them at one index of a dimension;
     `reference_wrong_share`, `reference_wrong_slice`: the fp32 reference's (0 without a float64
     oracle). `systematic`: the error is a function of the output, as another formula's is,
-    but for `left_rms`. `lost_bits`: of fp32's mantissa, those that no element of the output has.
+    but for `left_rms`; `offset`: it is one number everywhere. `lost_bits`: of fp32's mantissa,
+    those that no element of the output has.
     `masks_match`: NaN and infinities are in the same places. `worst`: position
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
     without floating-point type. `only_chosen`: the reference moves and chooses numbers, computes
@@ -132,6 +133,7 @@ class Comparison(Payload):
     kernelbench_1e4: bool = True
     kernelbench_1e2: bool = True
     systematic: bool = False
+    offset: bool = False
     worst: int = 0
     unequal: int = 0
     misplaced: int = 0

@@ -50,9 +50,9 @@ def _samples_per_task(frame: pl.DataFrame) -> Iterator[str]:
     for model, answered, least, most in counts.iter_rows():
         if answered < tasks:
             left = f"{tasks - answered} of {tasks} tasks"
-            yield f"{model} has no sample on {left}: its scores are of the others."
+            yield f"Model {model} has no sample on {left}: its scores are of the others."
         if least < most:
-            yield (f"{model} has {least} to {most} samples per task: pass@k needs k of every task.")
+            yield f"Model {model} has {least} to {most} samples per task; all tasks count alike."
 
 
 def of_screened(frame: pl.DataFrame) -> Iterator[str]:

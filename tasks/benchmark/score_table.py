@@ -9,7 +9,15 @@ import polars as pl
 
 from kernels_eval.records import Json
 from tasks.benchmark.remarks import remarks
-from tasks.scores import BASELINES, TRACKS, baselines_of, excluded_tasks, scores, without_values
+from tasks.scores import (
+    BASELINES,
+    TRACKS,
+    baselines_of,
+    excluded_tasks,
+    right_samples,
+    scores,
+    without_values,
+)
 from tasks.sources.degenerate import degenerate_tasks
 from tasks.tables import CORRECT
 
@@ -33,9 +41,10 @@ def tabulate(
 ) -> Json:
     """Return `scores`, `groups` and `notes`.
 
-    A row of `scores` has group, degenerate, baseline, model, track and k, and value, lower and
-    upper of each metric of `tasks.scores.scores`. `frame` has one row per verdict with `model` and
-    `device`; `levels` maps task_id to level. Raises UsageError as `scores` does.
+    A row of `scores` has group, degenerate, baseline, model, track and k, `right` of its samples,
+    and value, lower and upper of each metric of `tasks.scores.scores`. `frame` has one row per
+    verdict with `model` and `device`; `levels` maps task_id to level. Raises UsageError as
+    `scores` does.
     """
     known = degenerate_tasks()
     groups = _groups(frame, levels)
@@ -58,6 +67,8 @@ def tabulate(
         "model": frame["model"].unique(maintain_order=True),
         "track": TRACKS,
     }
+    right = pl.concat(right_samples(frames, by, track) for track in TRACKS)
+    rows = rows.join(right, on=[*by, "track"], how="left", maintain_order="left")
     rows = _without_times(rows, frames, by).sort(
         *(pl.col(name).cast(pl.Enum(values)) for name, values in order.items()),
         maintain_order=True,
@@ -88,7 +99,7 @@ def _by_k(rows: pl.DataFrame) -> list[Json]:
         scored = {name: row[name] for name in ("value", "lower", "upper")}
         for k in ks if row["k"] is None else [row["k"]]:
             key = {name: row[name] for name in SCORED} | {"k": k}
-            counts = {name: row[name] for name in ("tasks", "samples", "missing")}
+            counts = {name: row[name] for name in ("tasks", "samples", "right", "missing")}
             found.setdefault(tuple(key.values()), key | counts)[row["metric"]] = scored
     return list(found.values())
 
@@ -124,5 +135,7 @@ def _notes(frame: pl.DataFrame, rows: pl.DataFrame) -> list[str]:
     notes = [OTHER_TRACKS if "custom_kernels" in frame.columns else SAME_TRACKS]
     # of the first group: the others lack the same, in other words
     empty = rows.filter(pl.col("why_not") != "", group=rows["group"][0]).sort("model")
-    reasons = [f"{model}: {why}." for model, why in empty.select("model", "why_not").iter_rows()]
+    reasons = [
+        f"Model {model}: {why}." for model, why in empty.select("model", "why_not").iter_rows()
+    ]
     return [*notes, *dict.fromkeys(reasons), *remarks(frame)]

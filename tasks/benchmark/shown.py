@@ -132,12 +132,15 @@ SCORE_COLUMNS: Mapping[str, Callable[[Row], str]] = {
 
 
 def scores_table(rows: Iterable[Row]) -> Table:
-    """A row per model, track, baseline and k, a column per metric. Means over all samples are in
-    the smallest k's row."""
-    rows = list(rows)
+    """A row per model, track, baseline and k, a column per metric but fast_0, which is Exec. Means
+    over all samples are in the smallest k's row."""
+    rows = [row for row in rows if row["metric"] != metric_name(0.0)]
+    keys = dict(SCORE_COLUMNS)
+    if all(row["baseline"] == "eager" for row in rows):
+        del keys["against"]
     smallest = min((row["k"] for row in rows if row["k"] is not None), default=1)
     placed = [{**row, "k": smallest if row["k"] is None else row["k"]} for row in rows]
-    return pivoted(SCORE_COLUMNS, placed, lambda row: label(row["metric"]))
+    return pivoted(keys, placed, lambda row: label(row["metric"]))
 
 
 def pivoted(

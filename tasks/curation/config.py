@@ -46,9 +46,9 @@ class CurationConfig(Record):
     equal size. Smaller sets are subsets of larger ones"""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """of every draw: random samples, ties of the baselines, thinning to a size"""
-    min_speedup: NonNegativeFloat = 5.0
+    min_speedup: float = Field(default=5.0, ge=1)
     """paper, criterion b: every correct kernel above this speedup is taken; concur and its
-    controls"""
+    controls. At least 1: a kernel slower than PyTorch has no high speedup"""
     single_operator_quota: (
         Annotated[int, Field(strict=True, ge=0)] | Annotated[float, Field(gt=0, lt=1)]
     ) = 0.5

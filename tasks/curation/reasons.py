@@ -29,6 +29,9 @@ class WhyNot(StrEnum):
     OUTRANKED = "outranked"
 
 
+CHOICE = ("kept", "instead", "slower")
+"""How many of the correct ones a set kept and why not the others, what it took instead, and which
+are slower than their reference."""
 MEANING = {
     WhyNot.NOT_CORRECT: "its verdict is not correct",
     WhyNot.LATER_TURN: "it answers a follow-up, and later_turns is off",
@@ -57,6 +60,5 @@ def left_out(why_not: Mapping[str, int]) -> list[str]:
 
 
 def choice_of(manifest: Mapping[str, Any]) -> list[str]:
-    """What a training set's manifest says of its choice: how many of the correct ones it kept, why
-    not the others, and which are slower than their reference."""
-    return [manifest[name] for name in ("kept", "slower") if manifest.get(name)]
+    """What a training set's manifest says of its choice, CHOICE in words."""
+    return [manifest[name] for name in CHOICE if manifest.get(name)]

@@ -12,7 +12,7 @@ from tasks.curation.decisions import Decided, decide
 from tasks.curation.flags import counted
 from tasks.curation.kernels import EqualKernels, same_text, with_kernels
 from tasks.curation.reasons import WhyNot, left_out
-from tasks.curation.strategies import CONCISE_AND_FAST
+from tasks.curation.strategies import CONCISE_AND_FAST, SHORTEST_INSTEAD
 from tasks.curation.tables import (
     curated_rows,
     deciding_of,
@@ -27,6 +27,11 @@ from tasks.tables import CORRECT, CURATED, unconfirmed
 from tasks.versions import CURATION_VERSION
 
 STAGE = "curation"
+INSTEAD = (
+    "no sample is both the shortest and the fastest of its task or fast enough by itself: took the"
+    " shortest correct, timed sample of each task instead"
+)
+"""What is said of a set of `strategies.concur` of which its criteria take none."""
 DECISIONS_TABLE = "decisions"
 """The table beside the curated rows: tasks.tables.DECISIONS of all candidates."""
 FIXES = {
@@ -37,6 +42,9 @@ FIXES = {
     WhyNot.CUT_OFF: "the token limit cut all correct ones off: raise max_tokens",
     WhyNot.LATER_TURN: (
         "all correct ones answer follow-ups: curation.later_turns=true takes those too"
+    ),
+    WhyNot.SPEEDUP_BOUND: (
+        "lower curation.require_speedup_lower_above, or leave it out to take slower ones too"
     ),
 }
 """What to do where every correct candidate is left out for one reason."""
@@ -73,6 +81,7 @@ def run(
     """
     snapshot = planned(samples, config, equal)
     if snapshot.finished:
+        _caution(snapshot.manifest)
         return snapshot.ref
     candidates = samples.candidates.open()
     frame = with_kernels(deciding_of(samples), config, candidates, equal)
@@ -84,12 +93,19 @@ def run(
     snapshot.append(rows.iter_rows(named=True), CURATED, key="candidate_id")
     snapshot.write_table(DECISIONS_TABLE, decided.decisions)
     counts = summary(frame, decided)
-    caution_unconfirmed(counts["unconfirmed"], rows.height)
-    if counts["slower"]:
-        caution(f"{counts['slower']}: --set curation.require_speedup_lower_above=1 takes none such")
+    _caution(counts | {"rows": rows.height})
     taken_by = ", ".join(f"{name} {count}" for name, count in counts["criterion_counts"].items())
     report(STAGE, rows.height, rows.height, taken_by)
     return snapshot.publish(config=config, rows=rows.height, extra=counts).ref
+
+
+def _caution(manifest: Json) -> None:
+    """Say what to know about a set, whether it was made now or is there."""
+    caution_unconfirmed(manifest["unconfirmed"], manifest["rows"])
+    if manifest.get("instead"):
+        caution(manifest["instead"])
+    if slower := manifest["slower"]:
+        caution(f"{slower}: --set curation.require_speedup_lower_above=1 takes none such")
 
 
 def decisions_of(curated: Snapshot) -> pl.DataFrame:
@@ -100,8 +116,9 @@ def decisions_of(curated: Snapshot) -> pl.DataFrame:
 def summary(frame: pl.DataFrame, decided: Decided) -> Json:
     """Counts of a training set's choice.
 
-    `kept`: how many of the correct ones were taken, and why not the others, in words. `slower`:
-    those that are slower than their reference, "" without any. `criterion_counts`: samples by
+    `kept`: how many of the correct ones were taken, and why not the others, in words. `instead`:
+    what was taken because the paper's rule takes none, else "". `slower`: those that are slower
+    than their reference, "" without any. `criterion_counts`: samples by
     criterion. `why_not`: others by reason. `operators_from`: correct samples by source of
     operators. `trace_flags`: correct and taken samples by flag, None: unmeasured.
     `unconfirmed`: taken samples only screened. `answers_end`: correct samples by end of answer.
@@ -112,6 +129,7 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
     correct = frame.filter(CORRECT)
     why_not = _counts(decisions, "why_not")
     winners = decisions.filter(pl.col("taken"), criterion=CONCISE_AND_FAST)["correct_in_task"]
+    criteria = _counts(decisions.filter("taken"), "criterion")
     why = left_out(_counts(decisions.filter(CORRECT), "why_not"))
     flags = None
     if "trace_flags" in frame.columns:
@@ -122,8 +140,9 @@ def summary(frame: pl.DataFrame, decided: Decided) -> Json:
         }
     return {
         "kept": "; ".join([f"kept {decided.taken.height:,} of {correct.height:,} correct", *why]),
+        "instead": INSTEAD if SHORTEST_INSTEAD in criteria else "",
         "slower": slower_ones(decisions.filter("taken")["speedup"]),
-        "criterion_counts": _counts(decisions.filter("taken"), "criterion"),
+        "criterion_counts": criteria,
         "why_not": why_not,
         "operators_from": operators_from(frame),
         "trace_flags": flags,
@@ -169,14 +188,19 @@ def operators_from(frame: pl.DataFrame) -> dict[str, int]:
 
 def nothing_taken(decisions: pl.DataFrame) -> UsageError:
     correct = decisions.filter(CORRECT)
+    found = f"curation took none of {plural(decisions.height, 'candidate')}"
+    if correct.is_empty():
+        return UsageError(f"{found}: none is correct", "see `concur view`, or verify more")
     reasons = _counts(correct, "why_not")
     fix = FIXES.get(WhyNot(*reasons)) if len(reasons) == 1 else None
-    told = "; ".join([f"{correct.height} correct", *left_out(reasons)])
+    speedups = correct["speedup"].drop_nulls().to_list()
+    fastest = f"{max(speedups, default=0.0):.3g}"
+    speed = f", at most {fastest} times as fast as the reference" if speedups else ""
     return UsageError(
-        f"curation took none of {decisions.height} candidates ({told})",
+        "; ".join([f"{found}: {correct.height:,} correct{speed}", *left_out(reasons)]),
         fix
-        or "lower curation.min_speedup, 5 unless set; set curation.equal_speedups=interval where"
-        " candidates of a task are about as fast as each other; or verify more candidates",
+        or "to take the shortest correct sample of each task: --set curation.strategy=min_length"
+        f" --set curation.size={correct.height}",
     )
 
 

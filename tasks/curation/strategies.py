@@ -34,6 +34,7 @@ from tasks.curation.reasons import WhyNot
 # What the column `criterion` says.
 CONCISE_AND_FAST, HIGH_SPEEDUP = "concise_and_fast", "high_speedup"
 SINGLE_OPERATOR, ANY_OPERATOR = "single_operator", "any_operator"
+SHORTEST_INSTEAD = "shortest_instead"
 FASTEST, SHORTEST, LONGEST, DRAWN = "fastest", "shortest", "longest", "drawn"
 
 
@@ -71,7 +72,8 @@ def strategy_of(name: str) -> Strategy:
 
 def concur(choice: Choice, config: CurationConfig, least: int = 1) -> None:
     """Take (a), (b), then (c), all or up to `criterion_sizes`; the first criterion labels a sample.
-    (a) needs `least` correct samples in a task."""
+    (a) needs `least` correct samples in a task. Of few tasks these may take none: then the shortest
+    of each, unless sizes or strict requirements are set."""
     sizes = config.criterion_sizes or (None, None, None)
     # (a) is decided among all correct samples: a strict demand may refuse the winner, never crown
     # another
@@ -87,6 +89,10 @@ def concur(choice: Choice, config: CurationConfig, least: int = 1) -> None:
     if wanted is None:
         wanted = single_operators_wanted(choice.taken, config.single_operator_quota)
     choice.add(SINGLE_OPERATOR, singles, singles.head(wanted))
+    is_strict = choice.sure.height < choice.pool.height or config.criterion_sizes is not None
+    if choice.taken.is_empty() and not is_strict:
+        rivals = choice.pool.filter(~alone, SPEEDUP > 0)
+        choice.add(SHORTEST_INSTEAD, best_per_task(rivals, choice.taken, SHORTEST_THEN_FASTEST))
 
 
 def concur_without_conciseness(choice: Choice, config: CurationConfig) -> None:
@@ -97,7 +103,8 @@ def concur_without_conciseness(choice: Choice, config: CurationConfig) -> None:
     fast = high_speedup(choice.sure, config.min_speedup)
     kept = fast.join(chosen, on="_kernel", how="semi", maintain_order="left")
     choice.add(HIGH_SPEEDUP, fast, kept)
-    alone = choice.left(like.taken.filter(criterion=CONCISE_AND_FAST)).height
+    by_length = pl.col("criterion").is_in([CONCISE_AND_FAST, SHORTEST_INSTEAD])
+    alone = choice.left(like.taken.filter(by_length)).height
     timed = choice.pool.filter(SPEEDUP > 0)
     winners = best_per_task(timed, choice.pool.clear(), [-SPEEDUP])
     winners = choice.left(winners.filter(pl.col("_unmet").is_null()))
@@ -123,7 +130,7 @@ def concur_without_balance(choice: Choice, config: CurationConfig) -> None:
     """(a) and (b), then as many as concur's (c) from drawn tasks of any kind: their shortest
     samples not yet taken."""
     like = _concur_of(choice.pool, config)
-    for criterion in (CONCISE_AND_FAST, HIGH_SPEEDUP):
+    for criterion in (CONCISE_AND_FAST, HIGH_SPEEDUP, SHORTEST_INSTEAD):
         choice.add(criterion, like.taken.filter(criterion=criterion).drop("criterion"))
     rest = best_per_task(choice.sure, choice.taken, SHORTEST_THEN_FASTEST)
     choice.add(ANY_OPERATOR, rest, draw(rest, like.count(SINGLE_OPERATOR)))

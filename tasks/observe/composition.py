@@ -11,7 +11,7 @@ from kernels_eval.records import Record
 from tasks.operators import is_single_operator
 from tasks.reporting.page import markdown
 from tasks.reporting.parts import Cell, Part, table_of
-from tasks.reporting.text import by_count, number
+from tasks.reporting.text import by_count, interval, number
 from tasks.scores import nested
 from tasks.shares import LEFT_OUT_COLUMNS, LeftOut, left_out
 
@@ -104,7 +104,9 @@ COLUMNS: Mapping[str, Callable[[SetComposition], Cell]] = {
     "single": lambda each: f"{each.single_operator:,}",
     "fusion": lambda each: f"{each.fusion:,}",
     "tokens (median)": lambda each: number(each.median_tokens, ",.0f"),
-    "speedup (median)": lambda each: f"{number(each.median_speedup, '.2f')} (n {each.timed:,})",
+    "speedup (median)": lambda each: (
+        f"{interval(each.median_speedup, form='.2x')} (n {each.timed:,})"
+    ),
     "families": _families,
 }
 

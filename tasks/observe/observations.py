@@ -18,11 +18,20 @@ from tasks.observe.samples import JudgedSamples, samples_of
 from tasks.observe.statistics import odds_ratio, rank_correlation
 from tasks.reporting.findings import Estimate, Finding
 from tasks.reporting.text import interval, plural
-from tasks.scores import EXEC, GEOMETRIC_MEAN, affordable_resamples, scores, wilson_intervals
+from tasks.scores import (
+    EXEC,
+    FEWEST_TASKS,
+    GEOMETRIC_MEAN,
+    affordable_resamples,
+    scores,
+    wilson_intervals,
+)
 
 TOKENS, CORRECT, SPEEDUP = (pl.col(name) for name in ("reasoning_tokens", "correct", "speedup"))
 BIN_TOKENS, LAST_BIN_TOKENS = 256, 20_000
 """Width of a bin of reasoning length, and from where one bin holds all: the paper's."""
+FEWEST_FOR_THIRDS = len(THIRDS) * FEWEST_TASKS
+"""Tasks below which a third is no statistic."""
 FEW_TASKS = 30
 """Tasks with both outcomes, below which only large effects show."""
 
@@ -62,12 +71,13 @@ def observe(frame: pl.DataFrame) -> Observations:
     sample has a length and an outcome."""
     judged = samples_of(frame)
     data = judged.data
-    thirds = thirds_of(data)
+    tasks = data["task_id"].n_unique()
+    thirds = thirds_of(data) if tasks >= FEWEST_FOR_THIRDS else ()
     found = Observations(
         rows=judged.rows,
         samples=data.height,
         correct=int(data["correct"].sum()),
-        tasks=data["task_id"].n_unique(),
+        tasks=tasks,
         generators=tuple(name for name in data["generator"].unique().sort() if name),
         left_out=judged.left_out,
         truncated=int(data["truncated"].sum()) if judged.knows_truncation else None,
@@ -236,12 +246,13 @@ def _sentences(found: Observations) -> Iterator[str]:
     )
     rho = found.estimate("spearman_of_length_and_speedup")
     yield (
-        f"Length and speedup of correct samples: Spearman {rho.shown('.2f')}."
+        f"Length and speedup of {plural(rho.n, 'correct sample')}: Spearman {rho.shown('.2f')}."
         if rho.value is not None
         else f"Length and speedup: no estimate ({rho.why_not})."
     )
     if not found.thirds:
-        yield f"{plural(found.tasks, 'task')}: too few to divide by average reasoning length."
+        few = f"fewer than {FEWEST_FOR_THIRDS}"
+        yield f"{plural(found.tasks, 'task')}, {few}: not divided by average reasoning length."
         return
     execs = ", ".join(interval(row["exec"], form=".0%") for row in found.thirds)
     speedups = ", ".join(interval(row["speedup"], form=".2x") for row in found.thirds)

@@ -43,8 +43,8 @@ def odds_ratio(exposure: Floats, correct: Mask, task: Codes) -> Estimate:
         n=int(sizes[mixed].sum()), tasks=int(mixed.sum()), method="conditional logistic regression"
     )
     if estimate.tasks < 2:
-        tasks = f"{estimate.tasks} of {len(sizes)} tasks"
-        return estimate.unknown(f"{tasks} have both correct and incorrect samples")
+        both = "tasks with both correct and incorrect samples"
+        return estimate.unknown(f"{both}: {estimate.tasks}, and it takes 2")
     observed = float(exposure[correct & mixed[codes]].sum())
     tables = list(_tables(exposure, sizes, right))
     if not any(np.ptp(values) for values, _ in tables):
@@ -111,9 +111,9 @@ def rank_correlation(x: Floats, y: Floats, task: Codes) -> Estimate:
         return estimate.unknown(f"{len(x)} correct samples have a speedup")
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return estimate.unknown("length or speedup does not vary")
-    value = float(spearmanr(x, y).statistic)
     if groups < MIN_GROUPS:
-        return estimate.found(value)
+        return estimate.unknown(f"tasks with a timed sample: {groups}, and it takes {MIN_GROUPS}")
+    value = float(spearmanr(x, y).statistic)
     group = (np.random.default_rng(0).permutation(len(names)) % groups)[codes]
     kept = [group != number for number in range(groups)]
     with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):

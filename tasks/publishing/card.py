@@ -26,6 +26,9 @@ COUNTED = (
 )
 MEASURED = ("reasoning_tokens", "speedup", SHARE_COLUMN)
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+EXTREMES = (0.0, 0.5, 1.0)
+FEW_ROWS = 20
+"""Rows below which only the median and the extremes are shown."""
 OWN_PLACE = ("fingerprint", "rows", "config", *CHOICE)
 """Facts that the card names elsewhere."""
 MOST_CHARACTERS = 400  # of a setting
@@ -47,6 +50,7 @@ def card(context: Card) -> str:
 
     rows = pl.concat(context.splits.values())
     counts = {name: _counts(rows[name]) for name in COUNTED}
+    shares = QUANTILES if rows.height >= FEW_ROWS else EXTREMES
     filters = {"cell": cell, "fenced": fenced, "moment": moment, "number": "{:,}".format}
     template = environment(Path(__file__).parent, filters=filters).get_template("card.md.jinja")
     text = template.render(
@@ -57,8 +61,8 @@ def card(context: Card) -> str:
         rows=rows.height,
         tasks=rows["task_id"].n_unique(),
         counts=counts,
-        quantiles={name: _quantiles(rows[name]) for name in MEASURED},
-        shares=QUANTILES,
+        quantiles={name: _quantiles(rows[name], shares) for name in MEASURED},
+        shares=shares,
         left_out=markdown(table_of(left_out(rows), LEFT_OUT_COLUMNS)),
         repaired=int(rows["repaired"].sum()),
         shared_programs=_shared_programs(context.splits),
@@ -102,10 +106,10 @@ def _counts(values: pl.Series) -> dict[str, int]:
     return dict(by_count({str(name): count for name, count in counts}))
 
 
-def _quantiles(values: pl.Series) -> list[float | None]:
+def _quantiles(values: pl.Series, shares: Sequence[float]) -> list[float | None]:
     numbers = values.cast(pl.Float64, strict=False)
     known = numbers.filter(numbers.is_finite() & (numbers > 0))
-    return [known.quantile(share, "linear") for share in QUANTILES]
+    return [known.quantile(share, "linear") for share in shares]
 
 
 def _shared_programs(splits: Mapping[str, pl.DataFrame]) -> int:

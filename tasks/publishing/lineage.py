@@ -25,7 +25,7 @@ PUBLIC_SETTINGS = {
     TASKS: ("source", "split", "levels", "limit"),
 }
 """Settings that may be published. Of the curation all are: they are the rule."""
-CHOICE = ("kept", "slower")
+CHOICE = ("kept", "instead", "slower")
 """What a training set's manifest says of its choice."""
 PUBLIC_FACTS = ("device", "language", "status_counts", "generator", "turn_counts")
 

@@ -38,7 +38,7 @@ def published_rows(line: Lineage) -> pl.DataFrame:
     with explain_read_errors(where, RESTORE):
         rows = line.curated.read(unique="candidate_id")
         if rows.is_empty():
-            fix = "there is nothing to publish: lower curation.min_speedup"
+            fix = "there is nothing to publish: refresh again"
             raise UsageError(f"the curated set {where} is empty", fix)
         columns, what = columns_of(CURATED), f"publishing the curated set {where}"
         rows = completed(rows, columns, REQUIRED, what=what, fix=FIX)

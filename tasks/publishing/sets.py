@@ -25,12 +25,14 @@ def publish_set(
 ) -> dict[str, Any]:
     """Publish, and push to hub repository `push` if given. Returns a summary.
 
-    `curated` is a fingerprint under `root` or a directory, `options` fields of PublishOptions.
+    `curated` is a fingerprint under `root` or a directory, `options` fields of PublishOptions. A
+    set without a name has that of the repository or the folder.
     Raises UsageError as `publish` and `push_to_hub` do.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    chosen = validated(PublishOptions, given, "concur publish")
     folder = Path(out).expanduser().absolute()
+    given = {name: value for name, value in options.items() if value is not None}
+    named = {"name": (push or folder.name).rpartition("/")[2]}
+    chosen = validated(PublishOptions, named | given, "concur publish")
     published = publish(find_curated(root, curated), folder, chosen)
     untested = TEST not in published.rows
     pushed = push_to_hub(folder, push, private=not public) if push else None

@@ -136,6 +136,7 @@ class Synthesis:
         snapshot.append((parsed_again(row, sampler.count_tokens) for row in kept), CANDIDATES)
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
         asked = sampler.generator if self._turn == 1 else f"{sampler.generator}, turn {self._turn}"
+        asked += ", the tuned model" if self.adapter else ""
         asked += "; usage counts the reasoning" if self.config.counts_by_usage else ""
         answered = total - len(left)
         if len(left):

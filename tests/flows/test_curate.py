@@ -339,7 +339,7 @@ def test_places_that_cannot_be_read(table, root, tmp_path):
         f"--verdicts {table} --candidates {tmp_path}/other.parquet"
     )
     frame(ROWS[-1]).write_parquet(tmp_path / "wrong.parquet")
-    assert "curation took none of 1 candidates (0 correct)" in unusable(
+    assert "curation took none of 1 candidate: none is correct" in unusable(
         f"--verdicts {tmp_path}/wrong.parquet --out {tmp_path}/sets"
     )
     assert not (tmp_path / "sets").exists()

@@ -9,6 +9,7 @@ from importlib import metadata
 import pytest
 
 from flows import doctor
+from flows.cli.pages import of_doctor
 from flows.doctor import Check, examine, runs
 from kernels_eval.compile.cache import BuildCache
 from kernels_eval.errors import UsageError
@@ -238,3 +239,22 @@ def test_the_build_cache_is_shown_with_its_size_and_limit(quick, monkeypatch, tm
     monkeypatch.setenv("CONCUR_CACHE_BYTES", "3 GB")
     refused = examined()["build cache"]
     assert "CONCUR_CACHE_BYTES=3 GB" in refused.found and "bytes" in refused.fix
+
+
+def test_the_page_says_what_a_check_is_needed_for_and_that_unknown_is_no_yes():
+    checks = [
+        Check(name=name, found=found, ok=True, need="required" if work else "optional", work=work)
+        for name, found, work in (
+            ("trl", "1.0", "training"),
+            ("memory", "unknown: m is not on this machine", "training"),
+            ("nvcc", "13.0", None),
+        )
+    ]
+    data = {"profile": "p", "runs": {}, "checks": [check.model_dump() for check in checks]}
+    lines = [line.split() for line in of_doctor(data).splitlines()]
+    ends = {words[1]: words[-4:-1:2] for words in lines if words[:1] == ["│"]}
+    assert ends == {
+        "trl": ["yes", "training"],
+        "memory": ["unknown", "training"],
+        "nvcc": ["yes", "optional"],
+    }

@@ -2,6 +2,7 @@
 there is nothing."""
 
 import json
+import os
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from flows.morning.history import entered, refreshes
 from tasks.store import Snapshot, fingerprint
 from tasks.tables import TASKS, VERDICTS
 from tasks.verification.config import VerificationConfig
+from tests.support.samples import finished
 from tests.support.typed import data_of, refused, typed
 
 HOSTILE = "\x1b[2Jgone"
@@ -115,6 +117,19 @@ def test_show_takes_the_folder_of_a_batch_and_counts_its_statuses(tmp_path, monk
     text = typed("show verified")
     assert text.startswith(f"verification {made.fingerprint[:12]}: 15 rows")
     assert "incorrect 9" in text and "rows (3 of 15, --rows N for more)" in text
+
+
+def test_show_finds_what_verify_batch_wrote_here(root, tmp_path):
+    """Without --root: the default root first, then every folder of verify-batch below this one."""
+    assert "no snapshot under .concur" in refused("show 1234abcd")
+    for name, status in (("older", "incorrect"), ("verified", "correct")):
+        batch = tmp_path / name
+        row = {"candidate_id": "1234abcd" * 8, "task_id": "user/t", "status": status}
+        finished(batch / "snapshots", "verification", [row | {"reason": "ok"}], VERDICTS)
+    os.utime(tmp_path / "older", (0, 0))
+    assert data_of("show 1234abcd")["verdict"]["status"] == "correct"
+    assert data_of("show 1234abcd --root older")["verdict"]["status"] == "incorrect"
+    assert "give --root" in refused("show 9999")
 
 
 def test_show_says_which_name_is_none_or_several(root):

@@ -144,7 +144,7 @@ def test_weights_that_do_not_fit_name_the_number_of_gpus_that_would(monkeypatch)
 
 def test_what_is_not_on_this_machine_is_not_judged(monkeypatch):
     monkeypatch.setattr(sizing, "read_gpu", lambda: None)
-    assert ready.training_memory(TrainingRecipe(base_model="m")) == "unknown: no GPU"
+    assert ready.training_memory(TrainingRecipe(base_model="m")) == "no GPU: trains on the CPU"
 
 
 def test_a_run_is_refused_before_it_has_written_anything(tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ SCORES = {
     "tasks left out": (SAMPLED, "1", [],
         "other has no sample on 1 of 2 tasks: its scores are of the others."),
     "samples of other numbers": (SAMPLED, "1", [],
-        "m has 1 to 2 samples per task: pass@k needs k of every task."),
+        "Model m has 1 to 2 samples per task; all tasks count alike."),
     "a table without a model": (CASES["bare_rows"], "1", [
         ({"metric": "exec", "model": "unnamed"}, 0.5),
     ], "do not say whether a custom kernel did the work: both tracks are the same."),
@@ -201,9 +201,12 @@ def test_the_command_prints_a_table_or_one_json_object(tmp_path):
     assert page.output.index("notes") > page.output.rindex("└"), "the tables come first"
     first, _, _ = page.output.partition("\nscores\n")[2].partition("└")
     assert first.count("│ m ") == 3, "all answers and two levels, each once: their tracks agree"
-    assert "the same in every row: track any, custom_kernel" in first
+    assert "the same in every row: track any and custom_kernel alike" in first
+    assert "6 right of 12 samples" in page.output and "means over tasks" in page.output
     plain = concur(*words, "--json")
     assert value(json.loads(plain.stdout), "exec", 1, "level 2") == 1.0, plain.stderr
+    assert {row["k"] for row in json.loads(plain.stdout)["scores"]} == {1}, "of 4 samples"
+    assert "fast_0" not in json.loads(plain.stdout)["scores"][0] and "pass@" not in plain.stdout
     many = CliRunner().invoke(main, [*words, "--k", "1,10"])
     assert "pass@10 needs 10 samples" in " ".join(many.output.split())
     assert not any("10" in line.split() for line in many.output.splitlines() if "│" in line)

@@ -90,6 +90,7 @@ def test_every_run_ends_with_the_command_of_its_viewer(monkeypatch, tmp_path, re
         monkeypatch.setattr(f"flows.launch.{name}", lambda *_, value=value: value)
     found = launch(PipelineConfig(root=str(tmp_path)), refresh_only=refresh_only)
     assert found["viewer"].endswith(f"view --root {tmp_path} --open")
+    assert found["training_set"].endswith(f"publish --root {tmp_path} --out FOLDER")
 
 
 def test_a_profile_is_beside_its_candidate(site, root, tmp_path):

@@ -157,9 +157,19 @@ def test_an_approximation_is_not_called_a_downcast(name, shape):
     x = draw(5, shape)
     measured = measure(approximate(x), exact(x), exact(x).float())
     assert 1e-5 < measured.rms < 1.6e-2, "small, and beyond every gate"
-    assert measured.systematic
+    assert measured.systematic and not measured.offset
     expected = "approximation" if measured.kernelbench_1e4 else "wrong_output"
     assert verdict(approximate(x), exact(x).float(), exact(x)) == expected
+
+
+@pytest.mark.parametrize("offset", [1e-3, -3e-4])
+def test_an_offset_is_told_from_an_approximation(offset):
+    y = draw(6, (512, 256))
+    measured = measure(y + offset, y.double(), y)
+    assert measured.systematic and measured.offset
+    assert merge([measured, measure(y, y.double(), y)]).offset
+    scaled = measure(y * (1 + offset), y.double(), y)
+    assert scaled.systematic and not scaled.offset
 
 
 def cut(y, bits):

@@ -56,7 +56,7 @@ def test_what_a_least_share_would_leave_out():
     )
     assert [each.rest for each in found] == pytest.approx([2.0, 2.0, 2.0])
     text = markdown_table([composition("mine", rows, FAMILIES)])
-    assert "| 0.1 | 3 (60.0%) | 1 | 69.2% | 2.00 |" in text
+    assert "| 0.1 | 3 (60.0%) | 1 | 69.2% | 2.00x |" in text
     unknown = CORRECT.drop("custom_kernel_time_share", strict=False)
     assert {each.samples for each in composition("mine", unknown, FAMILIES).left_out} == {5}
 

@@ -11,10 +11,11 @@ from tasks.curation import stage
 from tasks.curation.config import CurationConfig
 from tasks.curation.decisions import curate
 from tasks.curation.tables import deciding_of
+from tasks.progress import gathering
 from tasks.samples import Samples
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED, KERNEL_PROFILES, TRACE_FLAGS, VERDICTS, WORKLOADS
-from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample
+from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample, samples
 
 
 def rows(tasks=30):
@@ -136,13 +137,12 @@ def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_re
 
 def test_nothing_taken_is_an_error_that_says_why(tmp_path):
     wrong = [sample("a", 0, 10, None, status="incorrect")]
-    with pytest.raises(UsageError, match="took none of 1 candidates .0 correct"):
+    with pytest.raises(UsageError, match="took none of 1 candidate: none is correct"):
         stage.run(line_of(tmp_path / "wrong", wrong), CurationConfig())
-    slow = [sample("a", 0, 10, 1.5), sample("a", 1, 20, 2.0)]
-    with pytest.raises(
-        UsageError, match="2 correct; 1: a correct sample of its task has shorter.*5 unless set"
-    ):
-        stage.run(line_of(tmp_path / "slow", slow), CurationConfig())
+    slow = [sample("a", 0, 10, 0.5), sample("a", 1, 20, 0.8)]
+    said = "2 correct, at most 0.8 times as fast as the reference; 1: .* shorter.*curation.size=2"
+    with pytest.raises(UsageError, match=said):
+        stage.run(line_of(tmp_path / "slow", slow), CurationConfig(criterion_sizes=(9, 9, 9)))
     later = [
         sample("a", 0, 10, None, status="incorrect"),
         sample("a", 1, 10, 2.0) | {"turn": 2, "parent": "a-0"},
@@ -153,6 +153,25 @@ def test_nothing_taken_is_an_error_that_says_why(tmp_path):
     assert stage.run(refs, CurationConfig(later_turns=True)).open().read()[
         "candidate_id"
     ].to_list() == ["a-1"]
+
+
+def test_a_first_set_of_few_tasks_is_not_empty(tmp_path):
+    """Of two tasks no sample is both the shortest and the fastest: the shortest are taken, and the
+    set says so."""
+    of_two = samples("a-0 10 0.5; a-1 20 0.8; a-2 30 -; b-0 9 -; b-1 10 3.0")
+    line = line_of(tmp_path, of_two)
+    with gathering() as cautions:
+        made = stage.run(line, CurationConfig()).open()
+    assert made.manifest["criterion_counts"] == {"shortest_instead": 2}
+    assert set(made.read()["candidate_id"]) == {"a-0", "b-1"}, "timed ones"
+    assert "the shortest correct, timed sample of each task instead" in made.manifest["instead"]
+    assert cautions[0] == made.manifest["instead"] and "slower than the reference" in cautions[1]
+    assert "slower" not in cautions[0]
+    for strict in ({"require_speedup_lower_above": 5.0}, {"criterion_sizes": (3, 3, 3)}):
+        with pytest.raises(UsageError, match="took none of 5"):
+            stage.run(line, CurationConfig(**strict))
+    fast = stage.run(line_of(tmp_path / "fast", samples("a-0 10 2.0")), CurationConfig()).open()
+    assert fast.manifest["instead"] == ""
 
 
 def test_the_samples_of_a_set_are_all_that_it_was_made_from(tmp_path):

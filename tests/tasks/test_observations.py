@@ -13,7 +13,7 @@ from statsmodels.stats.proportion import proportion_confint
 from kernels_eval.errors import UsageError
 from tasks.arl import arl_thirds
 from tasks.observe.figure import accuracy_figure
-from tasks.observe.observations import Observations, observe
+from tasks.observe.observations import Observations, observe, thirds_of
 from tasks.observe.page import report, write
 from tasks.observe.samples import samples_of
 from tasks.observe.statistics import odds_ratio, rank_correlation
@@ -181,12 +181,22 @@ def test_bins_are_the_papers_and_their_intervals_wilsons():
 
 
 def test_thirds_by_hand():
-    found = observe(pl.DataFrame(CASES["samples"]))
+    thirds = thirds_of(samples_of(pl.DataFrame(CASES["samples"])).data)
     shown = [
         (row["from_arl"], row["to_arl"], row["exec"], pytest.approx(row["speedup"]))
-        for row in found.thirds
+        for row in thirds
     ]
     assert [list(group) for group in shown] == CASES["groups"]
+
+
+def test_three_tasks_are_no_thirds_and_four_samples_no_correlation():
+    few = [(f"t{n}", outcome(n), 100 + n, 2.0 + n) for n in range(4)]
+    found = observe(rows(*few, ("t0", "correct", 99, 1.0)))
+    assert found.thirds == () and not [row for row in found.findings if "arl" in row.key]
+    odds, speedups, thirds = found.finding
+    assert "samples: 1, and it takes 2" in odds
+    assert "no estimate" in speedups and "4, and it takes 5" in speedups
+    assert thirds == "4 tasks, fewer than 15: not divided by average reasoning length."
 
 
 def test_thirds_are_taken_within_levels_and_ties_go_by_name():

@@ -18,6 +18,7 @@ from tasks.publishing.columns import COLUMNS, licence_of
 from tasks.publishing.config import PublishOptions
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.publishing.publish import is_whole, publish, read_publication
+from tasks.publishing.sets import publish_set
 from tasks.store.snapshot import Snapshot
 from tests.support.cases import cases
 from tests.support.curated import SINGLE, line, sample
@@ -153,6 +154,18 @@ def test_the_card_says_what_it_holds_and_where_it_is_from(tmp_path, out):
     assert "<b>" not in text and "](x)" not in text
 
 
+def test_a_set_has_the_name_of_its_folder_and_few_rows_no_deciles(tmp_path, curated):
+    publish_set(str(tmp_path / "root"), str(tmp_path / "relu set"))
+    assert front_matter(tmp_path / "relu set")["pretty_name"] == "relu set"
+    assert "| quantile of 24 rows | 0% | 10% | 50% | 90% | 100% |" in card_of(tmp_path / "relu set")
+    two = line(tmp_path / "two", [sample("t/1", 0, 10, 2.0), sample("t/2", 0, 20, 0.5)])
+    publish(two, tmp_path / "set", PublishOptions(name="mine"))
+    text = card_of(tmp_path / "set")
+    assert front_matter(tmp_path / "set")["pretty_name"] == "mine"
+    assert "| quantile of 2 rows | 0% | 50% | 100% |" in text
+    assert "| speedup (times the program's speed) | 0.5 | 1.25 | 2 |" in text
+
+
 def test_hostile_text_stays_text(tmp_path, out):
     evil = [sample("t/|<b>x</b>", 0, 10, 9.0, reasoning=HOSTILE, code=HOSTILE, generator=HOSTILE)]
     source = {"source": "user", "location": "/home/somebody/x"}
@@ -168,7 +181,7 @@ def test_hostile_text_stays_text(tmp_path, out):
     assert len(headings) == 7 and "T" not in headings
     # a pipe in the data makes no column
     cells = kinds.count("th_open") + kinds.count("td_open")
-    assert cells == 5 * 4 + 2 * 3 + 4 * 6 + 4 * 5 + (len(COLUMNS) + 1) * 2
+    assert cells == 5 * 4 + 2 * 3 + 4 * 4 + 4 * 5 + (len(COLUMNS) + 1) * 2
     assert load(out)[0]["reasoning"] == HOSTILE
 
 

@@ -14,7 +14,7 @@ from tasks.benchmark.comparing import paired_differences
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.groups import level_groups
-from tasks.benchmark.report.content import headline, summary_table
+from tasks.benchmark.report.content import cautions, headline, summary_table
 from tasks.benchmark.report.context import (
     ReportContext,
     TrainingStep,
@@ -22,6 +22,7 @@ from tasks.benchmark.report.context import (
 )
 from tasks.benchmark.report.figures import figures
 from tasks.benchmark.report.files import build_report, to_json, to_markdown
+from tasks.benchmark.shown import scores_table
 from tasks.benchmark.signs import signs
 from tasks.benchmark.stage import all_scores
 from tasks.reporting.charts import INK
@@ -172,7 +173,26 @@ def test_the_headline_tells_the_outcome():
     line = headline(context())
     assert "Of 6 candidates on 3 tasks, 2 proved correct" in line
     assert "2.750 to 1.750" in line
-    assert "4 held-out tasks (Exec@1): recorded 75.0 %, base 0.0 %, tuned 0.0 %" in line
+    rates = (
+        "4 held-out tasks (Exec@1): recorded (answers that ship with concur) 75.0 %,"
+        " base (tiny, not trained here) 0.0 %, tuned (tiny, trained on this set) 0.0 %"
+    )
+    assert rates in line
+
+
+def test_a_model_that_wrote_the_candidates_is_named_and_not_taken_for_a_scored_one():
+    asked = context(config={"synthesis": {"model": "my-model"}})
+    assert headline(asked).startswith("Of 6 candidates by my-model on 3 tasks, 2 proved correct")
+    said = "my-model, which wrote the candidates, is not among the models that are scored"
+    assert said in "".join(cautions(asked)) and said not in "".join(cautions(context()))
+
+
+def test_scores_have_no_column_that_repeats_another():
+    plain = scores_table(context().scores)
+    assert "fast_0" not in plain.header and "against" not in plain.header
+    assert {"Exec", "fast_1", "k"} <= set(plain.header)
+    compiled = [row | {"baseline": "compile"} for row in context().scores]
+    assert "against" in scores_table([*context().scores, *compiled]).header
 
 
 @pytest.mark.parametrize("render", [build_report, to_markdown])

@@ -72,8 +72,10 @@ def headline_scores(context: ReportContext) -> list[Row]:
 
 
 def headline(context: ReportContext) -> str:
+    author = author_of(context)
     parts = [
-        f"Of {plural(context.candidates, 'candidate')} on {plural(context.tasks, 'task')},"
+        f"Of {plural(context.candidates, 'candidate')}{f' by {author}' if author else ''} on"
+        f" {plural(context.tasks, 'task')},"
         f" {context.correct:,} proved correct",
         f"{f'{context.curated:,}' if context.curated else 'none'} became training data",
     ]
@@ -82,11 +84,29 @@ def headline(context: ReportContext) -> str:
     rows = [row for row in headline_scores(context) if row["metric"] == EXEC]
     known = [row for row in rows if row["value"] is not None]
     if known:
-        rates = ", ".join(f"{row['model']} {interval(row['value'], form='.1%')}" for row in known)
+        rates = ", ".join(
+            f"{model_in_words(context, row['model'])} {interval(row['value'], form='.1%')}"
+            for row in known
+        )
         tasks = plural(max(row["tasks"] for row in known), "held-out task")
         k = known[0]["k"]
         parts.append(f"correct with a custom kernel on {tasks} (Exec@{k}): {rates}")
     return clean("; ".join(parts) + ".", one_line=True)
+
+
+def author_of(context: ReportContext) -> str:
+    """The model that was asked for candidates; "" of recorded answers."""
+    return cut(str((context.config.get("synthesis") or {}).get("model") or ""), 40)
+
+
+def model_in_words(context: ReportContext, model: str) -> str:
+    """A model's name, with what it is where the name does not tell."""
+    about = {
+        "recorded": "answers that ship with concur",
+        "base": f"{context.base_model}, not trained here",
+        "tuned": f"{context.base_model}, trained on this set",
+    }
+    return f"{model} ({about[model]})" if model in about else model
 
 
 def found(context: ReportContext) -> list[str]:
@@ -187,6 +207,11 @@ def cautions(context: ReportContext) -> Iterator[str]:
         )
         yield (
             f"Not one correct kernel: {', '.join(silent)}. The zero is measured, not missing; {why}"
+        )
+    if (author := author_of(context)) and author != context.base_model and set(rates) & {*TRAINED}:
+        yield (
+            f"{author}, which wrote the candidates, is not among the models that are scored:"
+            f" these are {context.base_model} before and after training."
         )
     yield from context.notes
     if any(row["model"] == "recorded" for row in execs):

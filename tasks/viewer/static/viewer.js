@@ -38,7 +38,7 @@ const folded = (title, open, ...children) => el("details", { open }, el("summary
 const form = (value, digits = 2) => value == null ? "" : value.toLocaleString("en", { maximumFractionDigits: digits });
 const ratio = (value) => value == null ? "" : value.toPrecision(3);
 const percent = (value) => value == null ? "" : `${(100 * value).toPrecision(value < 0.1 ? 2 : 3).replace(/\.0+$/, "")} %`;
-const faster = (row) => (row.screened ? "~" : "") + ratio(row.speedup);
+const faster = (row) => row.speedup == null ? "" : `${row.screened ? "~" : ""}${ratio(row.speedup)}x`;
 const interval = (row) => row.lower == null ? "" : row.screened ? "about 10 % either way" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
 const words = (text) => (text ?? "").replaceAll("_", " ");
 const short = (id) => id.length <= 16 ? id : /^[0-9a-f]+$/.test(id) ? id.slice(0, 8) + "…" : "…" + id.slice(-15); // a file's name differs at its end
@@ -82,7 +82,7 @@ const wide = (title, field, formatter, responsive, more) => ({ title, field, for
 const speeds = [
   wide("Speedup", "speedup", (cell) => document.createTextNode(faster(cell.getData())), 1, { ...numeric, minWidth: 97 }),
   wide("95 % interval", "lower", (cell) => document.createTextNode(interval(cell.getData())), 6, { ...numeric, minWidth: 125 }),
-  wide("Own kernels", "share", (cell) => document.createTextNode(percent(cell.getValue())), 2, { ...numeric, minWidth: 105 }),
+  wide("Time in own kernels", "share", (cell) => document.createTextNode(percent(cell.getValue())), 2, { ...numeric, minWidth: 105 }),
 ];
 const drawn = (id, data, columns, more) => {
   const made = new Tabulator(`#${id}`, { data, columns, layout: "fitColumns", responsiveLayout: "hide", index: "i", placeholder: "Nothing fits these filters.", ...more });
@@ -107,7 +107,7 @@ async function showList(query) {
       wide("Status", "status", (cell) => status(cell.getValue()), 1, { minWidth: 104 }),
       wide("Reason", "reason", text, 4, { minWidth: 110 }),
       ...speeds,
-      wide("Tokens", "tokens", number(0), 5, { ...numeric, minWidth: 80 }),
+      wide("Reasoning tokens", "tokens", number(0), 5, { ...numeric, minWidth: 80 }),
       ...(about.rows.some((row) => row.bottleneck) ? [
         wide("Limited by", "bottleneck", text, 6),
         wide("SOL score", "sol_score", number(2), 6, { ...numeric, minWidth: 80 }),

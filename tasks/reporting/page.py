@@ -23,6 +23,8 @@ from tasks.reporting.text import address, as_text, clean, cut, plural
 Form = Literal["html", "md"]
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
+MOST_UNBROKEN = 8
+"""Columns of a table beyond which its intervals are broken over lines, to fit a screen."""
 NOTHING = re.compile(r"([-+]?0(\.0+)?( %)?|n/a)( \(.*\))?|n/a: .*|1\.000|")
 """A cell without a finding: zero, not estimated, or a p value of 1."""
 HEADING = re.compile(r'<h2 id="([a-z0-9-]*)">(.*?)</h2>', re.DOTALL)
@@ -78,7 +80,9 @@ def _environment(form: Form) -> Environment:
         **{"slug": _slug, "headings": _headings},
     }
     made = environment(TEMPLATES, filters=filters, autoescape=True, finalize=shown)
-    made.globals.update(plural=plural, kind_of=lambda part: type(part).__name__)
+    made.globals.update(
+        MOST_UNBROKEN=MOST_UNBROKEN, plural=plural, kind_of=lambda part: type(part).__name__
+    )
     return made
 
 

@@ -187,6 +187,12 @@ def test_a_model_that_wrote_the_candidates_is_named_and_not_taken_for_a_scored_o
     assert said in "".join(cautions(asked)) and said not in "".join(cautions(context()))
 
 
+def test_a_wide_table_breaks_its_intervals_and_a_narrow_one_does_not():
+    page = build_report(context())
+    narrow, wide = page.split('<table class="wide">')[:2]
+    assert "(19.2\u00a0to\u00a0100.0)" in narrow and "(19.2 to 100.0)" in wide.split("</table>")[0]
+
+
 def test_scores_have_no_column_that_repeats_another():
     plain = scores_table(context().scores)
     assert "fast_0" not in plain.header and "against" not in plain.header

@@ -78,7 +78,7 @@ const anchor = (show) => (cell) => link(page(cell.getData()), show(cell.getValue
 // names break after their separators
 const broken = (name) => el("span", {}, ...name.split(/(?<=[/_])/).flatMap((part) => [part, el("wbr")]));
 const numeric = { sorter: "number", sorterParams: { alignEmptyValues: "bottom" }, hozAlign: "right", headerHozAlign: "right" };
-const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, variableHeight: true, ...more });
+const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, variableHeight: true, headerWordWrap: true, ...more });
 const speeds = [
   wide("Speedup", "speedup", (cell) => document.createTextNode(faster(cell.getData())), 1, { ...numeric, minWidth: 97 }),
   wide("95 % interval", "lower", (cell) => document.createTextNode(interval(cell.getData())), 6, { ...numeric, minWidth: 125 }),
@@ -107,7 +107,7 @@ async function showList(query) {
       wide("Status", "status", (cell) => status(cell.getValue()), 1, { minWidth: 104 }),
       wide("Reason", "reason", text, 4, { minWidth: 110 }),
       ...speeds,
-      wide("Reasoning tokens", "tokens", number(0), 5, { ...numeric, minWidth: 80 }),
+      wide("Reasoning tokens", "tokens", number(0), 5, { ...numeric, minWidth: 95 }),
       ...(about.rows.some((row) => row.bottleneck) ? [
         wide("Limited by", "bottleneck", text, 6),
         wide("SOL score", "sol_score", number(2), 6, { ...numeric, minWidth: 80 }),

@@ -3,6 +3,7 @@ side by side. Rerunning retries failed branches."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -47,13 +48,14 @@ from tasks.store import SnapshotRef
 
 
 class AblationResult(Record):
-    """An ablation as far as it came, and where it is. `new` are the branches that ran in this
-    call."""
+    """An ablation as far as it came, and where it is. `finding` is the comparison's first sentence;
+    `new` are the branches that ran in this call."""
 
     ablation: Ablation
     strategies: tuple[Json, ...]
     directory: str
     comparison: str | None
+    finding: str | None
     mlflow_run: str | None
     new: tuple[str, ...]
 
@@ -158,12 +160,14 @@ def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
     if page := pages.get(".md"):
         text = page.read_text(encoding="utf-8")
         create_markdown_artifact("comparison", text, "Which strategy won")
+    told = json.loads(pages[".json"].read_text(encoding="utf-8")) if ".json" in pages else {}
     cautions = (*ablation.cautions, *missing, *tracker.failures)
     return AblationResult(
         ablation=ablation.model_copy(update={"cautions": cautions}),
         strategies=tuple(strategies),
         directory=str(directory),
         comparison=str(pages[".html"]) if ".html" in pages else None,
+        finding=told.get("headline"),
         mlflow_run=tracker.run_id,
         new=tuple(branches.new),
     )

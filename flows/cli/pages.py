@@ -292,6 +292,7 @@ def of_ablation(data: Json) -> str:
     took = duration(data["seconds"])
     headline = f"{data['name']}: {done:,} of {len(branches):,} branches done in {took}"
     shown = {
+        "finding": data.get("finding"),
         "strategies": [_strategy(row) for row in data["strategies"]],
         "branches": _only(branches, "name", "state", "rows", "loss_last", "error"),
     }
@@ -312,8 +313,8 @@ def _strategy(row: Json) -> Json:
         "rows": row["rows"],
         "Exec@1": of("exec_at_1"),
         "fast_1@1": of("fast_1_at_1"),
-        "points_of_exec": f"{of('difference', 'p')} against {against}" if against else None,
-        "p_holm": p_value(row.get("p_holm")),
+        "points of Exec@1": f"{of('difference', 'p')} against {against}" if against else None,
+        "p, corrected": p_value(row.get("p_holm")),
     }
 
 

@@ -424,6 +424,8 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
     branches = client.search_runs([shown.experiment_id], view["searchFilter"])
     assert {run.info.run_name for run in branches} == set(states)
     assert page.splitlines()[0].endswith("branches done in 61 s")
+    told = json.loads(Path(third.comparison).with_suffix(".json").read_text())
+    assert third.finding == told["headline"] and third.finding[:60] in page
     assert all(name in page for name in (*STRATEGIES, "against concur", str(third.comparison)))
     assert (
         json.loads((Path(third.directory) / "ablation.json").read_text())["fingerprint"]

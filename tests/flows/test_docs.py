@@ -1,9 +1,9 @@
 """The documentation: the site builds without a broken link, the reference is complete, and every
 command in it is run or says why not.
 
-A command of a page is in exactly one class: RUN (typed here as it stands), LINE (typed here in one
-directory after a real refresh, `slow`), or NOT_RUN with a reason, and then parsed as far as can be:
-unknown commands, options, keys, targets, markers and files are failures.
+A command of a page is in exactly one class: RUN or TABLES (typed here as it stands), LINE (typed
+here in one directory after a real refresh, `slow`), or NOT_RUN with a reason, and then parsed as
+far as can be: unknown commands, options, keys, targets, markers and files are failures.
 """
 
 import ast
@@ -24,7 +24,9 @@ from click.testing import CliRunner
 
 from flows.cli.main import main
 from flows.config import PipelineConfig, load_profile
+from flows.morning.history import entered
 from kernels_eval.source.syntax import parse_source
+from tasks.store import SnapshotRef
 from tests.support import commands as support
 from tests.support.browser import chromium
 from tests.support.curated import line, sample
@@ -43,8 +45,14 @@ from tests.support.samples import sample as verified
 
 CONCUR = ".venv/bin/concur "
 TYPED = yaml.safe_load((ROOT / "tests/data/doc_commands.yaml").read_text(encoding="utf-8"))
-RUN, LINE, NOT_RUN = TYPED["run"], TYPED["line"], TYPED["not_run"]
+RUN, TABLES, LINE, NOT_RUN = (TYPED[name] for name in ("run", "tables", "line", "not_run"))
+HERE = RUN | TABLES
 ALL = list(commands())
+PROGRAM = """class Model:
+    name = {!r}
+def get_inputs(): return []
+def get_init_inputs(): return []
+"""
 
 
 def reasons(command):
@@ -54,13 +62,13 @@ def reasons(command):
 def is_run(command):
     # they read snapshots: typed after the refresh
     read = command.text.startswith((".venv/bin/python -c", "for stage in "))
-    return command.text in RUN or command.text in LINE or read
+    return command.text in (*HERE, *LINE) or read
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.place)
 def test_every_command_is_run_or_says_why_not(command):
     assert is_run(command) != bool(reasons(command)), (
-        f"{command.text!r}: say in RUN, LINE or NOT_RUN what becomes of it, in one of them"
+        f"{command.text!r}: say in {[*TYPED]} what becomes of it, in one of them"
     )
     kind = check(command)
     assert kind != "other" or reasons(command) or is_run(command)
@@ -68,7 +76,7 @@ def test_every_command_is_run_or_says_why_not(command):
 
 def test_nothing_is_run_that_no_page_says():
     said = {command.text for command in ALL}
-    assert {*RUN, *LINE} <= said, {*RUN, *LINE} - said
+    assert {*HERE, *LINE} <= said, {*HERE, *LINE} - said
     assert len(said) > 60
 
 
@@ -156,7 +164,18 @@ def place(tmp_path_factory):
         for task in range(6)
         for index in range(3)
     ]
-    line(place / ".concur", [*samples, sample("t/0", 9, 5, None)])
+    samples.append(sample("t/0", 9, 5, None))
+    programs = {each["task"]: PROGRAM.format(each["task"]) for each in samples}
+    curated = line(place / ".concur", samples, programs=programs)
+    snapshots = {"curated": curated}
+    stages = {"candidates": "synthesis", "tasks": "tasks", "verdicts": "verification"}
+    for name, stage in stages.items():
+        (folder,) = (place / ".concur" / stage).iterdir()
+        ref = SnapshotRef(root=curated.root, stage=stage, fingerprint=folder.name)
+        ref.open().read().write_parquet(place / f"{name}.parquet")
+        snapshots[name] = ref
+    with entered(curated.root, "local", "cpp", "concur") as entry:
+        entry.ends("finished", snapshots=snapshots)
     rows = [
         verified(f"t{task}", index, 100, 0.5 + index) for task in range(4) for index in range(2)
     ]
@@ -183,15 +202,20 @@ def typed(words):
     return done.output
 
 
-@pytest.mark.parametrize("text", RUN)
+@pytest.mark.parametrize("text", HERE)
 def test_a_command_does_what_its_page_says(text, place, monkeypatch):
     monkeypatch.chdir(place)
-    assert RUN[text] in typed(text.removeprefix(CONCUR)).replace("\n", " ")
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert HERE[text] in typed(text.removeprefix(CONCUR)).replace("\n", " ")
+    assert len(opened) == ("--open" in text)
 
 
 def test_placeholders_can_be_filled_in(place, monkeypatch):
     monkeypatch.chdir(place)
     assert "concur" in typed("curate --explain t-0-0")
+    tables = "--verdicts verdicts.parquet --candidates candidates.parquet"
+    assert "analysis/report.md" in typed(f"analyze {tables} --out analysis").replace("\n", " ")
     typed("publish --out old")
     compared = typed(f"diff old {next(Path('.concur/curation').iterdir())}")
     assert "t/" not in compared.partition("lost")[0], compared
@@ -229,10 +253,11 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path):
         tmp_path / "candidates.parquet"
     )
     readers = dict.fromkeys(
-        command.text for command in ALL if is_run(command) and command.text not in (*RUN, *LINE)
+        command.text for command in ALL if is_run(command) and command.text not in (*HERE, *LINE)
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    for text in [*LINE, *readers, *(text for text in RUN if " benchmark " not in text)]:
+    environment["BROWSER"] = "true"  # the program of that name
+    for text in [*LINE, *readers, *RUN]:
         with (tmp_path / "log").open("wb") as log:
             shell = subprocess.Popen(
                 ["bash", "-c", text],

@@ -24,6 +24,7 @@ from tasks.synthesis.tables import CandidateTable
 from tasks.verification import batch
 from tasks.verification.batch import _tasks_of, verify_batch
 from tasks.verification.config import VerificationConfig
+from tests.support import processes
 from tests.support import typed as command_line
 from tests.support.commands import ROOT, Running, concur, kill_tree
 from tests.support.typed import typed
@@ -142,6 +143,29 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     data = call(*inputs, config=VerificationConfig(eval=load_protocol(["timing.max_s=0.3"])))
     assert data["this_run"]["by_workers"] == 0 and data["statuses"] == stored["statuses"]
     assert "ray" not in sys.modules or not batch._ray_runs()
+
+
+def test_the_first_line_says_who_holds_the_devices_before_anything_is_read(tmp_path):
+    """Imports and tables may take a minute on a machine that others use."""
+    script = """
+        import sys
+        from kernels_eval.pool.held import call_it, held
+        call_it("flow run ruby-fox")
+        with held("cpu", shared=False, patience_s=None, say=print):
+            print("held", flush=True)
+            sys.stdin.read()
+    """
+    locks = {"CONCUR_LOCKS": str(tmp_path)}
+    with processes.started(script, **locks) as holder:
+        assert holder.stdout.readline() == "held\n"
+        words = ("verify-batch", "nowhere.parquet", "--tasks", "nowhere", "--out", "out")
+        said, error = concur(*words, cwd=tmp_path, **locks).stderr.splitlines()
+    assert re.fullmatch(
+        rf"flow run ruby-fox \(process {holder.pid}, since \d\d:\d\d\) uses the CPU: work for it"
+        " waits its turn",
+        said,
+    )
+    assert error.startswith("error: ")
 
 
 def test_a_table_without_any_code_needs_no_worker(tmp_path, inputs):

@@ -23,7 +23,7 @@ from flows.config import PipelineConfig
 from flows.launch import mlflow_pages
 from flows.stack import control
 from flows.stack.control import down, export_lines, status, use_stack
-from flows.stack.health import scores_page
+from flows.stack.health import fault, scores_page
 from flows.stack.layout import PARTS, ROOT_VARIABLE, Layout, StackSettings
 from flows.stack.programs import RETRIES, Program, configuration, programs
 from flows.stack.supervisor import Supervisor
@@ -206,6 +206,11 @@ def test_the_charts_of_all_runs_are_named_once_there_is_a_run(monkeypatch, answe
     monkeypatch.setattr("flows.stack.health._request", lambda url: httpx.Response(200, json=answer))
     page = scores_page(settings)
     assert page is None if place is None else page.startswith(f"{settings.mlflow_url}{place}")
+
+
+def test_a_ray_that_does_not_listen_is_told_in_words(tmp_path):
+    settings = StackSettings(ray_port=two_ports())
+    assert fault("ray", Layout(tmp_path), settings) == "does not listen yet"
 
 
 def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(only_mlflow):

@@ -115,13 +115,15 @@ def make_headers(config: PipelineConfig) -> None:
 def _refresh(config: PipelineConfig) -> tuple[Json, str | None]:
     from flows.refresh import summary_rows
     from flows.track import refresh_and_track
+    from tasks.curation.reasons import choice_of
 
     refreshed, run = refresh_and_track(config)
     summary = {
         str(row["snapshot"]): f"{row['rows']}" + (f" ({row['counts']})" if row["counts"] else "")
         for row in summary_rows(refreshed)
     }
-    return {"summary": summary, "report": REPORT_COMES}, run
+    choice = choice_of(refreshed.curated.open().manifest)
+    return {"summary": summary, "choice": choice, "report": REPORT_COMES}, run
 
 
 def _whole_line(config: PipelineConfig) -> tuple[Json, str | None]:

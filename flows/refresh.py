@@ -70,7 +70,8 @@ def run_stages(config: PipelineConfig) -> Refreshed:
     if refreshed.cautions:
         text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
         create_markdown_artifact("cautions", text, "What to know about this refresh")
-    table = fields_table(summary_rows(refreshed), "snapshot", "rows", "counts", "fingerprint")
+    names = ("snapshot", "rows", "counts", "choice", "fingerprint")
+    table = fields_table(summary_rows(refreshed), *names)
     create_markdown_artifact("refresh", markdown(table), "What this refresh produced")
     return refreshed
 
@@ -169,7 +170,7 @@ def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
         if told := manifest.get("confirmation"):
             counts = {key: told[key] for key in ("proposed", "confirmed", "rounds")} | counts
         said = ", ".join(f"{key} {value}" for key, value in counts.items())
-        about = filter(None, (said, *choice_of(manifest)))
-        row = {"snapshot": name, "rows": manifest["rows"], "counts": "; ".join(about)}
+        row = {"snapshot": name, "rows": manifest["rows"], "counts": said}
+        row["choice"] = "; ".join(choice_of(manifest))
         rows.append(row | {"fingerprint": ref.fingerprint})
     return rows

@@ -213,11 +213,13 @@ IMPULSE_RANGE = (20, 36)
 """Least and largest value of a large element of `impulse`. Above 36.7, 1 - sigmoid(x) is 0 in
 float64, too, and a kernel that is exact there, as from logits, would differ from the reference in
 any precision."""
-ROW_SCALES = {"lasting": (4, 1, 2**-5, 2**-10), "large": (16, 8)}
+ROW_SCALES = {"lasting": (4, 1, 2**-5, 2**-10), "large": (16, 8), "leading": (1,)}
 """What rows of weights are multiplied by: some units keep a state, others lose it slowly, some
-inputs are small; or all are large. A quarter of that where a task cannot take these. Choices."""
+inputs are small; or all are large; or none is. Half of that where a task cannot take these, then a
+quarter. Choices."""
 COUPLING = 1 / 64
-"""Of square matrices of such weights, what the rest is as a share of the identity. A choice."""
+"""Of square matrices of such weights, what the rest is as a share of the identity, or of what has
+rank one. A choice."""
 CHANGED_SHARES, MOST_CHANGES = (1 / 4, 1 / 2, 1), 2
 """What share of weights one draw changes, and in how many ways each. Choices."""
 DOUBLINGS, ROW_DOUBLINGS, ROW_SHARES = 2, 4, (1 / 8, 1 / 2)

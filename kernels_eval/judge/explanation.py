@@ -57,9 +57,10 @@ RIGHT_ELSEWHERE = {
         " an epsilon added that it does not add, or elsewhere, or what adds little left out?; "
     ),
     **dict.fromkeys(
-        (BLOCKS, "lasting_weights", "large_weights"),
-        "right on ordinary numbers, not on large ones or matrices that are hardly coupled, which"
-        " forget late: does it make fewer steps, iterations or terms than the task?; ",
+        (BLOCKS, "lasting_weights", "large_weights", "leading_weights"),
+        "right on ordinary numbers, not on large ones or matrices that are hardly coupled or almost"
+        " of rank one, which forget late: does it make fewer steps, iterations or terms than the"
+        " task?; ",
     ),
     PATH: "right on ordinary masks, not on one long path: does it iterate less than the task?; ",
     VARIED: (

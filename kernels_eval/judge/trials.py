@@ -33,6 +33,7 @@ from kernels_eval.protocol import (
     FEW_SLICES,
     LARGE,
     LASTING,
+    LEADING,
     LESS,
     LONE,
     MUTATED,
@@ -422,6 +423,12 @@ TRIALS = (
     *(
         unlike(f"{forms[0]}_weights", same_seed=True, weights=forms, when=has_weights)
         for forms in (LASTING, LARGE)
+    ),
+    unlike(
+        "leading_weights",
+        same_seed=True,
+        weights=LEADING,
+        when=lambda task: has_weights(task) and iterates(task),
     ),
     # without what declared arguments have and what would save work
     TrialRow(

@@ -23,7 +23,8 @@ from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.model.weight_changes import changed
 from kernels_eval.protocol import (
     CHANGED,
-    LASTING,
+    LARGE,
+    LEADING,
     LESS,
     POSITIVE_VECTORS,
     SCALED,
@@ -124,7 +125,7 @@ def _refill(tensor: Tensor, identity: list[Any], form: str, *, uniform: bool = F
 
     `SIGNED`: vectors of either sign, one in eight elements eight times as large.
     `LASTING`, `LARGE`: rows multiplied by some numbers, square matrices (of the first: and stacks
-    of these) almost multiples of the identity.
+    of these) almost multiples of the identity. `LEADING`: these almost of rank one, symmetric.
     `CHANGED`, after one of these: changed at random.
     """
     tensor = as_real(tensor.detach())
@@ -150,14 +151,17 @@ def _refill(tensor: Tensor, identity: list[Any], form: str, *, uniform: bool = F
 def _untame(drawn: Tensor, form: str, generator: torch.Generator) -> None:
     *_, rows, columns = 1, 1, *drawn.shape
     size, device = min(rows, columns), drawn.device
-    fits = rows % size == columns % size == 0 if form in LASTING else rows == columns
+    fits = rows == columns if form in LARGE else rows % size == columns % size == 0
     if fits and 1 < drawn.dim() < 4:
-        unit = torch.eye(size, device=device).repeat(rows // size, columns // size)
-        drawn.mul_(COUPLING).add_(unit)
-    scales = torch.tensor(ROW_SCALES[form.removesuffix(LESS)], device=device)
+        unit = torch.eye(size, device=device)
+        if form in LEADING:
+            one = torch.randn(size, generator=generator, device=device)
+            unit = torch.outer(one, one) * size**0.5 / one.square().sum()
+        drawn.mul_(COUPLING).add_(unit.repeat(rows // size, columns // size))
+    scales = torch.tensor(ROW_SCALES[form.partition(LESS)[0]], device=device)
     shape = (*drawn.shape[:-1], 1) if drawn.dim() > 1 else drawn.shape
     drawn *= scales[torch.randint(len(scales), shape, generator=generator, device=device)]
-    drawn /= 4 if form.endswith(LESS) else 1
+    drawn /= 2 ** form.count(LESS)
 
 
 def _row_of_padding(weight: Tensor) -> Tensor:

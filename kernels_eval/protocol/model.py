@@ -41,8 +41,10 @@ SUM = "sum"
 """What some integers keep."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
 LESS, FEW, CHANGED = "_less", "_few", "_changed"
-LASTING, LARGE = ("lasting", f"lasting{LESS}"), ("large", f"large{LESS}")
-UNTAMED = (*LASTING, *LARGE)
+LASTING, LARGE, LEADING = (
+    (form, f"{form}{LESS}", f"{form}{LESS}{LESS}") for form in ("lasting", "large", "leading")
+)
+UNTAMED = (*LASTING, *LARGE, *LEADING)
 """Forms of redrawn weights (`kernels_eval.model.weights`), and the suffix of those that are then
 changed at random (`kernels_eval.model.weight_changes`)."""
 LONE, OUTLIERS = "lone", "outliers"

@@ -45,8 +45,8 @@ WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 
 
 class Reference:
-    """Expects something on all inputs but those of the distributions and shapes that are `refused`;
-    the answer of `declared` again in `same`."""
+    """Expects something on all inputs but those of the distributions, shapes and forms of weights
+    that are `refused`; the answer of `declared` again in `same`."""
 
     def __init__(self, refused=(), same=(), output_bytes=64):
         self.refused, self.same, self.output_bytes = refused, same, output_bytes
@@ -59,7 +59,7 @@ class Reference:
             return Done()
         alike = [x.name for x in self.asked if x.name in ("declared", *self.same)]
         self.asked.append(request)
-        if {request.distribution, request.shape} & {*self.refused}:
+        if {request.distribution, request.shape, request.weights} & {*self.refused}:
             raise Stop(Reason.REFERENCE_FAILED, "labels out of range")
         form = Form(shape=[4], dtype="float32", bytes=self.output_bytes)
         return Expectation(
@@ -164,6 +164,16 @@ def test_a_baseline_is_compared_on_first_calls_of_the_task_itself(change):
     assert not replace(declared, **change).as_drawn
 
 
+@pytest.mark.parametrize(
+    "depth, weights, wanted",
+    [(40, [[64, 64]], True), (1, [[64, 64]], False), (16, [[4, 4]] * 16, False), (40, [], False)],
+)
+def test_leading_weights_are_drawn_where_a_task_iterates(depth, weights, wanted):
+    loaded = SimpleNamespace(depth=depth, parameters=weights, statistics=[])
+    task = TaskFindings(loaded, CorrectnessConfig(), "confirm")
+    assert ROWS["leading_weights", OUTPUTS].when(task) is wanted
+
+
 def test_screening_calls_no_task_degenerate_that_all_rows_tell_enough_of():
     """As a mask of what is not zero: few rows draw zeros."""
     same = SCREENED[1:]
@@ -192,6 +202,13 @@ def test_the_first_form_that_suits_the_task_is_drawn_under_one_seed(refused, nam
     assert [each.distribution for each in requests] == asked
     assert next(x for x in trials if x.name == name).distribution == asked[-1]
     assert len({each.seed for each in requests}) == 1
+
+
+def test_weights_that_the_task_refuses_are_halved_twice():
+    reference = Reference(refused=["large", "large_less"])
+    expected(reference)
+    asked = [each.weights for each in reference.asked if each.name == "large_weights"]
+    assert asked == ["large", "large_less", "large_less_less"]
 
 
 def test_a_scope_that_the_task_refuses_is_asked_for_once():

@@ -20,7 +20,7 @@ from kernels_eval.model.weights import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.protocol import ModelSpec
+from kernels_eval.protocol import LEADING, ModelSpec
 
 SHAPE = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
@@ -59,6 +59,24 @@ def test_a_parameter_of_one_number_or_none_is_redrawn(form, shape):
     randomise_weights(model, 7, form=form)
     assert model.scale.shape == shape and model.scale.isfinite().all()
     assert (model.scale != 2.6592).all()
+
+
+@pytest.mark.parametrize("shape, parts", [((32, 32), 1), ((96, 32), 3), ((32, 64), 2)])
+def test_one_singular_value_of_leading_weights_dominates(shape, parts):
+    """In each square part, with the norm of other draws, so that a task that divides by it keeps
+    what it iterates."""
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(shape))
+    norms = []
+    for form in LEADING:
+        randomise_weights(model, torch.seed() % 2**31, form=form)
+        sizes = torch.linalg.svdvals(model.weight.detach())
+        assert sizes[0] > 20 * sizes[1]
+        norms.append(float(sizes.norm()))
+    square = model.weight.detach()[:32, :32]
+    assert torch.linalg.eigvals(square).abs().max() > 0.9 * torch.linalg.matrix_norm(square, 2)
+    for halvings, norm in enumerate(norms):
+        assert norm == pytest.approx((32 * parts) ** 0.5 / 2**halvings, rel=0.01)
 
 
 def test_a_row_for_padding_stays_and_other_zeros_do_not():

@@ -209,6 +209,7 @@ class Trial:
             evaluate=self.row.evaluate,
             hard=self.row.hard,
             explored=self.row.explored,
+            constants=self.row.grades_task or self.row.telling,
             earlier=[(seed, self.distribution) for seed in self.earlier_seeds],
         )
 

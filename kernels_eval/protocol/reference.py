@@ -148,8 +148,8 @@ class Expectation(Payload):
     """Of a trial's expected values. `finite_share`: of an output's elements, the least of any
     output that has some. `equals` names earlier trials with the same answer.
     `constants`: errors of answers that ignore the inputs: zeros, the answer of "declared", and that
-    answer's mean over its first dimension. `reference_rms` and `sequential_rms`: of the output that
-    has most.
+    answer's mean over its first dimension; none unless they are asked for. `reference_rms` and
+    `sequential_rms`: of the output that has most.
     """
 
     finite_share: float
@@ -167,7 +167,7 @@ class Expect(Request[Expectation]):
     """Compute and keep a trial's expected outputs. `hard`: judge numbers alone, as integers may
     depend on a step. `earlier`: seeds and distributions of the calls that a model has made before.
     `weights`: the form of redrawn ones. `explored`: what rounding costs there is measured by moving
-    its inputs and weights, too.
+    its inputs and weights, too. `constants`: whether answers that ignore the inputs are measured.
     """
 
     name: str
@@ -179,6 +179,7 @@ class Expect(Request[Expectation]):
     evaluate: bool = False
     hard: bool = False
     explored: bool = False
+    constants: bool = False
     earlier: list[tuple[int, str]] = []
 
 

@@ -70,7 +70,7 @@ class Reference:
             bit_identical=True,
             oracle="float64",
             equals=alike if request.name in self.same else [],
-            constants=[WRONG] * 3,
+            constants=[WRONG] * 3 if request.constants else [],
             outputs=[form],
         )
 
@@ -230,6 +230,13 @@ def test_one_seed_where_only_what_a_row_changes_shall_differ():
         *UNTAMED,
         "eval_mode",
     ]
+
+
+def test_what_ignores_the_inputs_is_measured_where_somebody_asks_what_it_tells():
+    reference = Reference()
+    expected(reference)
+    asked = {each.name for each in reference.asked if each.constants}
+    assert asked == {*OWN, "other_weights", *SHAPES}
 
 
 def test_a_trial_that_breaks_the_device_is_named():

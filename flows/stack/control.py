@@ -37,6 +37,8 @@ from tasks.tracking.config import page_of
 
 LOOK_S = 1.0
 SAY_S = 10.0
+USUAL = "half a minute, up to three on a busy machine"
+"""How long a stack starts."""
 RUNS_GRACE_S = 18.0
 """A stopped run needs 15 s at most (flows.runtime.shutdown), then reports."""
 KILL_S = 5.0
@@ -71,6 +73,7 @@ def up(root: str, settings: StackSettings, say: Say, timeout_s: float | None = N
             _end(_servers(layout))
             _require_ports(settings)
             _start(layout, settings, supervisor)
+            say(f"starting {', '.join(PARTS)}: {USUAL}")
         else:
             _require_same(layout, settings)
             for part, process in supervisor.processes().items():
@@ -258,7 +261,8 @@ def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | No
     elif state == "FATAL":
         health, reason = "failed", process["spawnerr"] or process["description"]
     elif not process["pid"]:
-        health, reason = "restarting", process["spawnerr"] or process["description"]
+        ended = process["spawnerr"] or process["description"]
+        health, reason = "restarting", f"{ended[:1].lower()}{ended[1:]}: starts again by itself"
     else:
         reason = fault(part, layout, settings, process["start"])
         health = ("starting" if state == "STARTING" else "unhealthy") if reason else "healthy"

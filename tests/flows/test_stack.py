@@ -182,7 +182,8 @@ def only_mlflow(tmp_path, monkeypatch):
 
     def start(body):
         (tmp_path / "fake.py").write_text(body)
-        up(layout.root, settings)
+        _, said = up(layout.root, settings)
+        assert said[0] == f"starting mlflow: {control.USUAL}"
         return layout, settings
 
     yield start
@@ -226,6 +227,21 @@ def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(only
     assert not layout.settings.exists() and not layout.sockets.exists()
 
 
+def test_a_part_that_ended_says_that_it_starts_again_by_itself(tmp_path, monkeypatch):
+    process = {"statename": "BACKOFF", "pid": 0, "spawnerr": "Bad exit code 1", "description": ""}
+    monkeypatch.setattr(control, "PARTS", ("ray",))
+    monkeypatch.setattr(Supervisor, "processes", lambda self: {"ray": process})
+    layout = Layout(tmp_path)
+    layout.make()
+    layout.write_settings(StackSettings())
+    found = row(layout)
+    layout.clean()
+    assert (found["health"], found["reason"]) == (
+        "restarting",
+        "bad exit code 1: starts again by itself",
+    )
+
+
 def test_parts_do_not_outlive_a_supervisord_that_is_killed_and_status_says_so(only_mlflow):
     layout, settings = only_mlflow("import time; time.sleep(600)")
     whole = layout.processes()
@@ -263,7 +279,7 @@ def test_a_part_that_is_slow_is_told_every_few_seconds_and_other_settings_are_re
     answers = iter(["does not listen yet", "does not listen yet"])
     monkeypatch.setattr(control, "fault", lambda *_: next(answers, ""))
     _, said = up(layout.root, settings)
-    assert said[0].startswith("waiting for mlflow (does not listen yet), 1 s")
+    assert said[0].startswith("waiting for mlflow (does not listen yet), 1 s"), "none was started"
     assert said[-1] == "healthy: mlflow" and row(layout)["pid"] == pid
     monkeypatch.setattr(control, "fault", lambda *_: "busy")
     with pytest.raises(EvalError, match=r"not healthy within 0 s: mlflow \(busy\)"):

@@ -36,12 +36,16 @@ def run_name(verb: str) -> Callable[[], str]:
     _verbs.add(verb)
 
     def name() -> str:
-        from prefect.runtime import deployment
-
-        submitted = _given_name() if deployment.id else ""
-        return typed_name() or " ".join(filter(None, (verb, _about(), submitted)))
+        return typed_name() or " ".join(filter(None, (verb, _about(), submitted_name())))
 
     return name
+
+
+def submitted_name() -> str:
+    """The name under which a deployment's run was submitted, typed or not; else empty."""
+    from prefect.runtime import deployment
+
+    return _given_name() if deployment.id else ""
 
 
 def typed_name() -> str:

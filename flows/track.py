@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
-from flows.naming import run_name, typed_name
+from flows.naming import run_name, submitted_name, typed_name
 from flows.refresh import Refreshed, refresh
 from flows.runtime.guard import guarding
 from flows.view import viewer_page
@@ -92,7 +92,7 @@ def run_record(
     said = next((line for line in written.markdown.split("\n") if line.startswith("**")), "")
     return RunRecord(
         run_fingerprint=stable_hash(_fingerprints(refreshed, *made)),
-        name=f"{config.name} {_when(refreshed)}",
+        name=_name_of(config.name, refreshed),
         times=_times(refreshed),
         tags=tags_of(config, strategy=config.curation.strategy) | {NOTE_TAG: said},
         params=config,
@@ -114,10 +114,13 @@ def refresh_and_track(config: PipelineConfig) -> tuple[Refreshed, str | None]:
 
 
 def _counts(refreshed: Refreshed) -> Metrics:
+    verified = _rows(refreshed.verdicts)
+    correct = refreshed.verdicts.open().manifest["status_counts"].get(Status.CORRECT, 0)
     return {
         "tasks": _rows(refreshed.tasks),
-        "candidates": _rows(refreshed.verdicts),
-        "correct": refreshed.verdicts.open().manifest["status_counts"].get(Status.CORRECT, 0),
+        "candidates": verified,
+        "correct": correct,
+        "correct_share": correct / verified if verified else None,
         "curated": _rows(refreshed.curated),
     }
 
@@ -125,11 +128,12 @@ def _counts(refreshed: Refreshed) -> Metrics:
 def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
     strategy = config.curation.strategy
     metrics = _counts(refreshed)
+    counts = {name: value for name, value in metrics.items() if name != "correct_share"}
     return RunRecord(
         run_fingerprint=stable_hash(["refresh", *_fingerprints(refreshed)]),
-        name=f"{config.name} refresh {_when(refreshed)}",
+        name=_name_of(f"{config.name} refresh", refreshed),
         times=_times(refreshed),
-        tags=tags_of(config, strategy=strategy, kind="refresh") | _note(metrics, ",.0f"),
+        tags=tags_of(config, strategy=strategy, kind="refresh") | _note(counts, ",.0f"),
         params=config,
         metrics=metrics,
         stages=(*_until_curation(config, refreshed), *_analysis(refreshed)),
@@ -238,9 +242,11 @@ def _rows(ref: SnapshotRef) -> int:
     return int(ref.open().manifest["rows"])
 
 
-def _when(refreshed: Refreshed) -> str:
-    """What tells a run from those of other nights, short enough for the legend of a chart."""
-    return moment(refreshed.began_at or refreshed.curated.open().manifest["created_at"])[5:]
+def _name_of(what: str, refreshed: Refreshed) -> str:
+    """When (UTC), and the name under which a run was submitted, else what it is. What tells runs
+    apart comes first: MLflow's lists and legends show some twenty letters."""
+    when = moment(refreshed.began_at or refreshed.curated.open().manifest["created_at"])[5:]
+    return f"{when.removesuffix(' UTC')} {submitted_name() or what}"
 
 
 def _times(refreshed: Refreshed) -> tuple[int, int] | None:

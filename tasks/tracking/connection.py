@@ -36,6 +36,7 @@ class View(NamedTuple):
     order: str = "tags.`mlflow.source.name`"
     """Descending, then newest first; all have one source. By begin, MLflow would fold branches into
     their ablation and chart nothing."""
+    section: str = "Branches side by side"
 
 
 LINE_SCORES = (
@@ -44,33 +45,43 @@ LINE_SCORES = (
 )
 BRANCH_SCORES = ("exec_at_1", "fast_1_at_1")
 TITLES = {
-    "correct": "Correct (count)",
-    "curated": "Selected (count)",
-    "recorded.exec_at_1": "Recorded solved (share)",
-    "base.exec_at_1": "Base solved (share)",
-    "tuned.exec_at_1": "Tuned solved (share)",
-    "base.fast_1_at_1": "Base faster (share)",
-    "tuned.fast_1_at_1": "Tuned faster (share)",
-    "exec_at_1": "Solved (share)",
-    "fast_1_at_1": "Faster (share)",
+    "correct_share": "Correct, share",
+    "correct": "Correct, count",
+    "candidates": "Verified, count",
+    "curated": "Selected, count",
+    "recorded.exec_at_1": "Recorded solved, share",
+    "base.exec_at_1": "Base solved, share",
+    "tuned.exec_at_1": "Tuned solved, share",
+    "base.fast_1_at_1": "Base faster, share",
+    "tuned.fast_1_at_1": "Tuned faster, share",
+    "exec_at_1": "Solved, share",
+    "fast_1_at_1": "Faster, share",
 }
 """Titles of charts, by metric: short, since MLflow cuts them."""
 SCORES = "scores"
 ALL_RUNS = View(
     # stages, which are its children, have no profile
     *("tags.`profile` LIKE '%'", ("strategy",)),
-    ("correct", "curated", *LINE_SCORES, *BRANCH_SCORES),
+    ("correct_share", "correct", "candidates", "curated", *LINE_SCORES, *BRANCH_SCORES),
+    section="Runs side by side",
 )
-GRID = {"columns": 2, "cardHeight": 240}
+GRID = {"columns": 1, "cardHeight": 200}
+"""One column: beside MLflow's assistant a second one leaves no room for a title."""
 FOLDED_SECTIONS = ("Model metrics", "System metrics")
 """MLflow's own, where it charts every other metric."""
 DESCRIPTION = """\
-A chart has a bar for each run of concur: one run alone compares with none. Solved is the share of
+One bar a run, the newest first; times in names are UTC. More: the arrow at the right.
+
+Of a refresh: how many candidates were verified, how many of them are correct (of different numbers,
+compare the share), and how many of these were selected for the training set.
+
+Of a benchmark (runs of the whole pipeline, and branches of an ablation): solved is the share of
 held-out tasks with a correct kernel in one answer, faster the share with one faster than PyTorch.
-All branches of an ablation have metrics of the same names (`exec_at_1`, `fast_1_at_1`, each with
-`_lower` and `_upper`, its 95 % interval over tasks) and params `strategy`, `size` and `seed`:
-`concur ablate` prints the page of their charts.
-A run of the whole pipeline has `base.` and `tuned.` before the names of its scores."""
+A run of the whole pipeline has both of the recorded answers, the base model and the tuned one.
+
+Branches have metrics of the same names (`exec_at_1`, `fast_1_at_1`, each with `_lower` and
+`_upper`, its 95 % interval over tasks) and params `strategy`, `size` and `seed`: `concur ablate`
+prints the page of their charts."""
 """Text above an experiment's runs."""
 
 
@@ -114,7 +125,7 @@ def _shared_state(view: View) -> Json:
             for name in view.metrics
         ],
         "compareRunSections": [
-            {"uuid": "shown", "name": "Scores", "display": True, "isReordered": True, **GRID},
+            {"uuid": "shown", "name": view.section, "display": True, "isReordered": True, **GRID},
             *(
                 {"uuid": name, "name": name, "display": False, "isReordered": True}
                 for name in FOLDED_SECTIONS
@@ -247,6 +258,9 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
             f"restore it (mlflow experiments restore -x {found.experiment_id}) or set another"
             " tracking.experiment",
         )
+    for tag, view in view_tag(SCORES, ALL_RUNS).items():
+        if found.tags.get(tag) != view:  # another version of concur has written it
+            client.set_experiment_tag(found.experiment_id, tag, view)
     return str(found.experiment_id)
 
 

@@ -140,7 +140,7 @@ def test_runs_have_the_times_of_their_work_and_links_open_on_scores(home):
         assert f"metrics.`{metric}`" in view["selectedColumns"]
         assert metric in [chart["dataAccessKey"] for chart in view["compareRunCharts"]]
     titles = {chart["dataAccessKey"]: chart["metricKey"] for chart in view["compareRunCharts"]}
-    assert titles["correct"] == "Correct (count)"
+    assert titles["correct"] == "Correct, count"
     assert not [name for name, title in titles.items() if name in title or "_at_" in title]
     page = page_of("http://host/", "1", "runs", "scores")
     query = "workflowType=machine_learning&viewStateShareKey=scores&compareRunsMode=CHART"
@@ -149,8 +149,8 @@ def test_runs_have_the_times_of_their_work_and_links_open_on_scores(home):
     assert home.runs(query) == []
     home.log(RunRecord(**fields | {"run_fingerprint": "f2", "tags": {"profile": "local"}}))
     assert [run.info.run_name for run in home.runs(query)] == ["line"], "without its stages"
-    assert "one run alone compares with none" in shown["mlflow.note.content"]
-    assert "`concur ablate` prints the page" in shown["mlflow.note.content"]
+    assert "One bar a run, the newest first" in shown["mlflow.note.content"]
+    assert "`concur ablate`\nprints the page" in shown["mlflow.note.content"]
 
 
 def test_artifacts_lie_under_the_given_root(home):

@@ -62,7 +62,7 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
     scores of all runs or branches, unless no browser could follow."""
     if run_id is None:
         return
-    what, view = ("branches", run_id) if page == "comparison.html" else ("scores", "scores")
+    what, view = ("branches", run_id) if page == "comparison.html" else ("all runs", "scores")
     places = {"This run in MLflow": f"runs/{run_id}", f"Compare {what} in MLflow": "runs"}
     if page:
         places[f"The {Path(page).stem} in MLflow"] = f"runs/{run_id}/artifacts/{page}"
@@ -71,20 +71,20 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
         get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
         return
     lines = [f"- [{text}]({url})" for text, url in zip(places, urls, strict=True)]
-    create_markdown_artifact("mlflow-run", "\n".join(lines), "This run in MLflow")
+    create_markdown_artifact("mlflow-run", "\n".join(lines), "Links: this run beside others")
 
 
-def show_candidates(config: PipelineConfig) -> None:
+def show_kernels(verdicts: SnapshotRef, candidates: SnapshotRef) -> None:
+    """Code of the best kernels and of one of each error; and write the viewer of the root."""
+    with warn_on_error("the code of the kernels"):
+        from flows.kernels import kernels_page
+
+        text = kernels_page(verdicts, candidates)
+        create_markdown_artifact("kernels", text, "Code: the fastest of each task, and errors")
     with warn_on_error("the viewer of candidates"):
-        from flows.view import view_command, write_view
+        from flows.view import write_view
 
-        page = Path(write_view(config.root)["page"])
-        text = (
-            "The viewer is a file where this run was, which a browser does not open by a link. In a"
-            f" shell there:\n\n```\n{view_command(str(page.parent.parent))}\n```\n\nor paste this"
-            f" address into the browser:\n\n```\n{page.as_uri()}\n```\n"
-        )
-        create_markdown_artifact("candidates", text, "All candidates, with code and log")
+        write_view(verdicts.root)
 
 
 def run_url(config: PipelineConfig, run_id: str, place: str, view: str) -> str | None:

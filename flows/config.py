@@ -109,6 +109,12 @@ def profile_names() -> list[str]:
     return sorted({*shipped_names("profiles"), *own_profiles()})
 
 
+def about_profile(name: str) -> str:
+    """What a profile that ships with concur is for: the first line of its file, a comment."""
+    text = (shipped_dir("profiles") / f"{name}.yaml").read_text(encoding="utf-8")
+    return text.partition("\n")[0].lstrip("# ")
+
+
 def load_profile(
     profile: str = "local", overrides: Iterable[str] = (), values: Row | None = None
 ) -> PipelineConfig:

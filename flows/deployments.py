@@ -19,8 +19,8 @@ from flows.ablation.flow import AblationResult, ablate
 from flows.ablation.plan import AblationConfig
 from flows.artifacts import (
     link_mlflow,
-    show_candidates,
     show_gains,
+    show_kernels,
     show_scores,
     show_snapshots,
 )
@@ -36,7 +36,7 @@ from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.guard import guarding
 from flows.runtime.shutdown import write_to_log
 from flows.search import Searched, begun_with, search_and_track, summary_of
-from flows.stack.worker import limit_gpus
+from flows.stack.worker import limit_devices
 from flows.track import benchmark_record, refresh_and_track, track
 from flows.train import of_line, train_and_track
 from flows.training_sets import make_training_sets
@@ -49,31 +49,31 @@ from tasks.training.reinforce import STAGE as REINFORCEMENT
 from tasks.training.stage import STAGE as TRAINING
 from tasks.verification.stage import wait_for_head
 
-DEVICES = "gpu"
+DEVICES = "devices"
 """Prefect's global concurrency limit; a slot is a GPU, or the whole CPU without any."""
 
 
 @flow(name="nightly refresh", flow_run_name=run_name("refresh"))
 def nightly_refresh(
-    run: forms.Run = forms.RunForm(),
     candidates: forms.Candidates = forms.CandidatesForm(),
     curation: forms.TrainingSet = forms.TrainingSetForm(),
+    run: forms.Run = forms.RunForm(),
     advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> Refreshed:
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
     config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
     with devices(config, config.verification.workers):
         refreshed, tracked = refresh_and_track.fn(config)
-    show_candidates(config)
+    show_kernels(refreshed.verdicts, refreshed.candidates)
     link_mlflow(config, tracked)
     return refreshed
 
 
 @flow(name="curate training sets", flow_run_name=run_name("curate"))
 def curate_sets(
-    run: forms.Run = forms.RunForm(),
     verdicts: forms.Curated = forms.CuratedForm(),
     sets: forms.Strategies = forms.StrategiesForm(),
+    run: forms.Run = forms.RunForm(),
     advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> list[SnapshotRef]:
     """Training sets by several strategies, of the verdicts that a finished training set was made
@@ -86,9 +86,9 @@ def curate_sets(
 
 @flow(name="train an adapter", flow_run_name=run_name("train"))
 def train_on_set(
-    run: forms.Run = forms.RunForm(),
     curated: forms.Curated = forms.CuratedForm(),
     training: forms.Training = forms.TrainingForm(),
+    run: forms.Run = forms.RunForm(),
     advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> SnapshotRef:
     """A LoRA adapter on an existing training set, registered in MLflow."""
@@ -103,9 +103,9 @@ def train_on_set(
 
 @flow(name="reinforce an adapter", flow_run_name=run_name("reinforce"))
 def reinforce_with_rewards(
-    run: forms.Run = forms.RunForm(),
     adapter: forms.Adapter = forms.AdapterForm(),
     reinforcement: forms.Reinforcement = forms.ReinforcementForm(),
+    run: forms.Run = forms.RunForm(),
     advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> SnapshotRef:
     """A better adapter from an existing one: it answers tasks, and verdicts are its rewards."""
@@ -121,9 +121,9 @@ def reinforce_with_rewards(
 
 @flow(name="search kernels", flow_run_name=run_name("search"))
 def search_for_faster(
-    run: forms.Run = forms.RunForm(),
     verdicts: forms.Verdicts = forms.VerdictsForm(),
     search: forms.Search = forms.SearchForm(),
+    run: forms.Run = forms.RunForm(),
     advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> Searched:
     """Faster variants of correct kernels, confirmed by fresh measurements."""
@@ -140,9 +140,9 @@ def search_for_faster(
 
 @flow(name="score the models", flow_run_name=run_name("benchmark"))
 def score_models(
-    run: forms.Run = forms.RunForm(),
     adapter: forms.Adapter = forms.AdapterForm(),
     benchmark: forms.Benchmark = forms.BenchmarkForm(),
+    run: forms.Run = forms.RunForm(),
     advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and an existing adapter,
@@ -159,11 +159,11 @@ def score_models(
 
 @flow(name="whole line", flow_run_name=run_name("the whole line of"))
 def whole_line(
-    run: forms.Run = forms.RunForm(),
     candidates: forms.Candidates = forms.CandidatesForm(),
     curation: forms.TrainingSet = forms.TrainingSetForm(),
     training: forms.Training = forms.TrainingForm(),
     benchmark: forms.Benchmark = forms.BenchmarkForm(),
+    run: forms.Run = forms.RunForm(),
     advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> LineResult:
     """From tasks to scores: refresh, training, benchmark and the report."""
@@ -178,8 +178,8 @@ def whole_line(
 
 @flow(name="weekly ablations", flow_run_name=run_name("compare strategies of"))
 def weekly_ablations(
-    run: forms.Run = forms.RunForm(profile="ablation"),
     sweep: forms.Ablation = forms.AblationForm(),
+    run: forms.Run = forms.RunForm(profile="ablation"),
     advanced: forms.Advanced = forms.AdvancedForm(),
 ) -> AblationResult:
     """Every strategy with every seed is curated, trained and benchmarked on the same samples, and
@@ -243,15 +243,20 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
     slots = _slots()
     if slots == 0:
         log.warning(
-            "the concurrency limit %s is 0 or not active: two flows may share a GPU", DEVICES
+            "the concurrency limit %s is 0 or not active: two flows may share a device", DEVICES
         )
         yield
         return
     shared = address_of(config.verification.ray_address) != "local"
     held = min(workers or slots, slots) if shared else slots
     done = False
+    device = "the GPUs" if config.language.needs_gpu else "the CPU"
     log.info(
-        "takes %d of %d slots of the limit %s, once no other run holds them", held, slots, DEVICES
+        "takes %d of %d slots of the limit %s (%s here), once no other run holds them",
+        held,
+        slots,
+        DEVICES,
+        device,
     )
     try:
         # a run whose lease could not be renewed, because the server was away, continues
@@ -270,6 +275,6 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
 
 def _slots() -> int:
     with get_client(sync_client=True) as client:
-        limit_gpus(client)
+        limit_devices(client)
         found = client.read_global_concurrency_limit_by_name(DEVICES)
     return found.limit if found.active else 0

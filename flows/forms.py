@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
-from flows.config import PipelineConfig, load_profile, profile_names
+from flows.config import PipelineConfig, about_profile, load_profile, profile_names
 from kernels_eval.errors import UsageError
 from kernels_eval.extensions import known_names
 from kernels_eval.records import Json, Record
@@ -123,9 +123,14 @@ class Form(Record):
 class RunForm(Form):
     """Which configuration runs, and where its snapshots go."""
 
-    profile: Profile = "nightly"
-    """One that ships with concur, or a file of your own: ROOT/profiles/NAME.yaml, listed here
-    after the next prefect deploy --all. The fields below change what it says."""
+    profile: Profile = Field(
+        default="nightly",
+        description=(
+            "What all fields left alone are set to. One that ships with concur, such as nightly"
+            f" ({about_profile('nightly').partition('.')[0].lower()}; `concur profiles` explains"
+            " each), or your own ROOT/profiles/NAME.yaml, listed after prefect deploy --all."
+        ),
+    )
     root: str = Field(default="", title="Root of the snapshots")
     """An absolute directory or an fsspec URL. Empty: CONCUR_ROOT of the worker, which `concur up`
     sets to its own."""
@@ -135,13 +140,13 @@ class RunForm(Form):
 class CandidatesForm(Form):
     """Which tasks, who answers them, and how many kernels are sampled for each."""
 
+    tasks: int = _count("tasks.limit", title="Tasks at most")
+    samples_per_task: int = _count("synthesis.samples_per_task")
     source: Source = _pick("tasks.source")
     location: str = _text("tasks.location")
     sampler: Sampler = _pick("synthesis.sampler")
     model: str = _text("synthesis.model")
     endpoint: str = _text("synthesis.base_url")
-    tasks: int = _count("tasks.limit", title="Tasks at most")
-    samples_per_task: int = _count("synthesis.samples_per_task")
 
 
 class TrainingSetForm(Form):

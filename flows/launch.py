@@ -197,6 +197,7 @@ def served_and_shown() -> Iterator[TerminalProgress]:
     """Run flows in the block: Prefect's server is there, and progress is shown on stderr."""
     if "PREFECT_API_URL" not in os.environ:
         print("starts a Prefect server of its own: up to a minute", file=sys.stderr, flush=True)
+    progress = TerminalProgress()  # its seconds begin here: a person waits for the server, too
     start_server_apart()
-    with TerminalProgress() as progress:
+    with progress:
         yield progress

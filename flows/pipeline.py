@@ -7,7 +7,7 @@ from prefect import flow
 from flows.artifacts import (
     create_markdown_artifact,
     link_mlflow,
-    show_candidates,
+    show_kernels,
     show_scores,
     show_snapshots,
 )
@@ -53,7 +53,7 @@ def run_line(config: PipelineConfig) -> LineResult:
     run_id = track(run_record, config, refreshed, trained, benchmarked, report)
     show_scores(scores_of(benchmarked.scores))
     made = {"adapter and training log": trained, "scores": benchmarked.scores}
-    show_candidates(config)
+    show_kernels(refreshed.verdicts, refreshed.candidates)
     show_snapshots({**refreshed.snapshots, **made})
     link_mlflow(config, run_id, "report.html")
     return LineResult(

@@ -7,7 +7,7 @@ from flows.config import PipelineConfig
 from flows.confirm import confirmed_samples
 from flows.morning.step import reported
 from flows.naming import typed_name
-from flows.runtime.guard import optional, shown
+from flows.runtime.guard import optional
 from flows.set_tables import table_of_set
 from kernels_eval.devices import conditions, device_for
 from tasks.curation.reasons import choice_of
@@ -67,12 +67,9 @@ def run_stages(config: PipelineConfig) -> Refreshed:
     made = Refreshed(**dict(samples), screened=screened, curated=curated, analysis=analysis)
     _, undrawn = optional("The table of the training set", show_set, made, config.curation.strategy)
     refreshed = made.model_copy(update={"cautions": (*noted, *cautions, *undrawn)})
-    if refreshed.cautions:
-        text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
-        create_markdown_artifact("cautions", text, "What to know about this refresh")
     names = ("snapshot", "rows", "counts", "choice", "fingerprint")
     table = fields_table(summary_rows(refreshed), *names)
-    create_markdown_artifact("refresh", markdown(table), "What this refresh produced")
+    create_markdown_artifact("fingerprints", markdown(table), "Every snapshot of this refresh")
     return refreshed
 
 

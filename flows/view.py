@@ -3,7 +3,6 @@ as a static site."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.installation import command_name
+from kernels_eval.installation import command_at
 from kernels_eval.records import Json, stable_hash
 from tasks.benchmark.shown import HEADLINE_METRICS, label, scored
 from tasks.curation.source import Files, Source
@@ -100,7 +99,7 @@ def viewer_page(root: str) -> str:
 
 def view_command(root: str) -> str:
     """The command that opens the viewer of a root."""
-    return shlex.join([command_name(), "view", "--root", root, "--open"])
+    return command_at("view", root) + " --open"
 
 
 # -- what is shown ---------------------------------------------------------------------------------

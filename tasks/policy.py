@@ -146,9 +146,9 @@ class ProgressArtifact:
 
 
 def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str:
-    """One phrase that fits a card: `40 of 120 verification, 7 min left`. No time left before three
+    """One phrase that fits a card: `verification: 40 of 120, 7 min left`. No time left before three
     units in five seconds."""
-    said = f"{done:,} of {total:,} {stage}"
+    said = f"{stage}: {done:,} of {total:,}"
     if done >= total or counted < 3 or seconds < 5:
         return said
     return f"{said}, {duration((total - done) * seconds / counted)} left"

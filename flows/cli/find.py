@@ -211,14 +211,13 @@ def morning(
 @command(Group.FIND)
 def profiles() -> Json:
     """List the profiles that ship with concur, and what each is for."""
-    from flows.config import load_profile, profile_names, shipped_dir
+    from flows.config import about_profile, load_profile, shipped_dir, shipped_names
 
     found = []
-    for name in profile_names():
+    for name in shipped_names("profiles"):
         path, config = shipped_dir("profiles") / f"{name}.yaml", load_profile(name)
-        about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
         kind = {"name": name, "language": config.language.value, "root": config.root}
-        found.append(kind | {"about": about, "path": str(path)})
+        found.append(kind | {"about": about_profile(name), "path": str(path)})
     return {"profiles": found}
 
 

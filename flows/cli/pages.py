@@ -249,6 +249,9 @@ def _of_score(row: Json) -> Json:
 
 def of_morning(data: Json) -> str:
     """What is new, what to do, what failed."""
+    from flows.morning.text import ERROR_ROW, confirmed
+
+    errors = [each | {"candidate": each["candidate_id"][:SHORT]} for each in data["errors"]]
     told = {
         "to_do": data["next_steps"],
         "what_came": data["changes"],
@@ -256,8 +259,8 @@ def of_morning(data: Json) -> str:
         "verdicts": data["status_counts"],
         "new_verdicts": data["new_status_counts"],
         "why_new_ones_failed": data["reason_counts"],
-        "confirmed": data["confirmation"],
-        "errors_of_new_ones": _only(data["errors"], "count", "tasks", "reason", "signature"),
+        "confirmed": confirmed(data["confirmation"]),
+        "errors_of_new_ones": _only(errors, *ERROR_ROW),
         "refreshes_that_did_not_end": _only(data["unfinished"], *ENDS, "error"),
         "error": data["refresh"]["error"],
         "cautions": data["cautions"],

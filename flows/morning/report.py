@@ -11,6 +11,7 @@ import polars as pl
 from flows.morning.history import Refresh, before, refreshes
 from flows.view import view_command
 from kernels_eval.errors import UsageError
+from kernels_eval.installation import command_at
 from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
 from tasks.curation.reasons import choice_of
@@ -30,6 +31,8 @@ VERDICT_COLUMNS = "verdict_key candidate_id task_id status reason detail log_tai
 
 FREQUENT = 0.1
 """Share of new candidates from which one error is something to do."""
+SHORT_ID = 12
+"""Letters of a candidate's id that commands are given."""
 
 
 class Change(Record):
@@ -75,15 +78,22 @@ class Morning(Record):
             steps.append(_resuming(self.refresh))
         most = next(iter(self.errors), None)
         if most and most.count >= FREQUENT * sum(self.new_status_counts.values()):
-            steps.append(
-                f"Look at the most frequent error of new candidates, {plural(most.count, 'time')}:"
-                f" {most.signature or 'no message'} ({most.reason})."
-            )
+            steps.append(self._look_at(most))
         if verdicts := not self.nothing_new and self.refresh.snapshots.get("verdicts"):
-            steps.append(f"See the new candidates: {view_command(verdicts.root)}")
+            steps.append(
+                "See the new candidates: in Prefect the run's artifact kernels, in a shell"
+                f" {view_command(verdicts.root)}"
+            )
         if self.cautions:
             steps.append("Read the cautions before you use this refresh.")
         return tuple(steps)
+
+    def _look_at(self, most: ErrorGroup) -> str:
+        said = most.example or "no message"
+        root = self.refresh.snapshots["verdicts"].root
+        show = f"{command_at('show', root)} {most.candidate_id[:SHORT_ID]}"
+        times = plural(most.count, "time")
+        return f"The most frequent error of new candidates, {times}: {said}. One of them: {show}"
 
 
 def _resuming(refresh: Refresh) -> str:

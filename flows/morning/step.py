@@ -86,7 +86,7 @@ def write_morning_report(root: str, ended: Refresh) -> None:
     this refresh and the last."""
     summary, text, place = write_files(root, ended)
     get_run_logger().info("%s Report: %s", summary, place)
-    create_markdown_artifact("morning-report", text, "What this refresh brought")
+    create_markdown_artifact("morning-report", text, "Read this first: what came, what failed")
 
 
 def write_files(root: str, ended: Refresh) -> tuple[str, str, str]:

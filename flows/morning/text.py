@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flows.morning.report import Change, Morning
+from flows.morning.report import SHORT_ID, Change, Morning
 from kernels_eval.records import Json
+from tasks.benchmark.errors import ErrorGroup
 from tasks.progress import duration
 from tasks.reporting.page import write_page
 from tasks.reporting.parts import Bullets, Section, Table, fields_table
-from tasks.reporting.text import by_count, cut, moment
+from tasks.reporting.text import by_count, cut, moment, plural
 
 ENDINGS = {
     "finished": "finished",
@@ -22,6 +23,7 @@ ENDINGS = {
 }
 WORDS = {"curated": "training samples", "flags": "flags of traces"}
 ERROR_CHARS = 600
+QUANTILES = {"0.05": "5 %", "0.5": "median", "0.95": "95 %"}
 
 
 def headline(morning: Morning) -> str:
@@ -51,7 +53,11 @@ def markdown(morning: Morning) -> str:
     return write_page(
         "md",
         title=refresh.title,
-        facts=(refresh.language, refresh.strategy, f"compared with {compared_with}"),
+        facts=(
+            refresh.language,
+            f"training set by the strategy {refresh.strategy}",
+            f"compared with {compared_with}",
+        ),
         sentence=headline(morning),
         sections=_sections(morning),
         drawn={},
@@ -70,7 +76,7 @@ def _sections(morning: Morning) -> list[Section]:
             "What came",
             (
                 fields_table(morning.changes, "what", "rows", "new", "gone"),
-                _confirmed(morning.confirmation),
+                confirmed(morning.confirmation),
                 *_bullets(morning.choice),
             ),
         ),
@@ -82,7 +88,7 @@ def _sections(morning: Morning) -> list[Section]:
                 fields_table(morning.unfinished, "name", "began_at", "ending", "error"),
                 _reasons("new_candidates", morning.reason_counts),
                 _reasons("failed_when_confirmed", failed),
-                fields_table(morning.errors, "signature", "reason", "count", "tasks"),
+                fields_table(map(error_row, morning.errors), *ERROR_ROW),
             ),
         ),
         Section("Cautions", _bullets(morning.cautions)),
@@ -94,14 +100,26 @@ def _reasons(number: str, counts: Mapping[str, int]) -> Table:
     return fields_table(rows, "reason", number)
 
 
-def _confirmed(confirmation: Json) -> str:
+ERROR_ROW = ("count", "tasks", "reason", "example", "candidate")
+
+
+def error_row(group: ErrorGroup) -> Json:
+    """A group of errors in the words of one of its candidates."""
+    counted = {name: getattr(group, name) for name in ERROR_ROW[:-1]}
+    return {**counted, "candidate": group.candidate_id[:SHORT_ID]}
+
+
+def confirmed(confirmation: Json) -> str:
+    """What confirming came to, in a sentence; empty where nothing was only screened."""
     if not confirmation:
         return ""
-    rounds, ratio = confirmation["rounds"], confirmation["speedup_ratio"]
-    times = f"; speedups are {ratio['0.5']:.2f} times the screened ones (median)" if ratio else ""
+    ratio = confirmation["speedup_ratio"]
+    named = [f"{name} {ratio[share]:.2f}" for share, name in QUANTILES.items() if share in ratio]
+    said = ", ".join(named)
+    times = f"; confirmed / screened speedup: {said}" if said else ""
     return (
         f"Confirmed {confirmation['confirmed']:,} of {confirmation['proposed']:,} kept candidates"
-        f" in {rounds:,} round{'s' * (rounds != 1)}{times}."
+        f" in {plural(confirmation['rounds'], 'round')}{times}."
     )
 
 

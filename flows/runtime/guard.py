@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 
 from flows.runtime.disk import DiskWatch, require_room
 from flows.runtime.lock import in_use
-from flows.runtime.log import tasks_named
+from flows.runtime.log import tasks_named, under_way
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.pool.held import call_it
 from kernels_eval.pool.ray import interruptible
@@ -38,7 +38,12 @@ def guarding(root: str) -> Iterator[None]:
         try:
             require_room(root)
             progress = ProgressArtifact()
-            with observed_by(DiskWatch(root)), observed_by(progress), interruptible():
+            with (
+                observed_by(DiskWatch(root)),
+                observed_by(progress),
+                under_way(get_run_logger().info),
+                interruptible(),
+            ):
                 yield
             progress.end()
         except Exception as error:

@@ -1,12 +1,18 @@
-"""Prefect's own lines of tasks, in the log of a run: with the task's name, and no crash where a run
-was cancelled."""
+"""The log of a run: what it does, every half a minute; and Prefect's own lines of tasks, with the
+task's name, and no crash where a run was cancelled."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tasks.progress import duration, observed_by
+
+SAY_EVERY_S = 30.0
+NOTE_CHARS = 110
 TASKS = "prefect.task_runs"
 SIGNALLED = "Execution was aborted by a termination signal."
 STOPPED = "stopped, as when its run is cancelled"
@@ -37,3 +43,33 @@ def name_task(record: logging.LogRecord) -> bool:
         record.levelno, record.levelname = logging.WARNING, "WARNING"
     record.msg, record.args = f"{name}: {message}", ()
     return True
+
+
+@contextmanager
+def under_way(say: Callable[[str], None], every_s: float = SAY_EVERY_S) -> Iterator[None]:
+    """Say every `every_s` seconds of the block which stage is under way, how far it is and for how
+    long, also while it reports nothing. Thread-safe where `say` is."""
+    name, began, words = "", 0.0, ""
+    ended = threading.Event()
+
+    def observe(stage: str, done: int, total: int, note: str) -> None:
+        nonlocal name, began, words
+        if stage != name:
+            name, began = stage, time.monotonic()
+        counted = f": {done:,} of {total:,}" if total else ""
+        last = f" ({note[:NOTE_CHARS]})" if note and total else ""
+        words = "" if 0 < total <= done else f"{stage}{counted}{last}"
+
+    def speak() -> None:
+        while not ended.wait(every_s):
+            if words:
+                say(f"{words}, for {duration(time.monotonic() - began)}")
+
+    speaker = threading.Thread(target=speak, name="log of progress", daemon=True)
+    speaker.start()
+    try:
+        with observed_by(observe):
+            yield
+    finally:
+        ended.set()
+        speaker.join()

@@ -52,7 +52,7 @@ class TerminalProgress:
             return
         note = "".join(c if c.isprintable() else " " for c in note)[:NOTE_CHARS]
         with self._lock:
-            self.worked.add(stage)
+            self.worked.add(stage.partition(",")[0])  # without its round
             if self._bars:
                 if stage not in self._ids:
                     self._ids[stage] = self._bars.add_task(stage, total=total, note="")

@@ -86,7 +86,7 @@ def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
                 "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": (
                     f"{settings.prefect_url},http://localhost:{settings.prefect_port}"
                 ),
-                # By default in memory: a server that dies would never free the slots of `gpu`.
+                # By default in memory: a server that dies would never free the slots of `devices`.
                 "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
                     "prefect.server.concurrency.lease_storage.filesystem"
                 ),

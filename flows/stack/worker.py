@@ -1,8 +1,8 @@
 """The process worker of the pool `concur` (`python -m flows.stack.worker`): makes absent pool,
-queues, limit `gpu` and automations, then becomes `prefect worker start`.
+queues, limit `devices` and automations, then becomes `prefect worker start`.
 
-Queue `gpu` has at most $CONCUR_GPU_LIMIT runs at once or, unset, as many as this machine has GPUs,
-but at least one.
+Queue `devices` has at most $CONCUR_GPU_LIMIT runs at once or, unset, as many as this machine has
+GPUs, but at least one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 SERVER_S = 600.0
 QUEUES = {
-    "gpu": "Runs that need a GPU: as many at once as there are GPUs.",
-    "cpu": "Runs that need no GPU.",
+    "devices": "Runs that measure: as many at once as there are GPUs, or one on the CPU.",
+    "cpu": "Runs that measure nothing.",
 }
 
 
@@ -34,7 +34,7 @@ def limits() -> dict[str, int]:
     from kernels_eval.devices import visible_gpus
 
     gpus = int(os.environ.get("CONCUR_GPU_LIMIT") or len(visible_gpus()))
-    return {"gpu": max(1, gpus), "cpu": max(2, (os.cpu_count() or 2) // 2)}
+    return {"devices": max(1, gpus), "cpu": max(2, (os.cpu_count() or 2) // 2)}
 
 
 def prepare(client: SyncPrefectClient) -> None:
@@ -48,7 +48,7 @@ def prepare(client: SyncPrefectClient) -> None:
                 concurrency_limit=limit,
                 work_pool_name=POOL,
             )
-    limit_gpus(client)
+    limit_devices(client)
     _make_automations(client)
 
 
@@ -66,15 +66,15 @@ def _make_pool(client: SyncPrefectClient) -> None:
             client.create_work_pool(pool)
 
 
-def limit_gpus(client: SyncPrefectClient) -> None:
+def limit_devices(client: SyncPrefectClient) -> None:
     """Make the limit whose slots deployed flows hold (flows.deployments), where it is absent."""
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
     try:
-        client.read_global_concurrency_limit_by_name("gpu")
+        client.read_global_concurrency_limit_by_name("devices")
     except ObjectNotFound:
-        wanted = GlobalConcurrencyLimitCreate(name="gpu", limit=limits()["gpu"])
+        wanted = GlobalConcurrencyLimitCreate(name="devices", limit=limits()["devices"])
         with suppress(ObjectAlreadyExists):  # another run was quicker
             client.create_global_concurrency_limit(wanted)
 

@@ -381,6 +381,9 @@ class Pool:
                 if self._here:
                     require_alike(self._here, found)
             slot.pending, slot.failures = None, 0
+            if self._looked and slot in self._runners:
+                self._looked = 0.0
+                self.waiting("a worker has started")
             lost = [lane.device for lane in self._lost] if self.lanes > 1 else []
             if slot in self._runners and slot.device in lost:
                 self._give_up(slot)

@@ -10,6 +10,8 @@ from kernels_eval.records import Verdict
 from kernels_eval.sandbox.channel import Answer
 
 BUILDERS, DEVICES = "builders", "devices"
+RATE_AFTER_S = 600.0
+"""Seconds of work before a rate per hour is said: a few minutes of one say nothing of the next."""
 
 
 @dataclass
@@ -88,7 +90,8 @@ class Telemetry:
 
     def line(self) -> str:
         seen = self.summary()
-        rate = f"{seen['candidates_per_hour']:,.0f}/h, " if seen["wall_s"] >= 1 else ""
+        lasting = seen["wall_s"] >= RATE_AFTER_S
+        rate = f"{seen['candidates_per_hour']:,.0f}/h, " if lasting else ""
         return f"{rate}devices {seen['device_busy_share']:.0%} busy, {self.queue_depth} waiting"
 
 

@@ -38,7 +38,8 @@ _NUMBER = re.compile(r"\b0x[0-9a-fA-F]+\b|(?<![A-Za-z_])[-+]?\d+(?:\.\d+)?(?:[eE
 
 
 class ErrorGroup(Record):
-    """Failures of one signature: `names` are the commonest at '…', `example` a first line."""
+    """Failures of one signature: `names` are the commonest at '…', `example` a first line, and
+    `candidate_id` whose it is, where the rows say so."""
 
     reason: str
     signature: str
@@ -48,6 +49,7 @@ class ErrorGroup(Record):
     """model -> failures, most first"""
     names: tuple[str, ...] = ()
     example: str = ""
+    candidate_id: str = ""
 
 
 def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
@@ -55,7 +57,9 @@ def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
 
     Wrong outputs are not grouped: their reason says enough.
     """
-    rows = frame.filter(pl.col("status").is_in(FAILED)).select(COLUMNS)
+    if "candidate_id" not in frame.columns:
+        frame = frame.with_columns(candidate_id=pl.lit(""))
+    rows = frame.filter(pl.col("status").is_in(FAILED)).select(*COLUMNS, "candidate_id")
     lines = [
         first_error(log or "", detail or "")
         for log, detail in rows.select("log_tail", "detail").iter_rows()
@@ -66,13 +70,13 @@ def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
             signature=pl.Series(map(signature, lines), dtype=pl.String),
         )
         .group_by("reason", "signature")
-        .agg("model", "line", count=pl.len(), tasks=pl.col("task_id").n_unique())
+        .agg("model", "line", "candidate_id", count=pl.len(), tasks=pl.col("task_id").n_unique())
         .sort("count", "reason", "signature", descending=[True, False, False])
     )
     return [
-        ErrorGroup(**group, **_told(models, lines))
+        ErrorGroup(**group, **_told(models, lines, ids))
         for group in groups.head(limit).iter_rows(named=True)
-        for models, lines in [(group.pop("model"), group.pop("line"))]
+        for models, lines, ids in [[group.pop(name) for name in ("model", "line", "candidate_id")]]
     ]
 
 
@@ -99,10 +103,12 @@ def names_in(line: str) -> list[str]:
     return ["".join(match.groups("")) for match in _QUOTED.finditer(_HINT.sub("", line[:2000]))]
 
 
-def _told(models: Iterable[str], lines: Sequence[str]) -> Json:
+def _told(models: Iterable[str], lines: Sequence[str], ids: Sequence[str]) -> Json:
+    example, whose = min(zip(lines, ids, strict=True))
     names = Counter(name for line in lines for name in dict.fromkeys(names_in(line)))
     return {
         "models": dict(by_count(Counter(models))),
         "names": tuple(name[:60] for name, _ in by_count(names)[:TOP_NAMES]),
-        "example": min(lines)[:300],
+        "example": example[:300],
+        "candidate_id": whose,
     }

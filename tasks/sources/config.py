@@ -34,9 +34,17 @@ class TasksConfig(Record):
     code_column: str = Field(default="code", min_length=1)
     """files: the column of a table that holds the programs"""
     limit: PositiveInt | None = None
-    """take the first N tasks"""
+    """take the first N tasks; not set: all"""
     options: dict[str, Any] = {}
     """settings of an extension, by the names it documents"""
+
+    @property
+    def in_words(self) -> str:
+        """Which tasks these are, such as `bundled tasks (train)`."""
+        if self.source != "bundled":
+            return f"{self.source} tasks"
+        split = "held out for the benchmark" if self.split == "heldout" else self.split
+        return f"bundled tasks ({split})"
 
     @field_validator("source")
     @classmethod

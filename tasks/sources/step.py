@@ -12,8 +12,7 @@ from tasks.sources.config import TasksConfig
 
 
 def _load_tasks(config: TasksConfig, **_: object) -> str:
-    of = f" ({config.split})" if config.source == "bundled" else ""
-    return f"load {config.source} tasks{of}"
+    return f"load {config.in_words}"
 
 
 load_tasks = task(

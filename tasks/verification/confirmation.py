@@ -20,7 +20,6 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language
 from kernels_eval.settings import validated
 from kernels_eval.versions import PROTOCOL_VERSION
-from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import VERDICTS, right, unconfirmed
 from tasks.verification.config import VerificationConfig
@@ -92,8 +91,7 @@ class Confirmation(Verification):
     def _plans(self) -> Iterator[int]:
         while self._ask():
             chunks = self.plan()
-            note = f"round {self._rounds}"
-            report(self.activity, self.total - self.planned, self.total, note)
+            self._report()
             yield chunks
 
     def _ask(self) -> bool:
@@ -102,8 +100,11 @@ class Confirmation(Verification):
         new = open_ones.intersection(self._rule.propose(verdicts)) - self._asked
         if new:
             self._require_same_device()
+            self._settled = len(self._asked)
             self._asked |= new
             self._rounds += 1
+            if self._rounds > 1:
+                self.activity = f"{Confirmation.activity}, round {self._rounds}"
         return bool(new)
 
     def _overlaid(self, columns: Sequence[str]) -> pl.DataFrame:

@@ -135,6 +135,8 @@ class Verification:
         self._left: pl.DataFrame | None = None
         self._stream: Generator[Verdict, None, None] | None = None
         self._logged = 0
+        self._settled = 0
+        """Verdicts of earlier rounds, which progress has told."""
         self._joined = ""
         self.total = self.planned = self.reached = self.chunks = 0
         self._identity = key | {"language": language.value}
@@ -276,10 +278,8 @@ class Verification:
             for verdict in islice(self._stream, wanted):
                 self.reached += 1
                 counts[verdict.status.value] += 1
-                done = self.total - self.planned + self.reached
                 work = self._pool.telemetry.line() if self._pool else ""
-                note = f"{verdict.status} {verdict.task_id} ({work})"
-                report(self.activity, done, self.total, note)
+                self._report(f"{verdict.status} {verdict.task_id} ({work})")
             if self.reached == self.planned:
                 self._end_stream()  # its last rows become a part: a search reads them
         except BaseException as error:
@@ -308,7 +308,7 @@ class Verification:
         if self._pool is None:
             wait_for_head(self.config.ray_address)  # it may have died since the run began
             pool = self.pool()
-            pool.waiting, pool.patience_s = self._waits, self.patience_s
+            pool.waiting, pool.patience_s = self._report, self.patience_s
             self._pool = self._resources.enter_context(pool)
             self._joined = membership()
         # Without a journal, a kill loses the part that is being filled.
@@ -323,8 +323,9 @@ class Verification:
                     add(row)
                 yield verdict
 
-    def _waits(self, what: str) -> None:
-        report(self.activity, self.total - self.planned + self.reached, self.total, what)
+    def _report(self, note: str = "") -> None:
+        done = self.total - self.planned + self.reached
+        report(self.activity, done - self._settled, self.total - self._settled, note)
 
     def _end_stream(self) -> None:
         if self._stream:

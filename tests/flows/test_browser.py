@@ -183,7 +183,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     browser.shot("4-completed")
     page.get_by_text("Artifacts", exact=True).first.click()
     page.get_by_text("morning-report", exact=True).wait_for()
-    for kept in ("progress", "refresh", "training-set"):
+    for kept in ("progress", "fingerprints", "kernels", "training-set"):
         page.get_by_text(kept, exact=True).first.wait_for()  # its type may have its name
     browser.shot("5-artifacts")
     page.get_by_text("morning-report", exact=True).click()
@@ -199,7 +199,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     browser.shot("7-morning-report-v2")
 
     follow(browser, stack, outer, "mlflow-run", "This run in MLflow")
-    page.get_by_text("browser refresh ").first.wait_for()
+    page.get_by_text("by hand").first.wait_for()
     page.get_by_text("curated", exact=True).first.wait_for()  # a metric
     browser.shot("8-mlflow")
     # Prefect's graph has errors where its page is left while it draws

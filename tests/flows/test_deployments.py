@@ -140,7 +140,7 @@ def test_runs_do_not_pile_up(deployment):
 @each
 def test_what_may_use_a_gpu_says_so_in_its_queue_and_its_tags(deployment):
     queue = deployment["work_pool"]["work_queue_name"]
-    assert queue == ("cpu" if deployment["name"] == "curate" else "gpu")
+    assert queue == ("cpu" if deployment["name"] == "curate" else "devices")
     assert (
         queue in deployment["tags"]
         and deployment["version"]

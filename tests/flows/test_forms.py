@@ -52,7 +52,7 @@ def test_every_field_reaches_its_key(tmp_path):
             endpoint="http://host:8000/v1",
             tasks=3,
             samples_per_task=2,
-        ): "kernelbook mine/tasks openai qwen http://host:8000/v1 3 2",
+        ): "3 2 kernelbook mine/tasks openai qwen http://host:8000/v1",
         TrainingSetForm(strategy="random", size=7): "random 8",
         TrainingForm(base_model="no", epochs=2, workers=1): "no 2 1",
         ReinforcementForm(

@@ -113,9 +113,13 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert "1 new task, 3 new candidates" in text
     assert "1 training sample gone" in text
     assert "no figures" in text
-    assert "- Look at the most frequent error of new candidates, 2 times:" in text
+    assert "- The most frequent error of new candidates, 2 times:" in text
     assert "<b>" not in text  # what candidates wrote does nothing on the page
-    assert found.next_steps[1].endswith(f"concur view --root {tmp_path} --open")
+    first, second = found.next_steps[:2]
+    assert "error: 'c22' is unknown" in first, "the words of one of them, nothing masked"
+    assert first.endswith(f"concur show --root {tmp_path} c22")
+    assert second.endswith(f"concur view --root {tmp_path} --open")
+    assert "training set by the strategy concur" in text
 
 
 def test_an_error_of_few_new_candidates_is_nothing_to_do(tmp_path):
@@ -129,7 +133,7 @@ def test_an_error_of_few_new_candidates_is_nothing_to_do(tmp_path):
 
 def test_what_confirming_came_to_is_said_and_does_not_count_as_new(tmp_path):
     told = {"rounds": 2, "proposed": 3, "confirmed": 2, "failed": {"wrong_output": 1}}
-    told["speedup_ratio"] = {"0.5": 0.953}
+    told["speedup_ratio"] = {"0.05": 0.9, "0.5": 0.953, "0.95": 1.2}
     for number, status in enumerate(("correct", "incorrect")):
         snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
         screened = snapshots["verdicts"]
@@ -142,10 +146,12 @@ def test_what_confirming_came_to_is_said_and_does_not_count_as_new(tmp_path):
         found = morning(str(tmp_path), ended)
         assert found.nothing_new == bool(number), "another night confirms others"
     text = markdown(found)
-    assert (
-        "Confirmed 2 of 3 kept candidates in 2 rounds; speedups are 0.95 times the screened ones"
-        in text
+    said = (
+        "Confirmed 2 of 3 kept candidates in 2 rounds; confirmed / screened speedup: 5 % 0.90,"
+        " median 0.95, 95 % 1.20."
     )
+    assert said in text
+    assert said in " ".join(typed(f"morning --root {tmp_path}").split())
     assert "| wrong\\_output | 1 |" in text or "| wrong_output | 1 |" in text
 
 

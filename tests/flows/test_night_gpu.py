@@ -104,7 +104,7 @@ def test_a_refresh_on_the_gpu_and_the_same_again_which_is_nothing_new(site, tmp_
         queue["name"]: queue["concurrency_limit"]
         for queue in site.ask("work_pools/concur/queues/filter", {})
     }
-    assert queues["gpu"] == gpus == site.ask("v2/concurrency_limits/gpu")["limit"]
+    assert queues["devices"] == gpus == site.ask("v2/concurrency_limits/devices")["limit"]
     root = tmp_path / "root"
     first = completed(site, start(site, root, "gpu-first", 0.3))
     rows = verdicts(root, ["candidate_id", "device", "status"])
@@ -197,4 +197,4 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_st
     rows = Counter(row["candidate_id"] for row in verdicts(root, ["candidate_id"]))
     assert len(rows) == ANSWERS and max(rows.values()) == 1
     assert [each["status"] for each in site.tracked(f"gpu-{how}")] == ["FINISHED"]
-    assert site.ask("v2/concurrency_limits/gpu")["active_slots"] == 0
+    assert site.ask("v2/concurrency_limits/devices")["active_slots"] == 0

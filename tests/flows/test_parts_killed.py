@@ -292,6 +292,6 @@ def exactly_once(refresh):
         if run["parameters"]["run"]["name"] == refresh.name
     ]
     assert {run["id"] for run in mine} == set(refresh.runs)
-    assert stack.ask("v2/concurrency_limits/gpu")["active_slots"] == 0, (
+    assert stack.ask("v2/concurrency_limits/devices")["active_slots"] == 0, (
         "the devices are free for the next run"
     )

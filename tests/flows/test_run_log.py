@@ -1,6 +1,7 @@
 """What the log of a run says of its tasks, in Prefect's own words, and the rows of a terminal."""
 
 import io
+import queue
 import re
 import sys
 import uuid
@@ -14,8 +15,9 @@ from prefect.logging.loggers import task_run_logger
 from prefect.states import Completed
 from prefect.task_engine import SyncTaskRunEngine
 
-from flows.runtime.log import TASKS, tasks_named
+from flows.runtime.log import TASKS, tasks_named, under_way
 from flows.runtime.terminal import TerminalProgress
+from tasks.progress import report
 
 
 @pytest.fixture
@@ -52,6 +54,23 @@ def test_lines_name_their_task_and_a_cancelled_one_is_no_crash(engine, caplog, m
     assert stopped == ("WARNING", "load bundled tasks: stopped, as when its run is cancelled")
     assert crashed[0] == "ERROR" and crashed[1].startswith("load bundled tasks: Crash detected!")
     assert after == ("INFO", "Finished in state Completed()")
+
+
+def test_what_is_under_way_is_said_also_while_nothing_is_reported():
+    said = queue.Queue()
+    with under_way(said.put, every_s=0.01):
+        report("verification", 1, 6, "correct bundled/add")
+        for _ in range(2):
+            words = "verification: 1 of 6 (correct bundled/add), for "
+            assert said.get(timeout=60).startswith(words)
+        report("curate", 0, 0, "begins")
+        while not (line := said.get(timeout=60)).startswith("curate, for "):
+            assert line.startswith("verification: ")
+        report("curate", 1, 1)
+    while not said.empty():
+        assert said.get().startswith("curate, for ")
+    report("curate", 0, 1)
+    assert said.empty(), "nobody listens after the block"
 
 
 @pytest.mark.parametrize("columns", [80, 200])

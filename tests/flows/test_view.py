@@ -6,13 +6,12 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import unquote, urlsplit
 
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from flows.artifacts import show_candidates
+from flows.artifacts import show_kernels
 from flows.cli.main import main
 from flows.config import PipelineConfig
 from flows.launch import launch
@@ -67,17 +66,20 @@ def test_the_index_holds_the_training_candidates_and_those_of_the_benchmark(site
     assert (wrong["status"], wrong["speedup"]) == ("incorrect", None)
 
 
-def test_the_artifact_of_a_run_says_how_to_open_the_viewer(root, site, monkeypatch):
-    """A command that can be copied, and the address: a browser follows no link to a file."""
+def test_the_artifact_of_a_run_has_the_code_and_says_how_to_open_the_viewer(
+    root, site, monkeypatch
+):
+    """A browser follows no link to a file: the code is on the page, the viewer behind a command."""
     shown = {}
     monkeypatch.setattr(
         "flows.artifacts.create_markdown_artifact", lambda key, text, _: shown.update({key: text})
     )
-    show_candidates(PipelineConfig(root=str(root)))
-    command, address = re.findall(r"```\n(.*)\n```", shown["candidates"])
-    assert Path(unquote(urlsplit(address).path)) == site / "index.html"
-    program, *words = shlex.split(command)
-    assert program.endswith("concur") and words.pop() == "--open"
+    source = Source(None, None, str(root))
+    show_kernels(source.verdicts.ref, source.candidates.ref)
+    assert "```python" in shown["kernels"]
+    program, *words = shlex.split(re.findall(r"`(.*)`\n", shown["kernels"])[0])
+    words.remove("--open")
+    assert program.endswith("concur")
     assert data_of(*words)["page"] == str(site / "index.html") == viewer_page(str(root))
 
 

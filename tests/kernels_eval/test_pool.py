@@ -308,6 +308,7 @@ def test_while_others_use_the_cluster_it_is_said_and_the_pool_goes_on(joined_ray
         asked = many(3)
         assert set(outcomes(asked, list(pool.verify(asked)))) == {"ok"}
     assert said[1].startswith("waits for a CPU of the cluster; another driver of the cluster")
+    assert said[-1] == "a worker has started", "it is not said to wait any more"
 
 
 def test_patience_with_a_cluster_in_use_ends(joined_ray, monkeypatch):

@@ -80,8 +80,11 @@ def test_shares_and_depths_follow_the_clock(clock):
         and shown["seconds"]["correctness_s"] == 1.5
     )
     assert shown["statuses"] == {"compile_error": 1, "incorrect": 2}
-    assert "360/h" in seen.line() and "75% busy" in seen.line() and "2 waiting" in seen.line()
+    assert seen.line() == "devices 75% busy, 2 waiting", "half a minute is no rate"
     json.dumps(shown)
+    clock.now += 570
+    seen.tick(2)
+    assert seen.line().startswith("18/h, ")
 
 
 def test_nothing_done_is_nothing_shown():

@@ -141,7 +141,12 @@ def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path):
     told = manifest["confirmation"]
     assert (told["rounds"], told["proposed"], told["confirmed"]) == (2, 3, 2)
     assert told["failed"] == {"wrong_output": 1} and told["speedup_ratio"]["0.5"] == 0.8
-    assert seen[0] == ("confirmation", 0, 2) and seen[-1] == ("confirmation", 3, 3)
+    assert [each for each in seen if each[1] in (0, each[2])] == [
+        ("confirmation", 0, 2),
+        ("confirmation", 2, 2),
+        ("confirmation, round 2", 0, 1),
+        ("confirmation, round 2", 1, 1),
+    ], "a total that was reached does not grow"
 
 
 def test_several_sets_share_one_confirmation(tmp_path):

@@ -197,10 +197,10 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, mon
     line()
     # the first of a stage and the end always show; 1.5 s after the first is too early
     assert [(kept["progress"], kept["description"]) for kept in sent] == [
-        (2.5, "1 of 40 stage"),
-        (10.0, "4 of 40 stage"),
-        (77.5, "31 of 40 stage, 9 s left"),
-        (100.0, "40 of 40 stage"),
+        (2.5, "stage: 1 of 40"),
+        (10.0, "stage: 4 of 40"),
+        (77.5, "stage: 31 of 40, 9 s left"),
+        (100.0, "stage: 40 of 40"),
         (100.0, "the run is done"),
     ]
     stored = Artifact.get("progress")

@@ -345,6 +345,9 @@ HARD_OWN_ERROR = 0.02
 FEWER_FINITE = 1 / 4
 """Of a task whose own answer is not finite everywhere: by what share other inputs may have fewer
 finite elements. A choice."""
+FEWEST_NUMBERS = 1 / 2
+"""Where infinities are answers, too: of the declared share of finite elements, what other inputs
+must give. A choice."""
 NARROWED_SHARE = 1 / 4
 """Of the error of an answer that ignores the inputs, what a gate may let pass. A choice."""
 SAMPLE_ROWS = 4

@@ -381,8 +381,13 @@ class CandidateProcess:
             (Reason.WRONG_SHAPE, "the structure ", report.structure, structure),
             (Reason.WRONG_DTYPE, "", [x.dtype for x in found], [x.dtype for x in wanted]),
         ):
-            if seen != expected:
-                raise Stop(reason, f"returns {what}{seen}, the reference {expected}")
+            if seen == expected:
+                continue
+            detail = f"returns {what}{seen}, the reference {expected}"
+            if reason is Reason.WRONG_SHAPE and trial.row.other_forms:
+                why = "what the task keeps, drops or counts depends on their values"
+                raise Stop(Reason.WRONG_OUTPUT, f"{detail} on {trial.name} inputs: {why}")
+            raise Stop(reason, detail)
 
 
 def matched_names(reference: LoadedTask, candidate: LoadReport) -> list[str]:

@@ -14,6 +14,7 @@ from kernels_eval.judge.quarantine import (
     ZEROS,
     constant_passes,
     degenerate,
+    few_trials,
     quarantine_degenerate,
 )
 from kernels_eval.judge.trials import (
@@ -21,8 +22,10 @@ from kernels_eval.judge.trials import (
     TaskFindings,
     Trial,
     TrialRow,
+    enough_finite,
     has_settings,
     rows_of,
+    takes_infinities,
 )
 from kernels_eval.protocol import (
     DECLARED,
@@ -90,6 +93,7 @@ class Expectations:
             self._expect_rows(more)
             self.flags = quarantine_degenerate(self.task, self.gates, self.request)
         self._expect_rows([row for row in self._others if not row.grades_task])
+        self.flags += ["few_trials"] if few_trials(self.task) else []
 
     @property
     def most_output_bytes(self) -> int:
@@ -192,7 +196,10 @@ class Expectations:
             if "CUDA error" in stop.finding.detail:
                 raise UnsuitableTrial(trial.name) from stop
             return None
-        if not trial.suits(seen, self.task.expected[DECLARED]):
+        declared = self.task.expected[DECLARED]
+        if trial.shape == DECLARED and seen.shapes != declared.shapes:
+            self.task.shapes_vary = True
+        if not trial.suits(seen, declared, takes_infinities=takes_infinities(self.task)):
             self.request(ForgetTrial(trial=trial.name))
             return None
         return seen
@@ -209,9 +216,11 @@ class Expectations:
         if size > self.most_output_bytes:
             return
         self.task.trials.append(trial)
+        declared = self.task.expected.get(DECLARED, seen)
+        trial.regular = seen.shapes == declared.shapes and enough_finite(seen, declared)
         if trial.row.domains:  # a wider one that the task has refused is asked for no more
             self.task.domains = DOMAINS[DOMAINS.index(domain_of(trial.distribution)) :]
-        if trial.row.grades_task:
+        if trial.row.grades_task and trial.regular:
             self.task.expected[trial.name] = seen
 
 

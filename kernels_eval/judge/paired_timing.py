@@ -118,9 +118,13 @@ class PairedClock:
         self.burnt_ns = self.waited_ns = 0
         self.around_ns: list[int] = []
         """Processor time of the reference's samples that is no work of its calls"""
+        task = process.reference.expected.task
         self.varied = [
-            trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_TRIALS
+            trial.distribution
+            for trial in task.trials
+            if trial.name in UNSEEN_TRIALS and trial.regular and not task.shapes_vary
         ]
+        """Rounds have memory for outputs of the declared shapes."""
 
     def measure(self) -> Timing:
         """The timing. Raises Stop for understated time, work in the reference's turn, or wrong

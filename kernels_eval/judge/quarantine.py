@@ -10,8 +10,21 @@ from typing import Protocol
 from kernels_eval.config import NARROWED_SHARE
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import HARD_TRIALS, TaskFindings, Trial, has_one_answer, one_answer
-from kernels_eval.protocol import DECLARED, Expectation, FindIgnoredInputs, IgnoredInputs
+from kernels_eval.judge.trials import (
+    HARD_TRIALS,
+    Stage,
+    TaskFindings,
+    Trial,
+    has_one_answer,
+    one_answer,
+)
+from kernels_eval.protocol import (
+    DECLARED,
+    NON_FINITE,
+    Expectation,
+    FindIgnoredInputs,
+    IgnoredInputs,
+)
 from kernels_eval.records import Reason
 
 CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
@@ -51,9 +64,18 @@ def quarantine_degenerate(task: TaskFindings, gates: TaskGates, request: FindIgn
         flags.append("own_answers_never_vary")
     if has_one_answer(task):
         flags.append("answers_never_vary")
-    elif task.inputs_vary and not any(trial.row.domains for trial in task.trials):
-        flags.append("few_trials")
     return flags
+
+
+def few_trials(task: TaskFindings) -> bool:
+    """Whether a candidate is compared on the task's own inputs alone, which it could answer by what
+    these have in common."""
+    others = (
+        trial
+        for trial in task.trials
+        if trial.row.stage is Stage.OUTPUTS and trial.distribution not in (DECLARED, NON_FINITE)
+    )
+    return bool(task.loaded.plan.notes) and not has_one_answer(task) and not any(others)
 
 
 def constant_passes(
@@ -67,7 +89,8 @@ def constant_passes(
 
 
 def _raise_for_shapes(trials: list[Trial]) -> None:
-    shapes = [[output.shape for output in trial.outputs] for trial in trials]
+    told = [trial for trial in trials if trial.row.required]
+    shapes = [[output.shape for output in trial.outputs] for trial in told]
     other = next((each for each in shapes if each != shapes[0]), None)
     if other:
         raise degenerate(

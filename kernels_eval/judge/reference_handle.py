@@ -26,7 +26,7 @@ from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.quarantine import degenerate
 from kernels_eval.judge.task_memory import TaskMemory
-from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow, sums_products
+from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow, reduces_masked, sums_products
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (
@@ -229,7 +229,8 @@ class ReferenceProcess:
         fixed = self.expected.task.own_answer_is_fixed
         varied = fixed or any(note.timed for note in self.loaded.plan.notes)
         wanted = (*((VARIED,) if varied else ()), *(("mixed",) if fixed else ()))
-        found = [trial.distribution for trial in self.trials if trial.name in wanted]
+        suit = (trial for trial in self.trials if trial.regular and trial.name in wanted)
+        found = [trial.distribution for trial in suit]
         return found[0] if found else MOVED
 
     @property
@@ -238,7 +239,8 @@ class ReferenceProcess:
         return next((trial for trial in self.trials if trial.weights), None)
 
     def compare(self, trial: Trial) -> Comparison:
-        return self.request(Compare(trial=trial.name))
+        marks = trial.row.other_forms and reduces_masked(self.expected.task)
+        return self.request(Compare(trial=trial.name, marks=marks))
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
         if trial is None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from kernels_eval.config import (
     FEWER_FINITE,
+    FEWEST_NUMBERS,
     HARD_OWN_ERROR,
     ITERATIONS,
     LEAST_IN_A_ROW,
@@ -79,6 +80,8 @@ class TaskFindings:
     """what may shrink in another shape, without those the task refused"""
     domains: tuple[str, ...] = DOMAINS
     """what redrawn inputs may lie in, without wider ones that the task refused"""
+    shapes_vary: bool = False
+    """inputs were drawn that give outputs of other shapes"""
 
     @property
     def inputs_vary(self) -> bool:
@@ -153,8 +156,9 @@ class TrialRow:
     """a point near the task, where only what amplifies no rounding is compared"""
     steady: bool = False
     """left out where the reference itself errs much"""
-    same_forms: bool = False
-    """left out where what changes decides the shapes of outputs"""
+    other_forms: bool = False
+    """its values may decide the sizes of outputs, and what is infinite; other rows are left out
+    there"""
     differs: bool = False
     """left out where its answer is that of `declared`"""
     telling: bool = False
@@ -182,6 +186,8 @@ class Trial:
     shape: str = DECLARED
     earlier_seeds: tuple[int, ...] = ()
     outputs: list[OutputForm] = field(default_factory=list)
+    regular: bool = True
+    """Whether outputs have the declared shapes, and no infinity that is taken for a number"""
 
     @property
     def own_inputs(self) -> bool:
@@ -213,21 +219,53 @@ class Trial:
             earlier=[(seed, self.distribution) for seed in self.earlier_seeds],
         )
 
-    def suits(self, seen: Expectation, declared: Expectation) -> bool:
-        finite = declared.finite_share
-        least = finite if finite == 1 else (1 - FEWER_FINITE) * finite
+    def suits(
+        self, seen: Expectation, declared: Expectation, *, takes_infinities: bool = False
+    ) -> bool:
+        """Whether a candidate is compared with what was seen. `takes_infinities`: fewer elements
+        may be finite where the infinities of others are as right as numbers."""
+        finite = enough_finite(seen, declared)
         if self.distribution == NON_FINITE:
-            least = math.ulp(0.0)
-        holds = seen.finite_share >= least and seen.deterministic
+            finite = seen.finite_share > 0
+        elif self.row.other_forms and takes_infinities:
+            finite = finite or enough_told(seen, declared)
+        holds = finite and seen.deterministic
         if self.row.explored or self.weights in UNTAMED:
             most = MOST_AMPLIFIED * max(declared.reference_rms, 2**-23)
             return holds and seen.reference_rms <= most
-        if self.row.same_forms:
-            holds = holds and seen.outputs == declared.outputs
+        if self.shape == DECLARED != self.distribution:
+            other_forms = self.row.other_forms and comparable(seen, declared)
+            holds = holds and (seen.shapes == declared.shapes or other_forms)
+            holds = holds and seen.shapes_hold
         if self.row.hard:
             holds = holds and any("float" in output.dtype for output in seen.outputs)
         needs_steady = self.row.hard or self.row.steady
         return holds and (not needs_steady or seen.reference_rms <= HARD_OWN_ERROR)
+
+
+def enough_finite(seen: Expectation, declared: Expectation) -> bool:
+    return seen.finite_share >= _least_finite(declared)
+
+
+def enough_told(seen: Expectation, declared: Expectation) -> bool:
+    """Whether as many elements are finite, or an infinity that float64 gives, too, and many are
+    finite."""
+    many = seen.finite_share >= FEWEST_NUMBERS * declared.finite_share
+    return many and seen.told_share >= _least_finite(declared)
+
+
+def _least_finite(declared: Expectation) -> float:
+    finite = declared.finite_share
+    return finite if finite == 1 else (1 - FEWER_FINITE) * finite
+
+
+def comparable(seen: Expectation, declared: Expectation) -> bool:
+    """Whether outputs differ from the declared ones in sizes alone, and none is empty."""
+    if len(seen.outputs) != len(declared.outputs):
+        return False
+    pairs = list(zip(seen.outputs, declared.outputs, strict=True))
+    alike = all((x.dtype, len(x.shape)) == (y.dtype, len(y.shape)) for x, y in pairs)
+    return alike and all(math.prod(x.shape) or not math.prod(y.shape) for x, y in pairs)
 
 
 # -- conditions ------------------------------------------------------------------------------------
@@ -251,9 +289,18 @@ SENTINELS = re.compile(
 for a row without others is a matter of taste."""
 
 
+def reduces_masked(task: TaskFindings) -> bool:
+    return any(map(SENTINELS.search, task.loaded.operators))
+
+
 def has_sentinels(task: TaskFindings) -> bool:
     masks = any(note.rare == "full_rows" for note in task.loaded.plan.notes)
-    return masks and any(map(SENTINELS.search, task.loaded.operators))
+    return masks and reduces_masked(task)
+
+
+def takes_infinities(task: TaskFindings) -> bool:
+    """Whether an infinity is an answer that honest kernels give, too, and no matter of taste."""
+    return task.loaded.infinite and not has_sentinels(task)
 
 
 CLEARING = re.compile(r"nan|isfinite|isinf|\.f(max|min)$")
@@ -318,7 +365,7 @@ def distribution(name: str, draws: tuple[str, ...] = (), **columns: Any) -> Tria
         domains=True,
         when=lambda task: task.inputs_vary,
         configured=True,
-        **columns,
+        **{"other_forms": not columns.get("hard")} | columns,
     )
 
 
@@ -354,7 +401,7 @@ def flagged(name: str, when: Condition, flag: str) -> TrialRow:
         name,
         draws=(name,),
         when=when,
-        same_forms=name == RARE,
+        other_forms=name == RARE,
         stage=Stage.LAST,
         tolerated=lambda wrong: True,
         flag=flag,
@@ -385,6 +432,7 @@ TRIALS = (
             draws=draws,
             domains=True,
             same_seed=True,
+            other_forms=True,
             when=lambda task: task.inputs_vary or could_save_work(task),
         )
         for draws in ((LONE,), (f"{OUTLIERS}_x32", OUTLIERS))
@@ -396,7 +444,7 @@ TRIALS = (
             draws=draws,
             when=lambda task: bool(task.loaded.plan.notes),
             steady=True,
-            same_forms=True,
+            other_forms=True,
         )
         for name, draws in (
             (MUTATED, (MUTATED,) * 3),
@@ -409,6 +457,7 @@ TRIALS = (
         "sparse_products",
         draws=("sparse",),
         domains=True,
+        other_forms=True,
         when=lambda task: task.inputs_vary and sums_products(task),
     ),
     TrialRow("in_place", in_place=True, required=True, screen=True),
@@ -437,7 +486,6 @@ TRIALS = (
         draws=(f"{VARIED}_edges", VARIED, f"{VARIED}_otherwise"),
         when=could_save_work,
         differs=True,
-        same_forms=True,
         screen=True,
     ),
     # what arguments may be and no other draw has; of masks, perhaps for a flag
@@ -445,7 +493,7 @@ TRIALS = (
         RARE,
         draws=(RARE,),
         when=lambda task: has_rare_values(task) and not has_sentinels(task),
-        same_forms=True,
+        other_forms=True,
         screen=True,
     ),
     flagged(RARE, has_sentinels, "full_masks_differ"),

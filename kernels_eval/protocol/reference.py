@@ -30,7 +30,8 @@ class LoadedTask(Payload):
     `parameters` and (running) `statistics` are shapes without dimensions of size 1; `structured`:
     parameters that a constructor made of less than their elements; `parameter_digests`: of their
     values; `depth`: how often one operator
-    is applied to what it gave (`kernels_eval.reference.depth`); `input_bytes` are those of one
+    is applied to what it gave (`kernels_eval.reference.depth`); `infinite`: whether one is given an
+    infinity (`kernels_eval.reference.infinities`); `input_bytes` are those of one
     set of inputs; `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's
     arguments and the weights take in shared memory.
     `precision`, `gradients` and `effects` as in `ModelSpec`. `peak_bytes_per_s`: of the device's
@@ -44,6 +45,7 @@ class LoadedTask(Payload):
     structure: str
     operators: tuple[str, ...]
     depth: int = 0
+    infinite: bool = False
     parameters: list[list[int]]
     parameter_names: list[str]
     parameter_digests: list[str]
@@ -146,10 +148,11 @@ class Comparison(Payload):
 
 class Expectation(Payload):
     """Of a trial's expected values. `finite_share`: of an output's elements, the least of any
-    output that has some. `equals` names earlier trials with the same answer.
-    `constants`: errors of answers that ignore the inputs: zeros, the answer of "declared", and that
-    answer's mean over its first dimension; none unless they are asked for. `reference_rms` and
-    `sequential_rms`: of the output that has most.
+    output that has some; `told_share`: the same with infinities that float64 gives, too.
+    `shapes_hold`: shapes other than the declared ones hang on no rounding. `equals` names earlier
+    trials with the same answer. `constants`: errors of answers that ignore the inputs: zeros, the
+    answer of "declared", and that answer's mean over its first dimension; none unless they are
+    asked for. `reference_rms` and `sequential_rms`: of the output that has most.
     """
 
     finite_share: float
@@ -161,6 +164,12 @@ class Expectation(Payload):
     equals: list[str]
     constants: list[Comparison]
     outputs: list[OutputForm]
+    told_share: float = 1.0
+    shapes_hold: bool = True
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        return [output.shape for output in self.outputs]
 
 
 class Expect(Request[Expectation]):
@@ -258,9 +267,12 @@ class HandOver(MemoryRequest[HandedOver]):
 
 
 class Compare(Request[Comparison]):
-    """Compare the candidate's output with the expected values of this and earlier trials."""
+    """Compare the candidate's output with the expected values of this and earlier trials. `marks`:
+    a number far larger than all others may stand for an infinity.
+    """
 
     trial: str
+    marks: bool = False
 
 
 GELU_BY_TANH = "GELU by tanh"

@@ -85,7 +85,8 @@ from kernels_eval.reference.downcasts import EXPLANATIONS, explains, lost_bits
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import ExpectedValues, Known
 from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
-from kernels_eval.reference.own_errors import both
+from kernels_eval.reference.infinities import with_infinities
+from kernels_eval.reference.own_errors import both, same_shapes
 from kernels_eval.reference.task_model import REFUSALS, TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
@@ -160,6 +161,8 @@ class ReferenceRole:
         actual = read(self.runner.shared["candidate"], known.expected)
         actual = self._known_of(actual, known.expected)
         digest = _digest(actual)
+        if request.marks:
+            actual = list(map(with_infinities, actual, known.expected))
         found = self._compared(actual, known)
         del known
         equals_trial = [
@@ -402,7 +405,8 @@ class ReferenceRole:
                     return actual
                 units = STEP_UNITS[move % len(STEP_UNITS)] if move >= 0 else 0
                 with suppress(*REFUSALS), ChosenAs(actual, last=move == -1):
-                    near = self.values.errors.moved_outputs(inputs, move, units)
+                    moved = self.values.errors.moved_outputs(inputs, move, units)
+                    near = moved if same_shapes(moved, actual) else near
         return [
             torch.where(mask & ~wrong, x, a)
             for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)

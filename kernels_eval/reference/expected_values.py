@@ -89,7 +89,8 @@ from kernels_eval.reference.depth import Depth
 from kernels_eval.reference.equal_elements import ANY_ORDER
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.factorings import Factoring, Factorings
-from kernels_eval.reference.own_errors import OwnErrors, both, copied, own_error
+from kernels_eval.reference.infinities import GivenInfinities, finite_share, told_share
+from kernels_eval.reference.own_errors import OwnErrors, both, copied, own_error, same_shapes
 from kernels_eval.reference.task_model import (
     REFUSALS,
     TaskModel,
@@ -132,6 +133,8 @@ class ExpectedValues:
         self.factors: list[int] = []
         """Outputs of which several answers are right."""
         self.cost_of_few_terms: dict[str, list[Comparison]] = {}
+        self.shapes_vary = False
+        """Whether any inputs have given outputs of other shapes."""
 
     @handles(Prepare)
     def prepare(self, request: Prepare) -> Done:
@@ -176,7 +179,7 @@ class ExpectedValues:
             )
         text = Path(request.path).read_text(errors="replace")
         self.task.plan = plan_of(self.task, self.task.outputs, seed, text, dict(parts.found))
-        with Depth() as depth:
+        with Depth() as depth, GivenInfinities() as infinities:
             operators = self._operators_called(seed)
 
         self.runner.model = self.runner.build()
@@ -198,6 +201,7 @@ class ExpectedValues:
             structure=structure,
             operators=tuple(operators[:MOST_TASK_OPERATORS]),
             depth=depth.most,
+            infinite=infinities.given,
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
             parameter_digests=list(map(digest_of, parameters.values())),
@@ -327,6 +331,7 @@ class ExpectedValues:
             error = self.errors.of(inputs, reference, exact=exact is not None, hard=request.hard)
             if request.explored or request.weights in UNTAMED:
                 error = both(error, self.errors.beside(inputs, reference))
+            holds = self._shapes_hold(request, inputs, reference, exact=exact is not None)
         self.runner.synchronise()
         del again, inputs
         few = list(map(few_of, reference))
@@ -339,7 +344,6 @@ class ExpectedValues:
         ]
         held = exact or name == DECLARED or self._fits(reference)
         self.known[name] = known if held else known._replace(expected=[], oracle=[])
-        floats = [torch.isfinite(computable(x)) for x in reference if x.is_floating_point()]
         constants = self._constants(known) if request.constants else []
         first = map(_start, known.expected), map(_start, known.oracle)
         costs = both(error, list(map(own_error, *first)))
@@ -348,14 +352,25 @@ class ExpectedValues:
         return Expectation(
             reference_rms=max(each.reference_rms for each in costs),
             sequential_rms=max(each.sequential_rms for each in costs),
-            finite_share=min((_share(x) for x in floats if x.numel()), default=1.0),
+            finite_share=finite_share(reference),
+            told_share=told_share(reference, exact),
             deterministic=deterministic,
             bit_identical=bit_identical,
             oracle="float64" if exact else "float32",
             equals=equals,
             constants=constants,
             outputs=list(map(_form, reference)),
+            shapes_hold=holds,
         )
+
+    def _shapes_hold(
+        self, request: Expect, inputs: list[Any], reference: list[Tensor], *, exact: bool
+    ) -> bool:
+        """Whether the shapes of outputs, if these ever vary, come from the inputs alone."""
+        if DECLARED not in self.known or request.shape != DECLARED:
+            return True
+        self.shapes_vary = self.shapes_vary or not same_shapes(reference, self.like)
+        return not self.shapes_vary or (exact and self.errors.keeps_shapes(inputs, reference))
 
     @handles(GlanceAt)
     def glance_at(self, request: GlanceAt) -> Glimpse:
@@ -418,7 +433,7 @@ class ExpectedValues:
         returned = map(self._returned, (known.oracle, known.expected))
         oracle, first = (list(map(_start, x)) for x in returned)
         answers, own = [list(map(torch.zeros_like, first))], self._returned(self.like)
-        if [x.shape for x in self.like] == [x.shape for x in known.expected]:
+        if same_shapes(self.like, known.expected):
             answers += [list(map(_start, x)) for x in (own, map(_mean, own))]
         own_errors = self._returned(known.error)
         return [answer_of(list(map(measure, x, oracle, first)), own_errors) for x in answers]
@@ -487,10 +502,6 @@ def _start(x: Tensor) -> Tensor:
     if x.numel() > FIRST_ELEMENTS and x.dim():
         x = x[: -(-FIRST_ELEMENTS * len(x) // x.numel())]
     return x.reshape(-1)[:FIRST_ELEMENTS]
-
-
-def _share(mask: Tensor) -> float:
-    return int(mask.sum()) / mask.numel()
 
 
 def _mean(x: Tensor) -> Tensor:

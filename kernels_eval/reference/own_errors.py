@@ -171,7 +171,7 @@ class OwnErrors:
                 self.runner.model = copy.deepcopy(model)._apply(widened)
             with mode:
                 outputs = self.task.outputs(tree_map_only(Tensor, widened, copied(inputs)))
-            if [x.shape for x in outputs] != [x.shape for x in reference]:
+            if not same_shapes(outputs, reference):
                 return None
             return list(map(_representable, outputs, reference))
         except REFUSALS:
@@ -179,6 +179,18 @@ class OwnErrors:
         finally:
             self.runner.model, self.runner.earlier = model, earlier
             self.runner.synchronise()
+
+    def keeps_shapes(self, inputs: list[Any], reference: list[Tensor]) -> bool:
+        """Whether outputs have the reference's shapes where operators round otherwise, too."""
+        for move in range(SCATTER_DRAWS):
+            try:
+                with ChosenAs():
+                    moved = self.moved_outputs(inputs, move, SCATTER_UNITS, SCATTER_UNITS_HALF)
+            except REFUSALS:
+                return False
+            if not same_shapes(moved, reference):
+                return False
+        return True
 
     def moved_outputs(
         self, inputs: list[Any], seed: int, units: float, units_half: float | None = None
@@ -223,11 +235,19 @@ def copied(inputs: list[Any]) -> list[Any]:
 
 
 def _representable(oracle: Tensor, reference: Tensor) -> Tensor:
-    """The oracle, but the reference where its type cannot hold the value."""
+    """The oracle, but the reference where its type cannot hold the value, and NaN for an infinity
+    of the reference that the oracle has not."""
     if not reference.is_floating_point() and not reference.is_complex():
         return oracle
     held = torch.isfinite(computable(oracle.to(reference.dtype)))
-    return oracle if held.all() else torch.where(held, oracle, reference.to(oracle.dtype))
+    if held.all():
+        return oracle
+    own = reference.to(oracle.dtype)
+    return torch.where(held, oracle, own.masked_fill(torch.isinf(own) & (own != oracle), torch.nan))
+
+
+def same_shapes(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return [x.shape for x in one] == [x.shape for x in other]
 
 
 def _telling(x: Tensor) -> int:

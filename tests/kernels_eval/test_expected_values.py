@@ -23,6 +23,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.records import Reason
 from kernels_eval.reference.answers import ReferenceRole
+from kernels_eval.reference.infinities import with_infinities
 from tests.support.kernels import task_source
 
 SLOW_S = 2 * ORACLE_MAX_S
@@ -611,3 +612,66 @@ def test_a_later_call_has_what_earlier_ones_have_left_and_a_first_one_nothing(tm
     assert torch.equal(first, drawn[2])
     torch.testing.assert_close(later, sum(drawn))
     assert made.values.kept("later").oracle[0].dtype == torch.float64
+
+
+def drawn(folder, forward, **expect):
+    made = serving(folder, task_source(forward, inputs="[torch.rand(48, 64) + 1.0]"))
+    made.values.expect(Expect(name="declared", seed=1))
+    return made, made.values.expect(Expect(name="other", seed=1, **expect))
+
+
+@pytest.mark.parametrize(
+    "forward, told",
+    [
+        ("return x.masked_fill(x < 1, float('inf'))", 1.0),
+        ("return torch.where(x < 0, torch.tensor(-torch.inf), x)", 1.0),
+        # an infinity by an overflow, a number in float64, is none
+        ("return (x * 1e38) * 1e38", None),
+        ("return x.masked_fill(x < 1, float('nan'))", None),
+    ],
+)
+def test_infinities_that_float64_gives_too_are_told(tmp_path, forward, told):
+    _, found = drawn(tmp_path, forward, distribution="normal")
+    assert found.told_share == (told or found.finite_share)
+
+
+@pytest.mark.parametrize(
+    "forward, given",
+    [
+        ("return x.masked_fill(x < 0, float('-inf'))", True),
+        ("return torch.where(x < 0, torch.inf, x)", True),
+        ("y = x.clone()\ny[y < 0] = -torch.inf\nreturn y", True),
+        ("return 1 / x.relu()", False),
+    ],
+)
+def test_a_task_is_seen_to_give_infinities(tmp_path, forward, given):
+    path, made = tmp_path / "task.py", ReferenceRole(None)
+    path.write_text(task_source(forward))
+    spec = ModelSpec(entry_point="Model", init_form="args", device="cpu", construct_on="cpu")
+    loaded = made.values.load(LoadTask(path=str(path), spec=spec, oracle_max_bytes=1 << 30))
+    assert loaded.infinite is given
+
+
+@pytest.mark.parametrize(
+    "forward, holds",
+    [
+        ("return x[x.sum(1) > 0]", True),
+        # half of the rows are 0 but for rounding
+        ("y = x * 0.1\nreturn x[y.sum(1) - x.sum(1) * 0.1 > 0]", False),
+    ],
+)
+def test_shapes_are_told_unless_they_hang_on_rounding(tmp_path, forward, holds):
+    _, found = drawn(tmp_path, forward, distribution="normal")
+    assert found.shapes[0][0] not in (0, 48)
+    assert found.shapes_hold is holds
+
+
+@pytest.mark.parametrize(
+    "number, same",
+    [(-1e9, True), (-3.4e38, True), (-torch.inf, True), (1e9, False), (-2.0, False)],
+)
+def test_a_number_far_larger_than_others_may_stand_for_an_infinity(number, same):
+    expected = torch.randn(48, 64)
+    expected[0, :4] = -torch.inf
+    actual = torch.where(torch.isinf(expected), number, expected)
+    assert torch.equal(with_infinities(actual, expected), expected) is same

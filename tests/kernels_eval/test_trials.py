@@ -17,7 +17,7 @@ from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, VerdictDraft
-from kernels_eval.judge.trials import TRIALS, Stage, TaskFindings, Trial
+from kernels_eval.judge.trials import TRIALS, Stage, TaskFindings, Trial, takes_infinities
 from kernels_eval.protocol import Comparison, Done, Expectation, IgnoredInputs, InputNote, InputPlan
 from kernels_eval.protocol import OutputForm as Form
 from kernels_eval.records import Reason
@@ -93,6 +93,7 @@ def expected(
         statistics=[],
         operators=(),
         depth=1,
+        infinite=False,
         calls_in_a_row=calls,
         remembers=remembers,
     )
@@ -390,3 +391,72 @@ def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, r
     )
     stop = explained(trial, Reason.WRONG_OUTPUT, found, process)
     assert stop.finding.reason == reason
+
+
+def seen(finite=1.0, told=1.0, shape=(4, 3), holds=True, dtype="float32"):
+    return Expectation(
+        finite_share=finite,
+        told_share=told,
+        reference_rms=0.0,
+        sequential_rms=0.0,
+        deterministic=True,
+        bit_identical=True,
+        oracle="float64",
+        equals=[],
+        constants=[],
+        outputs=[Form(shape=[*shape], dtype=dtype)],
+        shapes_hold=holds,
+    )
+
+
+@pytest.mark.parametrize(
+    "name, found, suits",
+    [
+        ("mutated", seen(), True),
+        ("mutated", seen(shape=(3, 3)), True),
+        ("mutated", seen(shape=(3, 3), holds=False), False),
+        ("mutated", seen(shape=(0, 3)), False),
+        ("mutated", seen(shape=(12,)), False),
+        ("mutated", seen(shape=(3, 3), dtype="float64"), False),
+        ("mixed", seen(shape=(3, 3)), True),
+        ("rare", seen(shape=(3, 3)), True),
+        ("large", seen(shape=(3, 3)), False),
+        ("varied", seen(shape=(3, 3)), False),
+        ("non_finite", seen(0.5, 0.5, shape=(3, 3)), False),
+    ],
+)
+def test_outputs_may_have_other_sizes_where_no_rounding_decides_them(name, found, suits):
+    trial = Trial(name, ROWS[name, OUTPUTS], 1, distribution=name)
+    assert trial.suits(found, seen()) is suits
+
+
+@pytest.mark.parametrize(
+    "name, found, infinite, suits",
+    [
+        ("mutated", seen(0.9, 1.0), True, True),
+        ("mutated", seen(0.9, 1.0), False, False),
+        ("mutated", seen(0.9, 0.95), True, False),
+        ("mutated", seen(0.4, 1.0), True, False),
+        ("large", seen(0.9, 1.0), True, False),
+        ("varied", seen(0.9, 1.0), True, False),
+        ("non_finite", seen(0.4, 0.4), False, True),
+    ],
+)
+def test_infinities_are_answers_where_the_task_gives_them_itself(name, found, infinite, suits):
+    trial = Trial(name, ROWS[name, OUTPUTS], 1, distribution=name)
+    assert trial.suits(found, seen(), takes_infinities=infinite) is suits
+
+
+@pytest.mark.parametrize(
+    "rare, operators, infinite, takes",
+    [
+        ("", ["torch.Tensor.masked_fill"], True, True),
+        ("", ["torch.Tensor.masked_fill"], False, False),
+        ("", ["torch.Tensor.amin"], True, True),
+        ("full_rows", ["torch.softmax"], True, False),
+    ],
+)
+def test_what_a_row_masked_whole_gives_is_a_matter_of_taste(rare, operators, infinite, takes):
+    plan = InputPlan(notes=[InputNote(vary=False, rare=rare)], shapes={})
+    loaded = SimpleNamespace(plan=plan, operators=operators, infinite=infinite)
+    assert takes_infinities(TaskFindings(loaded, CorrectnessConfig(), "confirm")) is takes

@@ -81,7 +81,6 @@ def run(
     """
     snapshot = planned(samples, config, equal)
     if snapshot.finished:
-        _caution(snapshot.manifest)
         return snapshot.ref
     candidates = samples.candidates.open()
     frame = with_kernels(deciding_of(samples), config, candidates, equal)
@@ -100,7 +99,7 @@ def run(
 
 
 def _caution(manifest: Json) -> None:
-    """Say what to know about a set, whether it was made now or is there."""
+    """Say what to know about a set."""
     caution_unconfirmed(manifest["unconfirmed"], manifest["rows"])
     if manifest.get("instead"):
         caution(manifest["instead"])

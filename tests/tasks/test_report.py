@@ -187,6 +187,15 @@ def test_a_model_that_wrote_the_candidates_is_named_and_not_taken_for_a_scored_o
     assert said in "".join(cautions(asked)) and said not in "".join(cautions(context()))
 
 
+def test_what_is_slow_in_the_training_set_is_on_the_first_screen_once():
+    slow = "1 of 1 kept sample is slower than the reference"
+    told = context(choice=("kept 1 of 2 correct", slow), notes=[f"{slow}: --set x", "another"])
+    said = list(cautions(told))
+    assert f"Training set: {slow}." in said and "another" in said
+    assert sum(slow in each for each in said) == 1
+    assert slow in build_report(told).split("Details")[0]
+
+
 def test_a_wide_table_breaks_its_intervals_and_a_narrow_one_does_not():
     page = build_report(context())
     narrow, wide = page.split('<table class="wide">')[:2]

@@ -213,7 +213,9 @@ def cautions(context: ReportContext) -> Iterator[str]:
             f"{author}, which wrote the candidates, is not among the models that are scored:"
             f" these are {context.base_model} before and after training."
         )
-    yield from context.notes
+    of_choice = context.choice[1:]  # what was kept is in the table
+    yield from (f"Training set: {text}." for text in of_choice)
+    yield from (note for note in context.notes if not note.startswith(of_choice))
     if any(row["model"] == "recorded" for row in execs):
         yield (
             "Recorded answers ship with concur and were verified here. They show what the pipeline"

@@ -22,6 +22,7 @@ from kernels_eval.protocol import (
     PATH,
     RARE,
     RELATED,
+    UNTAMED,
     VARIED,
     Comparison,
     ExplainError,
@@ -146,6 +147,9 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         why = why or _right_elsewhere(trial)
     else:
         why = _of_wrong_output(trial, found, process) if wrong else ""
+    if outcome is Reason.PRECISION_DOWNCAST and trial.weights in UNTAMED:
+        # other trials would have shown it; what is left out may err as much
+        outcome, why = Reason.WRONG_OUTPUT, _right_elsewhere(trial)
     return Stop(outcome, why + errors_of(trial, found))
 
 

@@ -393,6 +393,31 @@ def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, r
     assert stop.finding.reason == reason
 
 
+@pytest.mark.parametrize(
+    "name, form, reason",
+    [
+        ("leading_weights", "leading", "wrong_output"),
+        ("large_weights", "large_less", "wrong_output"),
+        ("other_weights", "signed", "precision_downcast"),
+    ],
+)
+def test_no_downcast_is_named_under_weights_that_forget_late(name, form, reason):
+    """Ordinary ones would have shown it; what fewer iterations leave out may err as much."""
+    trial = Trial(name, ROWS[name, OUTPUTS], 1, weights=form)
+    found = Comparison(rms=8e-4, reference_rms=1e-7, max=8e-3, precision="fp32")
+    process = SimpleNamespace(
+        calls=[],
+        reference=SimpleNamespace(
+            trials=[trial],
+            loaded=SimpleNamespace(gradients=None, effects=None),
+            request=lambda _: SimpleNamespace(by=""),
+        ),
+    )
+    stop = explained(trial, Reason.PRECISION_DOWNCAST, found, process)
+    assert stop.finding.reason == reason
+    assert ("fewer steps" in stop.finding.detail) == (reason == "wrong_output")
+
+
 def seen(finite=1.0, told=1.0, shape=(4, 3), holds=True, dtype="float32"):
     return Expectation(
         finite_share=finite,

@@ -26,7 +26,7 @@ LONGEST_COUNTS = 12
 SHORT = 12
 """Letters of a fingerprint that a page shows: a beginning is enough for every command."""
 MOST_REFRESHES = 5
-ENDS = ("name", "began_at", "ending")
+ENDS = ("name", "run_name", "began_at", "ending")
 WIDTH = 100
 MORE = "--json prints the whole manifest, the types of the columns and every value of these rows."
 

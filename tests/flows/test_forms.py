@@ -21,7 +21,7 @@ from flows.forms import (
     TrainingSetForm,
     configuration,
 )
-from flows.naming import is_generated, run_name, typed_name
+from flows.naming import is_generated, run_name, submitted_name, typed_name
 from kernels_eval.errors import UsageError
 
 
@@ -93,6 +93,7 @@ def test_a_flow_run_has_the_name_that_its_form_gives(run, overrides, expected, m
     assert run_name("refresh")() == submitted and typed_name() == ""
     monkeypatch.setattr("prefect.runtime.flow_run.name", submitted, raising=False)
     assert run_name("refresh")() == submitted and typed_name() == "", "when it is retried"
+    assert submitted_name() == "psi6-beltane", "which MLflow's run has, too"
     monkeypatch.setattr("prefect.runtime.flow_run.name", "tonight", raising=False)
     assert run_name("refresh")() == typed_name() == "tonight"
 

@@ -306,5 +306,6 @@ def test_a_refresh_has_one_name_and_one_beginning_everywhere(root, prefect_home,
         assert (root / "morning.md").read_text().startswith(f"# first-click, mine, {began}")
         assert "first-click" in typed(f"ls --root {root}")
     else:
-        assert info.run_name == f"mine refresh {began[5:]}" and listed["run_name"] == ""
+        assert info.run_name == f"{began[5:].removesuffix(' UTC')} mine refresh"
+        assert listed["run_name"] == ""
         assert typed(f"morning --root {root}").startswith(f"mine, {began}: ")

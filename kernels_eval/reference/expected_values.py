@@ -89,7 +89,7 @@ from kernels_eval.reference.depth import Depth
 from kernels_eval.reference.equal_elements import ANY_ORDER
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.factorings import Factoring, Factorings
-from kernels_eval.reference.infinities import GivenInfinities, finite_share, told_share
+from kernels_eval.reference.infinities import GivenInfinities, finite_share
 from kernels_eval.reference.own_errors import OwnErrors, both, copied, own_error, same_shapes
 from kernels_eval.reference.task_model import (
     REFUSALS,
@@ -181,6 +181,7 @@ class ExpectedValues:
         self.task.plan = plan_of(self.task, self.task.outputs, seed, text, dict(parts.found))
         with Depth() as depth, GivenInfinities() as infinities:
             operators = self._operators_called(seed)
+        self.errors.infinite = infinities.given
 
         self.runner.model = self.runner.build()
         if effects.names or effects.remembers:
@@ -331,6 +332,7 @@ class ExpectedValues:
             error = self.errors.of(inputs, reference, exact=exact is not None, hard=request.hard)
             if request.explored or request.weights in UNTAMED:
                 error = both(error, self.errors.beside(inputs, reference))
+            told = self.errors.told_share(inputs, reference, exact)
             holds = self._shapes_hold(request, inputs, reference, exact=exact is not None)
         self.runner.synchronise()
         del again, inputs
@@ -353,7 +355,7 @@ class ExpectedValues:
             reference_rms=max(each.reference_rms for each in costs),
             sequential_rms=max(each.sequential_rms for each in costs),
             finite_share=finite_share(reference),
-            told_share=told_share(reference, exact),
+            told_share=told,
             deterministic=deterministic,
             bit_identical=bit_identical,
             oracle="float64" if exact else "float32",

@@ -1,5 +1,6 @@
-"""Whether a task means its infinities: where one of its operators is given an infinity as a number,
-an infinity that float64 gives, too, is an answer like any other; one by an overflow is none.
+"""Whether a task means its infinities: one that comes from an infinity that an operator is given as
+a number, in float64, too, is an answer like any other; one by an overflow, or the log of what
+underflows, is none, as a more stable form has a number there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import computable, least_mark
@@ -34,6 +35,30 @@ class GivenInfinities(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@without_compiler
+class LargeNumbers(TorchDispatchMode):
+    """Gives operators a large number in place of each infinity that they are given so. Its square
+    is a number of the outputs' types."""
+
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        TorchDispatchMode.__init__(self)
+        self.number = min(torch.finfo(x.dtype).max ** 0.5 for x in _floats(outputs))
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        args, kwargs = tree_map(self._finite, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def _finite(self, value: object) -> object:
+        if not _is_infinite(value):
+            return value
+        if isinstance(value, Tensor):
+            return value.sign() * self.number
+        assert isinstance(value, float)
+        return math.copysign(self.number, value)
+
+
 def _is_infinite(value: object) -> bool:
     if isinstance(value, Tensor):
         one = value.numel() == 1 and value.dtype.is_floating_point and not value.is_meta
@@ -46,13 +71,16 @@ def finite_share(outputs: Sequence[Tensor]) -> float:
     return _least_share(torch.isfinite(computable(x)) for x in _floats(outputs))
 
 
-def told_share(outputs: Sequence[Tensor], oracle: Sequence[Tensor] | None) -> float:
-    """The same, where an infinity that float64 gives, too, counts as finite."""
-    if oracle is None:
-        return finite_share(outputs)
-    pairs = zip(_floats(outputs), _floats(oracle), strict=True)
-    numbers = ((computable(x), y) for x, y in pairs)
-    return _least_share(torch.isfinite(x) | (torch.isinf(x) & (x == y)) for x, y in numbers)
+def told_share(
+    outputs: Sequence[Tensor], oracle: Sequence[Tensor], with_numbers: Sequence[Tensor]
+) -> float:
+    """The same, where an infinity counts as finite that float64 gives, too, and that is a number
+    where `LargeNumbers` are given."""
+    found = zip(*map(_floats, (outputs, oracle, with_numbers)), strict=True)
+    return _least_share(
+        torch.isfinite(x) | (torch.isinf(x) & (x == y) & torch.isfinite(z))
+        for x, y, z in (map(computable, each) for each in found)
+    )
 
 
 def _floats(outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -35,6 +35,7 @@ from kernels_eval.model.weights import parameters_of
 from kernels_eval.protocol import Comparison
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.in_float64 import InFloat64, widened
+from kernels_eval.reference.infinities import LargeNumbers, finite_share, told_share
 from kernels_eval.reference.long_sums import FP64_UNITS, LongSums
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
 
@@ -49,6 +50,8 @@ class OwnErrors:
         self.task, self.runner = task, task.runner
         self.oracle_max_bytes = 0
         self.samples = True
+        self.infinite = False
+        """Whether an operator of the task is given an infinity."""
         self.lengths = Counter[str]()
         """of the longest sums, by the kind of inputs that tells of their terms"""
 
@@ -152,24 +155,43 @@ class OwnErrors:
             self.oracle_max_bytes = 0  # the remaining trials take the fp32 reference
         return outputs
 
-    def _in_float64(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
+    def told_share(
+        self, inputs: list[Any], reference: list[Tensor], exact: list[Tensor] | None
+    ) -> float:
+        """The share of finite elements, and of infinities that the task means (`infinities`)."""
+        finite = finite_share(reference)
+        if finite == 1 or exact is None or not self.infinite:
+            return finite
+        with_numbers = self._in_float64(inputs, reference, LargeNumbers(reference))
+        return told_share(reference, exact, with_numbers) if with_numbers else finite
+
+    def _in_float64(
+        self,
+        inputs: list[Any],
+        reference: list[Tensor],
+        given: LargeNumbers | None = None,
+    ) -> list[Tensor] | None:
         """The model's float64 outputs, or None. A task's casts stay where they are its formula."""
         for widens in (True, False):
             mode = InFloat64(widens=widens)
-            outputs = self._widened_outputs(inputs, reference, mode)
+            outputs = self._widened_outputs(inputs, reference, mode, given)
             if not mode.casts or (outputs and _is_rounding(reference, outputs)):
                 break
         return outputs
 
     def _widened_outputs(
-        self, inputs: list[Any], reference: list[Tensor], mode: InFloat64
+        self,
+        inputs: list[Any],
+        reference: list[Tensor],
+        mode: InFloat64,
+        given: LargeNumbers | None,
     ) -> list[Tensor] | None:
         model, earlier = self.runner.model, self.runner.earlier
         try:
             self.runner.earlier = tree_map_only(Tensor, widened, earlier)
             if isinstance(model, torch.nn.Module):
                 self.runner.model = copy.deepcopy(model)._apply(widened)
-            with mode:
+            with mode, given or nullcontext():
                 outputs = self.task.outputs(tree_map_only(Tensor, widened, copied(inputs)))
             if not same_shapes(outputs, reference):
                 return None
@@ -235,15 +257,11 @@ def copied(inputs: list[Any]) -> list[Any]:
 
 
 def _representable(oracle: Tensor, reference: Tensor) -> Tensor:
-    """The oracle, but the reference where its type cannot hold the value, and NaN for an infinity
-    of the reference that the oracle has not."""
+    """The oracle, but the reference where its type cannot hold the value."""
     if not reference.is_floating_point() and not reference.is_complex():
         return oracle
     held = torch.isfinite(computable(oracle.to(reference.dtype)))
-    if held.all():
-        return oracle
-    own = reference.to(oracle.dtype)
-    return torch.where(held, oracle, own.masked_fill(torch.isinf(own) & (own != oracle), torch.nan))
+    return oracle if held.all() else torch.where(held, oracle, reference.to(oracle.dtype))
 
 
 def same_shapes(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -625,8 +625,9 @@ def drawn(folder, forward, **expect):
     [
         ("return x.masked_fill(x < 1, float('inf'))", 1.0),
         ("return torch.where(x < 0, torch.tensor(-torch.inf), x)", 1.0),
-        # an infinity by an overflow, a number in float64, is none
-        ("return (x * 1e38) * 1e38", None),
+        # one by an overflow, or by the log of what underflows, is none
+        ("return torch.where(x < -9, torch.inf, (x * 1e38) * 1e38)", None),
+        ("return torch.softmax(x * 1e3, 1).log().masked_fill(x < -9, -torch.inf)", None),
         ("return x.masked_fill(x < 1, float('nan'))", None),
     ],
 )

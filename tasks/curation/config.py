@@ -46,9 +46,14 @@ class CurationConfig(Record):
     equal size. Smaller sets are subsets of larger ones"""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """of every draw: random samples, ties of the baselines, thinning to a size"""
-    min_speedup: float = Field(default=5.0, ge=1)
+    min_speedup: NonNegativeFloat = 5.0
     """paper, criterion b: every correct kernel above this speedup is taken; concur and its
-    controls. At least 1: a kernel slower than PyTorch has no high speedup"""
+    controls"""
+    if_empty: Literal["error", "shortest"] = Field(
+        default="error", exclude_if=lambda asked: asked == "error"
+    )
+    """where criteria a, b and c take none, as of few tasks they may: stop, or take each task's
+    shortest correct, timed sample; concur and its controls"""
     single_operator_quota: (
         Annotated[int, Field(strict=True, ge=0)] | Annotated[float, Field(gt=0, lt=1)]
     ) = 0.5

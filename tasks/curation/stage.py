@@ -198,8 +198,8 @@ def nothing_taken(decisions: pl.DataFrame) -> UsageError:
     return UsageError(
         "; ".join([f"{found}: {correct.height:,} correct{speed}", *left_out(reasons)]),
         fix
-        or "to take the shortest correct sample of each task: --set curation.strategy=min_length"
-        f" --set curation.size={correct.height}",
+        or "to take the shortest correct sample of each task instead: --set"
+        " curation.if_empty=shortest",
     )
 
 

@@ -72,8 +72,7 @@ def strategy_of(name: str) -> Strategy:
 
 def concur(choice: Choice, config: CurationConfig, least: int = 1) -> None:
     """Take (a), (b), then (c), all or up to `criterion_sizes`; the first criterion labels a sample.
-    (a) needs `least` correct samples in a task. Of few tasks these may take none: then the shortest
-    of each, unless sizes or strict requirements are set."""
+    (a) needs `least` correct samples in a task. Where these take none, `if_empty` decides."""
     sizes = config.criterion_sizes or (None, None, None)
     # (a) is decided among all correct samples: a strict demand may refuse the winner, never crown
     # another
@@ -89,9 +88,8 @@ def concur(choice: Choice, config: CurationConfig, least: int = 1) -> None:
     if wanted is None:
         wanted = single_operators_wanted(choice.taken, config.single_operator_quota)
     choice.add(SINGLE_OPERATOR, singles, singles.head(wanted))
-    is_strict = choice.sure.height < choice.pool.height or config.criterion_sizes is not None
-    if choice.taken.is_empty() and not is_strict:
-        rivals = choice.pool.filter(~alone, SPEEDUP > 0)
+    if choice.taken.is_empty() and config.if_empty == "shortest":
+        rivals = choice.sure.filter(~alone, SPEEDUP > 0)
         choice.add(SHORTEST_INSTEAD, best_per_task(rivals, choice.taken, SHORTEST_THEN_FASTEST))
 
 

@@ -25,6 +25,7 @@ def main():
         "synthesis.samples_per_task=4",
         "verification.workers=1",
         "verification.eval.timing.max_s=0.2",
+        "curation.min_speedup=0.01",
     )
     config = load_profile("local", (*wanted, *more))
     refreshed, _ = refresh_and_track(config)

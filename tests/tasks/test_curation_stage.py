@@ -140,9 +140,9 @@ def test_nothing_taken_is_an_error_that_says_why(tmp_path):
     with pytest.raises(UsageError, match="took none of 1 candidate: none is correct"):
         stage.run(line_of(tmp_path / "wrong", wrong), CurationConfig())
     slow = [sample("a", 0, 10, 0.5), sample("a", 1, 20, 0.8)]
-    said = "2 correct, at most 0.8 times as fast as the reference; 1: .* shorter.*curation.size=2"
+    said = "2 correct, at most 0.8 times as fast as the reference; 1: .* shorter.*if_empty=shortest"
     with pytest.raises(UsageError, match=said):
-        stage.run(line_of(tmp_path / "slow", slow), CurationConfig(criterion_sizes=(9, 9, 9)))
+        stage.run(line_of(tmp_path / "slow", slow), CurationConfig())
     later = [
         sample("a", 0, 10, None, status="incorrect"),
         sample("a", 1, 10, 2.0) | {"turn": 2, "parent": "a-0"},
@@ -155,22 +155,24 @@ def test_nothing_taken_is_an_error_that_says_why(tmp_path):
     ].to_list() == ["a-1"]
 
 
-def test_a_first_set_of_few_tasks_is_not_empty(tmp_path):
-    """Of two tasks no sample is both the shortest and the fastest: the shortest are taken, and the
-    set says so."""
+def test_a_first_set_of_few_tasks_need_not_be_empty(tmp_path):
+    """Of two tasks no sample is both the shortest and the fastest: where that is asked for, the
+    shortest are taken, and the set says so."""
     of_two = samples("a-0 10 0.5; a-1 20 0.8; a-2 30 -; b-0 9 -; b-1 10 3.0")
     line = line_of(tmp_path, of_two)
     with gathering() as cautions:
-        made = stage.run(line, CurationConfig()).open()
+        made = stage.run(line, CurationConfig(if_empty="shortest")).open()
     assert made.manifest["criterion_counts"] == {"shortest_instead": 2}
     assert set(made.read()["candidate_id"]) == {"a-0", "b-1"}, "timed ones"
     assert "the shortest correct, timed sample of each task instead" in made.manifest["instead"]
     assert cautions[0] == made.manifest["instead"] and "slower than the reference" in cautions[1]
     assert "slower" not in cautions[0]
-    for strict in ({"require_speedup_lower_above": 5.0}, {"criterion_sizes": (3, 3, 3)}):
+    for refused in ({}, {"if_empty": "shortest", "require_speedup_lower_above": 5.0}):
         with pytest.raises(UsageError, match="took none of 5"):
-            stage.run(line, CurationConfig(**strict))
-    fast = stage.run(line_of(tmp_path / "fast", samples("a-0 10 2.0")), CurationConfig()).open()
+            stage.run(line, CurationConfig(**refused))
+    fast = stage.run(
+        line_of(tmp_path / "fast", samples("a-0 10 2.0")), CurationConfig(if_empty="shortest")
+    ).open()
     assert fast.manifest["instead"] == ""
 
 

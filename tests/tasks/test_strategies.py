@@ -72,11 +72,6 @@ def oracle(rows, min_speedup, quota):
         if left and single[left[0]["candidate_id"]] and room and singles < share * len(chosen):
             best = min(left, key=lambda row: (row["reasoning_tokens"], -speedup_of(row)))
             chosen[best["candidate_id"]] = "single_operator"
-    for mine in () if chosen else of_task.values():
-        if not (timed := [row for row in mine if speedup_of(row)]):
-            continue
-        best = min(timed, key=lambda row: (row["reasoning_tokens"], -speedup_of(row)))
-        chosen[best["candidate_id"]] = "shortest_instead"
     return list(chosen.items())
 
 
@@ -86,7 +81,7 @@ def oracle(rows, min_speedup, quota):
 @given(
     any_samples(),
     st.sampled_from([0.1, 0.25, 0.5, 0.7, 0.9, 0, 1, 2, 5]),
-    st.sampled_from([1.0, 5.0, 7.0]),
+    st.sampled_from([0.5, 5.0, 7.0]),
 )
 @settings(max_examples=100, deadline=None)
 def test_concur_is_the_rule_written_down_a_second_time(rows, quota, min_speedup):
@@ -98,7 +93,7 @@ def test_equal_within_the_interval():
     """The shortest is 3 % slower, well within its interval: by the median it loses, by the interval
     it is as fast as the fastest."""
     rows = samples("a-0 100 1.97; a-1 200 2.0; b-0 100 1.0; b-1 200 2.0")
-    assert listed(*rows) == "a-0 shortest_instead; b-0 shortest_instead"
+    assert listed(*rows) == ""
     assert listed(*rows, equal_speedups="interval") == "a-0 concise_and_fast"
     touching = samples("c-0 100 1.0; c-1 200 2.0 lower=1.1")  # 1.1: intervals that touch overlap
     assert listed(*touching, equal_speedups="interval") == "c-0 concise_and_fast"
@@ -108,14 +103,14 @@ def test_a_speedup_without_bounds_is_its_own_interval():
     rows = samples("a-0 100 1.97; a-1 200 2.0")
     for row in rows:
         row["timing"] |= {"speedup_lower": None, "speedup_upper": None}
-    assert listed(*rows, equal_speedups="interval") == "a-0 shortest_instead"
+    assert taken(*rows, equal_speedups="interval") == []
     assert ids([rows[1]], require_speedup_lower_above=1.9) == ["a-1"]
 
 
 @pytest.mark.parametrize("speedup", [float("nan"), float("inf"), float("-inf"), -2.0, 0.0])
 def test_a_speedup_that_is_no_ratio_counts_as_not_timed(speedup):
     rows = [sample("a", 0, 100, speedup), sample("a", 1, 200, 2.0), sample("b", 0, 100, speedup)]
-    assert listed(*rows) == "a-1 shortest_instead"
+    assert taken(*rows) == []
     assert ids(rows, strategy="speedup", size=9) == ["a-1"]
     assert ids(rows, strategy="min_length", size=9, max_per_task=None)[2:] == ["a-1"]
 

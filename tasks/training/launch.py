@@ -8,6 +8,7 @@ mean the same on every node.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,11 +39,14 @@ class Job(NamedTuple):
     recipe: TrainingRecipe
     base_model_dir: str
     out_dir: Path
+    called_from: Path
 
     def train(self, on_log: OnLog | None) -> TrainingResult:
+        # Ray's workers look there first: a kernels.py would be imported in place of a package
+        sys.path[:] = [path for path in sys.path if path != str(self.called_from)]
         from tasks.training.trainer import train
 
-        return train(*self, on_log)
+        return train(self.rows, self.recipe, self.base_model_dir, self.out_dir, on_log)
 
 
 def train_on_ray(
@@ -67,7 +71,7 @@ def train_on_ray(
     base = Path(base_model_dir).expanduser()
     # a hub id stays as it is
     where = str(base.absolute()) if base.exists() else str(base_model_dir)
-    job = Job(rows, recipe, where, Path(out_dir).absolute())
+    job = Job(rows, recipe, where, Path(out_dir).absolute(), Path.cwd())
     alone = recipe.workers == 1
     task = ray.remote(_events).options(
         num_cpus=_free_cores(gpu) if alone else 0,  # several: this task only drives them

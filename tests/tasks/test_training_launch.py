@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from queue import SimpleQueue
 
@@ -167,6 +168,27 @@ def test_a_process_that_is_alone_does_not_train_for_two(base, tmp_path):
 def test_an_installation_without_ray_train_says_so_and_does_not_hang(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.train.torch", None)
     news = SimpleQueue()
-    launch._fit(launch.Job([], TrainingRecipe(), "base", tmp_path), False, news)
+    launch._fit(launch.Job([], TrainingRecipe(), "base", tmp_path, tmp_path), False, news)
     kind, why = news.get_nowait()
     assert kind == "end" and "ray.train" in why
+
+
+TRAIN_HERE = """
+import sys
+from pathlib import Path
+from tasks.training.launch import Job
+from tasks.training.recipe import TrainingRecipe
+from tests.support.training import row
+folder, base = map(Path, sys.argv[1:])
+sys.path.insert(0, str(folder))
+job = Job([row(0)], TrainingRecipe(num_epochs=1), str(base), folder / "out", folder)
+print(job.train(None).steps)
+"""
+
+
+def test_a_file_of_the_callers_folder_hides_no_package(base, tmp_path):
+    """transformers asks for a package `kernels`, and people have a kernels.py."""
+    (tmp_path / "kernels.py").write_text("raise ImportError('the file of the folder')")
+    command = [sys.executable, "-c", TRAIN_HERE, str(tmp_path), str(base)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["1"]), done.stderr[-2000:]

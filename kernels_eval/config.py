@@ -286,6 +286,8 @@ Choices."""
 MOST_DOUBLINGS, COMMON_NUMBER, COMMON_SLICE, DENSITY = 3, 2.0, 8.0, (-8, -4)
 """How often slices are doubled or halved, what number is added to them in units of their RMS, how
 many times another slice, and which share of a mask is set, or is not, as powers of two. Choices."""
+CHANGING = 2.0**-10
+"""Of states that last, the share that changes in a step. A choice."""
 MOST_FEW, SHARPNESS = 8, (1.0, 7.0)
 """At how many places of an axis few slices change, and the power of what sharpens them. Choices."""
 FEWEST_ALIKE = 5

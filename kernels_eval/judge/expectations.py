@@ -7,6 +7,7 @@ import secrets
 from typing import Literal, Protocol
 
 from kernels_eval.config import EXPECTED_MAX_BYTES, LEAST_DISTRIBUTIONS, SHARED_ALIGNMENT
+from kernels_eval.judge.conditions import has_settings, takes_infinities
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.quarantine import (
@@ -23,9 +24,7 @@ from kernels_eval.judge.trials import (
     Trial,
     TrialRow,
     enough_finite,
-    has_settings,
     rows_of,
-    takes_infinities,
 )
 from kernels_eval.protocol import (
     DECLARED,

@@ -14,6 +14,7 @@ from kernels_eval.protocol import (
     DECLARED,
     FEW_SLICES,
     GELU_BY_TANH,
+    LASTING_INPUTS,
     LATER,
     LONE,
     MUTATED,
@@ -22,6 +23,7 @@ from kernels_eval.protocol import (
     PATH,
     RARE,
     RELATED,
+    UNSORTED,
     UNTAMED,
     VARIED,
     Comparison,
@@ -58,10 +60,14 @@ RIGHT_ELSEWHERE = {
         " an epsilon added that it does not add, or elsewhere, or what adds little left out?; "
     ),
     **dict.fromkeys(
-        (BLOCKS, "lasting_weights", "large_weights", "leading_weights"),
-        "right on ordinary numbers, not on large ones or matrices that are hardly coupled or almost"
-        " of rank one, which forget late: does it make fewer steps, iterations or terms than the"
-        " task?; ",
+        (BLOCKS, LASTING_INPUTS, "lasting_weights", "large_weights", "leading_weights"),
+        "right on ordinary numbers, not on large ones, matrices that are hardly coupled or almost"
+        " of rank one or tables of permutations, which forget late: does it make fewer steps,"
+        " iterations or terms than the task?; ",
+    ),
+    UNSORTED: (
+        "right for ids in order only, though the task takes them in any order (one that needs them"
+        " in order raises otherwise): or is an argument not read?; "
     ),
     PATH: "right on ordinary masks, not on one long path: does it iterate less than the task?; ",
     VARIED: (

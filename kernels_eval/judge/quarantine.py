@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kernels_eval.config import NARROWED_SHARE
+from kernels_eval.judge.conditions import has_one_answer, one_answer
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trials import (
@@ -15,8 +16,6 @@ from kernels_eval.judge.trials import (
     Stage,
     TaskFindings,
     Trial,
-    has_one_answer,
-    one_answer,
 )
 from kernels_eval.protocol import (
     DECLARED,

@@ -21,12 +21,13 @@ from kernels_eval.config import (
     EvalConfig,
 )
 from kernels_eval.installation import require_unchanged
+from kernels_eval.judge.conditions import reduces_masked, sums_products
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.quarantine import degenerate
 from kernels_eval.judge.task_memory import TaskMemory
-from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow, reduces_masked, sums_products
+from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (

@@ -7,8 +7,7 @@ A new trial is a row.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -18,13 +17,26 @@ from kernels_eval.config import (
     FEWER_FINITE,
     FEWEST_NUMBERS,
     HARD_OWN_ERROR,
-    ITERATIONS,
     LEAST_IN_A_ROW,
     MOST_AMPLIFIED,
     SCREEN_TAIL,
     SHAPE_SCOPES,
     TAILS,
     CorrectnessConfig,
+)
+from kernels_eval.judge.conditions import (
+    could_save_work,
+    flags_non_finite,
+    forgets,
+    has_needless_order,
+    has_rare_values,
+    has_sentinels,
+    has_settings,
+    has_weights,
+    iterates,
+    requires_non_finite,
+    sums_products,
+    takes_calls,
 )
 from kernels_eval.protocol import (
     BLOCKS,
@@ -34,6 +46,7 @@ from kernels_eval.protocol import (
     FEW_SLICES,
     LARGE,
     LASTING,
+    LASTING_INPUTS,
     LEADING,
     LESS,
     LONE,
@@ -45,6 +58,7 @@ from kernels_eval.protocol import (
     RARE,
     RELATED,
     SIGNED,
+    UNSORTED,
     UNTAMED,
     VARIED,
     Expect,
@@ -97,10 +111,6 @@ class TaskFindings:
     def impulse(self) -> str:
         found = [trial.distribution for trial in self.trials if trial.name == "impulse"]
         return found[0] if found else ""
-
-
-def one_answer(expected: Iterable[Expectation]) -> bool:
-    return all(len(each.equals) == index for index, each in enumerate(expected))
 
 
 @dataclass(frozen=True)
@@ -268,87 +278,6 @@ def comparable(seen: Expectation, declared: Expectation) -> bool:
     return alike and all(math.prod(x.shape) or not math.prod(y.shape) for x, y in pairs)
 
 
-# -- conditions ------------------------------------------------------------------------------------
-
-PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.IGNORECASE)
-"""Operators of torch whose sums of products are an offset that long sums round with a bias."""
-
-
-def has_weights(task: TaskFindings) -> bool:
-    return bool(task.loaded.parameters or task.loaded.statistics)
-
-
-def could_save_work(task: TaskFindings) -> bool:
-    return any(note.varied not in ("", "moved") for note in task.loaded.plan.notes)
-
-
-SENTINELS = re.compile(
-    r"softmax|logsumexp|cross_entropy|attention|\.exp$|\.(a|arg)?(max|min)(imum)?$"
-)
-"""Operators of torch for which masked elements may be a large number or an infinity: what is right
-for a row without others is a matter of taste."""
-
-
-def reduces_masked(task: TaskFindings) -> bool:
-    return any(map(SENTINELS.search, task.loaded.operators))
-
-
-def has_sentinels(task: TaskFindings) -> bool:
-    masks = any(note.rare == "full_rows" for note in task.loaded.plan.notes)
-    return masks and reduces_masked(task)
-
-
-def takes_infinities(task: TaskFindings) -> bool:
-    """Whether an infinity is an answer that honest kernels give, too, and no matter of taste."""
-    return task.loaded.infinite and not has_sentinels(task)
-
-
-CLEARING = re.compile(r"nan|isfinite|isinf|\.f(max|min)$")
-"""Operators of torch that ask for NaN, or drop it: others, `triu` say, drop it by chance."""
-
-
-def has_rare_values(task: TaskFindings) -> bool:
-    return any(note.rare not in ("", "setting") for note in task.loaded.plan.notes)
-
-
-def has_settings(task: TaskFindings) -> bool:
-    return any(note.rare == "setting" for note in task.loaded.plan.notes)
-
-
-def iterates(task: TaskFindings) -> bool:
-    """Whether a task applies one operator to what it gave more often than it has weights."""
-    weights = [shape for shape in task.loaded.parameters if math.prod(shape) > 1]
-    return task.loaded.depth >= max(ITERATIONS, 1 + len(weights))
-
-
-def sums_products(task: TaskFindings) -> bool:
-    return any(map(PRODUCTS.search, task.loaded.operators))
-
-
-def has_one_answer(task: TaskFindings) -> bool:
-    """Whether inputs are written out: a kernel could hold the answer."""
-    fixed = task.own_answer_is_fixed and not task.inputs_vary
-    return fixed and one_answer(task.expected.values())
-
-
-def flags_non_finite(task: TaskFindings) -> bool:
-    clears = any(map(CLEARING.search, task.loaded.operators))
-    return task.inputs_vary and task.config.non_finite == "flag" and not clears
-
-
-def requires_non_finite(task: TaskFindings) -> bool:
-    takes = task.inputs_vary and task.config.non_finite != "off"
-    return takes and not flags_non_finite(task)
-
-
-def takes_calls(count: int) -> Condition:
-    """Whether a model keeps something from call to call; running statistics are told once."""
-    return lambda task: (
-        task.loaded.calls_in_a_row >= count
-        and (task.loaded.remembers or (task.level == "confirm" and count == LEAST_IN_A_ROW))
-    )
-
-
 # -- the table -------------------------------------------------------------------------------------
 
 OTHER_INTEGER = "other_integer"
@@ -437,6 +366,8 @@ TRIALS = (
         )
         for draws in ((LONE,), (f"{OUTLIERS}_x32", OUTLIERS))
     ),
+    # an order that nothing needs, and that a kernel may have taken for granted
+    unlike(UNSORTED, draws=(UNSORTED,), when=has_needless_order),
     # what declared arguments never are, whatever that is; and what cannot be seen of each slice
     *(
         unlike(
@@ -480,6 +411,7 @@ TRIALS = (
         weights=LEADING,
         when=lambda task: has_weights(task) and iterates(task),
     ),
+    unlike(LASTING_INPUTS, draws=(LASTING_INPUTS,), when=forgets, steady=True),
     # without what declared arguments have and what would save work
     TrialRow(
         VARIED,

@@ -29,6 +29,7 @@ from kernels_eval.model.mutations import mutated_as
 from kernels_eval.model.redraws import VARIATIONS_BY_DRAW, redrawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
+from kernels_eval.model.task_text import told_by
 from kernels_eval.protocol import (
     DECLARED,
     MUTATED,
@@ -44,10 +45,6 @@ option does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
 `model.to(dtype=precision)`).
 """
 NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e-?\d+)?(?![\w.])", re.IGNORECASE)
-FACTORS = re.compile(
-    r"linalg\.(?!\w*norm)|\.(qr|svd|lu\w*|cholesky\w*|p?inverse|\w*det|\w*solve\w*)\("
-)
-"""Functions of matrices that not every method takes where these are singular."""
 REDRAWN_SEED = 0x3A1C5
 """Makes a seed for what is redrawn: the task's own numbers would come again, and sort its masks."""
 Arguments = tuple[list[Any], Json]
@@ -180,6 +177,7 @@ def plan_inputs(
     shapes, drawn by `seed` (`parts`: `smaller_shapes`). `uses`: of each, and the task's source
     (`note_of`).
     """
+    text = told_by(text)
     leaves = [tree_leaves(values) for values in draws]
     notes = [
         note_of(list(drawn), used, text)
@@ -190,12 +188,7 @@ def plan_inputs(
     sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
     fixed = any(map(decides_shapes, leaves[0], notes))
     shapes = {} if fixed else smaller_shapes(sizes, Random(seed), parts)
-    return InputPlan(
-        notes=notes,
-        shapes=shapes,
-        constants=constants_in(text),
-        singular=not FACTORS.search(text),
-    )
+    return InputPlan(notes=notes, shapes=shapes, constants=constants_in(text))
 
 
 def constants_in(text: str) -> list[float]:

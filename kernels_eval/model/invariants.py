@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels_eval.config import RANK_SAMPLE, ZEROS_SHARE
+from kernels_eval.config import FEWEST_ALIKE, RANK_SAMPLE, ZEROS_SHARE
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.protocol import SUM, InputNote
 
 ORDERED = re.compile(r"\.(sorted_sequence|boundaries|bins|offsets|offs|cum_seq\w*|cu_seqlens\w*)$")
 """Operators' arguments that must be in order."""
+NEEDS_ORDER = re.compile(
+    rf"{ORDERED.pattern}|^reads (lt|le|gt|ge|roll|cummax|cummin)\.|\.neighbours$"
+)
+"""These, and operators by which a task may find borders of its own."""
+INTO_ITSELF = re.compile(r"\.itself(\d)$")
 DISTINCT = re.compile(r"^(scatter|index_copy|index_put|_index_put_impl|put)\.(index|indices)$")
 """Places to write at: of two values for one, either may remain."""
 SUMS = re.compile(r"\.(repeats|lengths|batch_sizes)$")
@@ -48,6 +53,8 @@ IGNORING = re.compile(r"nll_loss|embedding")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
 EXPONENTS = re.compile(r"^(reads )?(pow\.exponent|(_to_copy|clone|detach)\.self)$")
 TRIANGULAR = re.compile(r"triangular|^tri[lu]\.")
+SAYS = {word: re.compile(rf"(?<![a-z-]){word}") for word in ("symmetric", "triangular")}
+"""What a text names, but for `asymmetric` and `non-triangular`."""
 
 # -- invariants ------------------------------------------------------------------------------------
 
@@ -143,7 +150,7 @@ def _lacks_rank(rows: Tensor) -> bool:
 
 def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> InputNote:
     """What may vary about an argument, by declared draws of it, the operators' arguments that it
-    flows into (`operator.argument`), and the task's source. Python's integers may count.
+    flows into (`operator.argument`), and what the task's source tells. Python's integers may count.
     """
     value = draws[0]
     if type(value) is float:
@@ -178,13 +185,17 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
     meant = (
         bool(order)
         or "definite" in keeps
-        or ("symmetric" in keeps and "symmetric" in text.lower())
-        or (triangular and ("triangular" in text.lower() or any(map(TRIANGULAR.search, uses))))
+        or ("symmetric" in keeps and (_says(text, "symmetric") or any(map(DEFINITE.search, uses))))
+        or (triangular and (_says(text, "triangular") or any(map(TRIANGULAR.search, uses))))
     )
     saves_work = keeps or all(map(_is_ordered, samples)) or all(map(has_low_rank, samples))
     if saves_work and not meant:
         return InputNote(vary=True, keeps=keeps, varied="shuffled", timed=True)
     return InputNote(vary=True, keeps=keeps, varied="moved")
+
+
+def _says(text: str, word: str) -> bool:
+    return bool(SAYS[word].search(text.lower()))
 
 
 def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -> InputNote:
@@ -198,10 +209,16 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
     if any(map(DISTINCT.search, uses)) and all(map(is_distinct, samples)):
         return InputNote(vary=False, varied="shuffled")
     reads = [use for use in uses if use.startswith("reads ")]
+    in_rows = samples[0].dim() > 1 and not _order_of_rows(samples)
+    needed = any(map(NEEDS_ORDER.search, uses))
+    needed |= in_rows and samples[0].shape[-1] < FEWEST_ALIKE  # each place has its own range
+    axes = [int(found[1]) for found in map(INTO_ITSELF.search, sorted(uses)) if found]
     return InputNote(
         vary=False,
         varied="resampled",
-        keeps=order,
+        keeps=order if needed else (),
+        order=() if needed else order,
+        into_itself=next((x for x in axes if _holds_places(samples, x)), None),
         timed=True,
         wraps=samples[0].dtype.is_signed
         and not order
@@ -210,6 +227,12 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
         also=_also(samples, uses, text),
         rare=_enlarged(samples, uses),
     )
+
+
+def _holds_places(samples: list[Tensor], axis: int) -> bool:
+    """Whether the largest is the last place along this axis."""
+    within = axis < samples[0].dim() and all(int(x.amin()) >= 0 for x in samples)
+    return within and max(int(x.amax()) for x in samples) == samples[0].shape[axis] - 1
 
 
 def _enlarged(samples: list[Tensor], uses: Collection[str]) -> str:

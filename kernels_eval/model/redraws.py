@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import (
+    CHANGING,
     DEFINITE_SHARE,
     LARGE_EXPONENT,
     LARGE_INTEGER,
@@ -32,12 +33,14 @@ from kernels_eval.model.invariants import is_distinct, is_square, is_whole
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.protocol import (
     BLOCKS,
+    LASTING_INPUTS,
     LONE,
     MOVED,
     OUTLIERS,
     PATH,
     POSITIVE,
     RARE,
+    UNSORTED,
     VARIED,
     InputNote,
     InputPlan,
@@ -90,7 +93,8 @@ def redrawn(
         return value if distribution not in SETTINGS else SETTINGS[distribution](value)
     forms = FORMS.get(distribution)
     form = note.rare if distribution in (RARE, PATH) else note.varied
-    few = not note.keeps and not note.vary
+    keeps = (*note.keeps, *note.order)
+    few = not keeps and not note.vary
     lone = few and distribution.removesuffix(domain_of(distribution)) == LONE
     if lone and note.varied in ONE_ROW:
         generator = torch.Generator(device=value.device).manual_seed(seed)
@@ -108,7 +112,8 @@ def redrawn(
         drawn = drawn_from(value, generator, distribution, plan)
     if distribution == VARIED_EDGES:
         drawn = _with_other_integers(drawn, generator, note)
-    for name in note.keeps if note.varied != "shuffled" or not forms else ():
+    shuffled = bool(forms) and (note.varied == "shuffled" or distribution == UNSORTED)
+    for name in () if shuffled else keeps:
         definite = name == "symmetric" and distribution.endswith(POSITIVE)
         drawn = KEEP["definite" if definite else name](drawn, value)
     drawn = drawn.to(value.dtype)
@@ -304,6 +309,27 @@ def _likely_blocks(value: Tensor, generator: torch.Generator, note: InputNote) -
     return drawn / drawn.sum(-1, keepdim=True)
 
 
+def _unsorted(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    if not note.order:
+        return value
+    return (_shuffled_rows if value.dim() > 1 else _shuffled)(value, generator, note)
+
+
+def _permutations(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Along the axis on which places in it lie: what differs, differs for ever."""
+    if note.into_itself is None:
+        return value
+    return _uniform(value, generator).argsort(note.into_itself)
+
+
+def _near_identity(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Probabilities of square matrices of which each stays what it is, nearly."""
+    if note.rare != "one_hot" or not is_square(value):
+        return value
+    unit = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
+    return torch.lerp(unit, value, CHANGING)
+
+
 def tied(value: Tensor) -> Tensor:
     """With many equal elements, close to as declared."""
     return (value.detach().float() * 2).floor() / 2
@@ -345,6 +371,12 @@ FORMS = VARIATIONS_BY_DRAW | {
     RARE: RARE_FORMS,
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},
     PATH: {"full_rows": _path},
+    UNSORTED: {"resampled": _unsorted},
+    LASTING_INPUTS: {
+        "resampled": _permutations,
+        "probabilities": _near_identity,
+        "shuffled": _near_identity,
+    },
 }
 """What redraws an argument, by its note's form, where elements are not drawn from a
 distribution."""

@@ -30,6 +30,10 @@ MOVED = "moved"
 """The task's own inputs, each float a little off: what saves work by chance does not hold."""
 VARIED = "varied"
 """Arguments without what saves work."""
+UNSORTED, LASTING_INPUTS = "unsorted", "lasting_inputs"
+"""As declared, but for integers in an order that nothing needs, which are shuffled; and but for
+tables of places in themselves, which are permutations, and square matrices of probabilities, which
+are near the identity."""
 RARE, BLOCKS, PATH = "rare", "blocks", "path"
 """As declared, but for values that a task may be given and no other draw has; and, for tasks that
 iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
@@ -74,7 +78,9 @@ class InputNote(Payload):
     is drawn from other distributions, and `keeps` these invariants; `varied`: the form in which it
     lacks what saves work, `timed` calls too. Empty: it stays as declared. Of integers, what else
     some may be: counted from the end (`wraps`), or this number (`also`). `rare`: its form
-    with values that no other draw has.
+    with values that no other draw has. Integers in an `order` that no operator needs have it in
+    most draws; those that are places in themselves, along axis `into_itself`, are permutations in
+    one.
     """
 
     vary: bool
@@ -84,11 +90,17 @@ class InputNote(Payload):
     wraps: bool = False
     also: int | None = None
     rare: str = ""
+    order: tuple[str, ...] = ()
+    into_itself: int | None = None
 
     @property
     def relates(self) -> bool:
         """Whether its elements may be like others of it, or of another argument."""
-        return not self.keeps and (self.vary or self.varied == "resampled")
+        return not self.keeps and (self.vary or self.varied == "resampled" or self.is_mask)
+
+    @property
+    def is_mask(self) -> bool:
+        return self.rare == "full_rows"
 
 
 class FewTerms(Payload):

@@ -98,7 +98,7 @@ from kernels_eval.reference.task_model import (
     require_plain,
     require_tensors,
 )
-from kernels_eval.reference.uses import plan_of, with_choices
+from kernels_eval.reference.uses import plan_of, with_choices, with_regular
 
 T = TypeVar("T")
 FACTORS = re.compile(r"linalg|svd|qr|eig")
@@ -277,6 +277,8 @@ class ExpectedValues:
         inputs = self.task.inputs(seed)
         operators = reference_operators(lambda: self.runner.forward(inputs))
         chooses = any(name.rpartition(".")[2] in ANY_ORDER for name in operators)
+        if self.task.plan:
+            self.task.plan = with_regular(self.task.plan, operators)
         if self.task.plan and chooses:
             self.task.plan = with_choices(self.task.plan, self.task, self.task.outputs, seed)
         return operators

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,16 +18,22 @@ from kernels_eval.config import JUMP, NEARLY, NOTE_BYTES, NOTE_DRAWS, REPEATABLE
 from kernels_eval.model.inputs import plan_inputs
 from kernels_eval.model.invariants import uses_matter
 from kernels_eval.model.lazy_compiler import without_compiler
-from kernels_eval.model.measurement import all_close, same_all
+from kernels_eval.model.measurement import all_close, as_real, computable, same_all
 from kernels_eval.model.operators import Named
-from kernels_eval.model.redraws import tied
-from kernels_eval.protocol import InputPlan
+from kernels_eval.model.redraws import redrawn, tied
+from kernels_eval.protocol import UNSORTED, InputPlan
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
 
+WITHIN_ITSELF = frozenset("slice sub index gather index_select".split())
 COPIES = frozenset("clone _to_copy".split())
 COMPARISONS = frozenset("eq ne lt le gt ge".split())
+REGULAR = re.compile(
+    r"linalg[._](?!\w*(norm|cross|dot|matmul|exp|diagonal))"
+    r"|\.(qr|svd|lu\w*|cholesky\w*|p?inverse|\w*det|\w*solve\w*)$"
+)
+"""Functions of matrices that not every method takes where these are singular."""
 Outputs = Callable[[list[Any]], list[Tensor]]
 Change = Callable[[Tensor], Tensor]
 
@@ -51,6 +58,7 @@ class Uses(TorchDispatchMode):
         name = operator_name(function)
         names = [argument.name for argument in function._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
+        self._found_in_itself(name, given, result)
         flows: set[int] = set()
         copies = name in COPIES or any(x.alias_info for x in function._schema.returns)
         both = name in COMPARISONS and len(list(filter(self._sources, given.values()))) == 2
@@ -66,6 +74,26 @@ class Uses(TorchDispatchMode):
             if isinstance(x, Tensor):
                 self._from[x] = self._sources(x) | flows
         return result
+
+    def _found_in_itself(self, name: str, given: dict[str, Any], result: object) -> None:
+        """Integers that are used beside their neighbours, or as places in themselves, by axis."""
+        own = given.get("self")
+        if name not in WITHIN_ITSELF or not isinstance(own, Tensor) or not own.dim():
+            return
+        axis = int(given.get("dim") or 0) % own.dim()
+        other = {"sub": given.get("other"), "slice": own}.get(name)
+        one_less = isinstance(result, Tensor) and result.shape[axis:][:1] == (own.shape[axis] - 1,)
+        if name == "sub" or one_less:
+            for index in self._both(own, other):
+                self.found[index].add(f"{name}.neighbours")
+        indices = given.get("indices") if name == "index" else [given.get("index")]
+        for place, each in enumerate(indices or ()):
+            for index in self._both(own, each):
+                self.found[index].add(f"{name}.itself{place if name == 'index' else axis}")
+
+    def _both(self, one: object, other: object) -> set[int]:
+        """What integers of both come from."""
+        return self._sources(_integers(one)) & self._sources(_integers(other))
 
     def _sources(self, value: object) -> set[int]:
         tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
@@ -106,7 +134,27 @@ def plan_of(
     # where the task divides by their sum, that is 1 by chance
     if "probabilities" in forms and _stays(plan, "probabilities", _twice, task, outputs):
         plan = _replaced(plan, "probabilities", "shuffled")
+    for index, note in enumerate(plan.notes):
+        if note.order and not _takes_unsorted(plan, index, task, outputs):
+            kept = note.model_copy(update={"keeps": note.order, "order": ()})
+            notes = [*plan.notes[:index], kept, *plan.notes[index + 1 :]]
+            plan = plan.model_copy(update={"notes": notes})
     return plan
+
+
+def _takes_unsorted(plan: InputPlan, index: int, task: TaskModel, outputs: Outputs) -> bool:
+    """Whether a task gives an answer of its usual form where this argument is in no order."""
+    seed = task.runner.spec.seed
+    inputs = task.inputs(seed)
+    x = tree_leaves(inputs)[index]
+    with suppress(*REFUSALS):
+        x.copy_(redrawn(x, plan.notes[index], seed, UNSORTED))
+        return list(map(_form, outputs(inputs))) == list(map(_form, outputs(task.inputs(seed))))
+    return False
+
+
+def _form(value: Tensor) -> object:
+    return value.shape, value.dtype, bool(computable(as_real(value)).isfinite().all())
 
 
 def _shape(value: object) -> object:
@@ -160,6 +208,11 @@ def with_choices(plan: InputPlan, task: TaskModel, outputs: Outputs, seed: int) 
         for free in [note.varied == "moved" and not note.keeps]
     ]
     return plan.model_copy(update={"distinct": True, "notes": notes})
+
+
+def with_regular(plan: InputPlan, operators: Collection[str]) -> InputPlan:
+    """A plan with singular matrices, unless an operator that has run needs regular ones."""
+    return plan.model_copy(update={"singular": not any(map(REGULAR.search, operators))})
 
 
 def _chosen(chosen: ChosenAs, task: TaskModel, outputs: Outputs, seed: int) -> list[Tensor]:

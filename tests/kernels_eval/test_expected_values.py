@@ -64,6 +64,34 @@ def serving(folder, source):
     return made
 
 
+SUMS = "return torch.zeros(8).index_add(0, ids, x)"
+IDS = "[torch.randn(64), torch.randint(0, 8, (64,)).sort().values]"
+
+
+@pytest.mark.parametrize(
+    "forward, needed",
+    [
+        (SUMS, False),
+        (f"assert torch.equal(ids, ids.sort().values)\n{SUMS}", True),
+        ("return torch.unique_consecutive(ids).float()", True),
+    ],
+)
+def test_an_order_is_needed_where_a_task_refuses_others_or_answers_in_another_form(
+    tmp_path, forward, needed
+):
+    made = serving(tmp_path, task_source(forward, arguments="x, ids", inputs=IDS))
+    note = made.values.task.plan.notes[1]
+    assert (note.keeps, note.order) == ((("rising",), ()) if needed else ((), ("rising",)))
+
+
+@pytest.mark.parametrize(
+    "forward, singular", [("return x @ x", True), ("return x.inverse()", False)]
+)
+def test_matrices_are_singular_unless_an_operator_needs_regular_ones(tmp_path, forward, singular):
+    source = task_source(f"# torch.linalg.solve(x, x)\n{forward}")
+    assert serving(tmp_path, source).values.task.plan.singular is singular
+
+
 def oracles(reference):
     return [
         reference.values.expect(Expect(name=name, seed=seed, distribution="normal")).oracle

@@ -19,19 +19,23 @@ from kernels_eval.model.inputs import (
     plan_inputs,
 )
 from kernels_eval.model.invariants import note_of
+from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.redraws import VARIED_EDGES, VARIED_OTHERWISE, redrawn
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
+from kernels_eval.model.task_text import told_by
 from kernels_eval.protocol import (
     BLOCKS,
+    LASTING_INPUTS,
     MOVED,
     ORDINARY_TERMS,
     RARE,
+    UNSORTED,
     VARIED,
     FewTerms,
     InputPlan,
 )
 from kernels_eval.reference.equal_parts import EqualParts
-from kernels_eval.reference.uses import Uses
+from kernels_eval.reference.uses import Uses, with_regular
 from tests.support.kernels import AFFINE
 
 OLD = ("uniform", "normal_x10", "sparse", "small_integers")
@@ -270,14 +274,22 @@ NOTES = {
     "whole": (torch.arange(64.0), "; between timed"),
     "whole_bounds": (torch.arange(64.0), "rising; between", "bucketize.boundaries"),
     "labels": (torch.randint(0, 9, (64,)), "; resampled timed", "nll_loss_forward.target"),
-    "ordered_labels": (torch.arange(64), "rising; resampled timed", "index_add.index"),
+    "ordered_labels": (torch.arange(64), "in order rising; resampled timed", "index_add.index"),
+    "borders": (torch.arange(64), "rising; resampled timed", "slice.neighbours"),
+    "bounds_of_integers": (torch.arange(64), "rising; resampled timed", "reads lt.other"),
+    "triples": (
+        torch.arange(192).view(64, 3),
+        "rising; resampled timed",
+        "index_select.index",
+    ),
+    "sets": (torch.arange(512).view(64, 8), "in order rising; resampled timed", "eq.self"),
     "full_lengths": (torch.full((64,), 9), "; one_integer", "lt.other"),
     "offsets_of_zero": (torch.zeros(64, dtype=torch.int64), "; one_integer", "add.other"),
     "one_length_for_all": (torch.full((64,), 9), "sum", "repeat_interleave.repeats"),
     "places_to_write": (torch.arange(64).roll(1), "; shuffled", "index_copy.index"),
     "sources_of_edges": (
         torch.arange(128).roll(64).view(2, 64),
-        "rising; resampled timed",
+        "in order rising; resampled timed",
         "index.self",
     ),
     "counts_to_be_summed": (torch.randint(0, 9, (64,)), "", "searchsorted.sorted_sequence"),
@@ -293,7 +305,8 @@ KEPT = {"rising": rising, "definite": definite, "symmetric": lambda x: torch.equ
 def test_what_an_argument_means_is_kept_and_what_saves_work_is_not(name):
     value, wanted, *known = NOTES[name]
     note = note_of([value], set(known[:1]), "".join(known[1:]))
-    told = "vary " * note.vary + " ".join(note.keeps), note.varied + " timed" * note.timed
+    order = " ".join(("in order" if note.order else "", *note.order))
+    told = "vary " * note.vary + " ".join(note.keeps) + order, note.varied + " timed" * note.timed
     assert [each.strip() for each in told] == [*map(str.strip, wanted.split(";")), ""][:2]
     names = ["normal", "mixed"] * note.vary + [VARIED, VARIED_OTHERWISE] * bool(note.varied)
     for distribution, seed in itertools.product(names, range(5)):
@@ -305,7 +318,7 @@ def test_what_an_argument_means_is_kept_and_what_saves_work_is_not(name):
             found, declared = (x.float().flatten().sort().values for x in (drawn, value))
             assert torch.allclose(found, declared, near, at_most)
             continue
-        assert all(KEPT[each](drawn) for each in note.keeps if each in KEPT)
+        assert all(KEPT[each](drawn) for each in (*note.keeps, *note.order) if each in KEPT)
         if note.varied == "probabilities":
             assert bool((drawn > 0).all()) and torch.allclose(drawn.sum(-1), torch.ones(32))
         elif note.varied == "one_integer":
@@ -351,18 +364,47 @@ def test_ends_of_a_domain_and_slices_of_zeros_are_in_ends_alone(domain, least):
 
 
 @pytest.mark.parametrize(
-    "text, singular",
+    "call, singular",
     [
-        ("torch.linalg.qr(x)", False),
-        ("x.inverse()", False),
-        ("torch.linalg.vector_norm(x.sqrt())", True),
-        ("self.weight * x", True),
+        (torch.linalg.qr, False),
+        (lambda x: x[:, :48].inverse(), False),
+        (lambda x: torch.linalg.vector_norm(x.abs().sqrt()), True),
+        (lambda x: x * 2, True),
     ],
 )
-def test_no_slice_is_zero_where_matrices_are_factored(text, singular):
+def test_no_slice_is_zero_where_matrices_are_factored(call, singular):
     value = torch.randn(48, 64)
-    drawn = redrawn(value, note_of([value]), 5, "ends", plan_inputs([[value]], text=text))
+    plan = with_regular(plan_inputs([[value]]), reference_operators(lambda: call(value)))
+    drawn = redrawn(value, note_of([value]), 5, "ends", plan)
     assert bool((drawn == 0).all(0).any()) == singular
+
+
+MODEL = """
+import torch
+class Model(torch.nn.Module):
+    '''A product with a symmetric matrix.'''
+    def forward(self, a, x):
+        '''a need not be triangular: 0.25.'''
+        # symmetric again, see torch.linalg.solve; 0.75
+        assert a.dim() == 2, "a symmetric matrix: 0.125"
+        return a @ x * 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    "left_out, words, numbers",
+    [("", "symmetric", [0.5, 2]), ("A product with a symmetric matrix", "", [0.5, 2])],
+)
+def test_a_source_tells_by_its_code_and_by_docstrings_that_deny_nothing(left_out, words, numbers):
+    told = told_by(MODEL.replace(left_out, "") if left_out else MODEL)
+    found = [word for word in ("symmetric", "triangular", "linalg") if word in told]
+    assert " ".join(found) == words and constants_in(told) == numbers
+
+
+@pytest.mark.parametrize("says, kept", [("symmetric", True), ("# symmetric", False)])
+def test_a_comment_exempts_no_argument(says, kept):
+    plan = plan_inputs([[SYMMETRIC]], [{"mm.self"}], f"{says}")
+    assert (plan.notes[0].varied == "moved") is kept
 
 
 def test_constants_are_the_small_numbers_of_a_source():
@@ -494,6 +536,58 @@ def test_complex_numbers_lists_and_pythons_floats_vary():
     (own, number), z, half = make_inputs(task, 1, "normal_x1000", plan, "cpu")
     assert half == 0.5 > make_inputs(task, 1, VARIED, plan, "cpu")[2] > 0.25
     assert number == 3 and own.abs().max() > 500 and z.abs().max() > 500 and z.is_complex()
+
+
+@pytest.mark.parametrize("name", ["ordered_labels", "sources_of_edges", "sets"])
+def test_an_order_that_nothing_needs_is_missing_once(name):
+    value, _, uses = NOTES[name]
+    drawn = redrawn(value, note_of([value], {uses}), 5, UNSORTED)
+    assert torch.equal(drawn.sort(-1).values, value.sort(-1).values) and not rising(drawn)
+
+
+@pytest.mark.parametrize("name", ["borders", "bounds_of_integers", "offsets", "labels"])
+def test_another_order_stays(name):
+    value, _, uses = NOTES[name]
+    assert torch.equal(redrawn(value, note_of([value], {uses}), 5, UNSORTED), value)
+
+
+def test_tables_of_places_in_themselves_become_permutations():
+    table = torch.randint(0, 16, (16, 4))
+    table[3, 2] = 15
+    with Uses([table]) as uses:
+        state = torch.arange(16)
+        for symbol in range(4):
+            state = table[state, symbol]
+    drawn = redrawn(table, note_of([table], uses.found[0]), 5, LASTING_INPUTS)
+    assert torch.equal(drawn.sort(0).values, torch.arange(16)[:, None].expand(16, 4))
+    assert torch.equal(redrawn(table, note_of([table], {"index.self"}), 5, LASTING_INPUTS), table)
+
+
+def test_square_probabilities_come_near_the_identity():
+    value = torch.softmax(torch.randn(3, 16, 16), -1)
+    drawn = redrawn(value, note_of([value]), 5, LASTING_INPUTS)
+    assert torch.allclose(drawn.sum(-1), torch.ones(3, 16)) and bool((drawn > 0).all())
+    assert float(drawn.diagonal(dim1=-2, dim2=-1).min()) > 0.99
+    normalised = note_of([value]).model_copy(update={"varied": "shuffled"})
+    assert torch.equal(redrawn(value, normalised, 5, LASTING_INPUTS), drawn)
+    other = torch.softmax(torch.randn(16, 8), -1)
+    assert torch.equal(redrawn(other, note_of([other]), 5, LASTING_INPUTS), other)
+
+
+@pytest.mark.parametrize(
+    "call, told",
+    [
+        (lambda ids: ids[1:] - ids[:-1], {"slice.neighbours", "sub.neighbours"}),
+        (lambda ids: torch.diff(ids), {"slice.neighbours", "sub.neighbours"}),
+        (lambda ids: ids - 1, set()),
+        (lambda ids: ids[:9], set()),
+    ],
+)
+def test_what_looks_at_neighbours_is_told(call, told):
+    ids = torch.arange(64)
+    with Uses([ids]) as uses:
+        call(ids)
+    assert {use for use in uses.found[0] if use.endswith(".neighbours")} == told
 
 
 def test_each_input_is_followed_to_the_operators_that_use_it():

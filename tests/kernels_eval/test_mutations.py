@@ -92,13 +92,51 @@ def test_an_argument_is_an_earlier_one_shifted_by_any_share_of_its_length():
 
 
 @pytest.mark.parametrize("uses", [{"embedding.indices"}, {"_local_scalar_dense.self"}, set()])
-def test_integers_stay_in_their_range_and_order(uses):
+def test_integers_stay_in_their_range(uses):
     free, rising = torch.randint(3, 40, (64,)), torch.randint(0, 900, (64,)).sort().values
     columns = torch.stack([torch.arange(64) % 7, torch.arange(64) * 9], 1)
     for one, other, each in drawn(free, rising, columns, uses=uses):
         assert one.min() >= 3 and one.max() < 40
-        assert torch.equal(other, other.sort().values)
+        assert torch.equal(other, other.sort().values) or uses == {"embedding.indices"}
         assert torch.equal(each.clamp(columns.amin(0), columns.amax(0)), each)
+
+
+@pytest.mark.parametrize("uses, kept", [({"embedding.indices"}, 1 / 2), ({"reads lt.self"}, 1)])
+def test_an_order_that_nothing_needs_is_in_half_of_the_draws(uses, kept):
+    value = torch.randint(0, 900, (64,)).sort().values
+    found = [x for (x,) in drawn(value, uses=uses, seeds=range(0, 40000, 100))]
+    shares = [torch.equal(x, x.sort().values) for x in found]
+    assert abs(sum(shares) / len(shares) - kept) < 0.1
+
+
+ALIKE = {
+    "bits": (torch.rand(64, 96) < 0.5, ()),
+    "codes": (torch.randn(64, 96).sign(), ()),
+    "sets": (torch.randint(0, 5000, (64, 16)).sort(-1).values, {"eq.self"}),
+}
+
+
+@pytest.mark.parametrize("value, uses", ALIKE.values(), ids=ALIKE)
+def test_rows_of_what_is_whole_are_the_same_in_most_draws(value, uses):
+    plan, counts = plan_of([value], uses), []
+    for seed in SEEDS:
+        (x,) = mutated([value], plan, seed, less=True)
+        assert set(x.unique().tolist()) <= set(range(5000)) | set(value.unique().tolist())
+        counts.append(len(x) - len(x.unique(dim=0)))
+    assert sum(count > 0 for count in counts) > len(counts) / 3
+
+
+def test_a_mask_is_a_part_of_an_earlier_one_or_made_of_it():
+    image, pattern = torch.rand(64, 64) < 0.5, torch.rand(16, 16) < 0.5
+    for values in ((image, pattern), (pattern, image)):
+        plan, found = plan_of(values), 0
+        for seed in SEEDS:
+            both = sorted(mutated(values, plan, seed, less=True), key=torch.numel)
+            small, large = (2 * x.float()[None, None] - 1 for x in both)
+            tiled = torch.cat([large, large], 2), torch.cat([large, large], 3)
+            most = max(float(torch.conv2d(x, small).max()) for x in tiled)
+            found += most > 0.9 * 256
+        assert found > len(SEEDS) / 5
 
 
 def test_what_a_sum_requires_is_kept():
@@ -127,14 +165,14 @@ def test_one_integer_is_another_within_its_range(number, others):
     assert {int(x) for (x,) in drawn(value, uses={"_local_scalar_dense.self"})} == others
 
 
-def test_half_of_a_mask_is_sparse_and_half_dense_with_both_numbers_in_each_row_that_had_both():
+def test_rows_of_a_mask_are_sparse_and_dense_with_both_numbers_in_each_row_that_had_both():
     value = torch.rand(32, 64) < 0.5
     value[3], value[5] = True, False
     for (x,) in drawn(value):
         both = x.any(1) & ~x.all(1)
         assert both[value.any(1) & ~value.all(1)].all() and x[3].any() and not x[5].all()
         shares = x.float().mean(1)
-        assert int((shares < 0.25).sum()) == int((shares > 0.75).sum()) == 16
+        assert min(int((shares < 0.25).sum()), int((shares > 0.75).sum())) >= 2
 
 
 def test_a_mask_of_one_row_is_sparse_or_dense():

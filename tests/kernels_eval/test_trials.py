@@ -13,11 +13,12 @@ from kernels_eval.config import (
     EvalConfig,
 )
 from kernels_eval.judge import comparison
+from kernels_eval.judge.conditions import takes_infinities
 from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, VerdictDraft
-from kernels_eval.judge.trials import TRIALS, Stage, TaskFindings, Trial, takes_infinities
+from kernels_eval.judge.trials import TRIALS, Stage, TaskFindings, Trial
 from kernels_eval.protocol import Comparison, Done, Expectation, IgnoredInputs, InputNote, InputPlan
 from kernels_eval.protocol import OutputForm as Form
 from kernels_eval.records import Reason
@@ -84,9 +85,10 @@ def expected(
     level="confirm",
     calls=1,
     remembers=False,
+    note=None,
     **config,
 ):
-    plan = InputPlan(notes=[InputNote(vary=varies)], shapes=shapes)
+    plan = InputPlan(notes=[InputNote(vary=varies, **(note or {}))], shapes=shapes)
     loaded = SimpleNamespace(
         plan=plan,
         parameters=[[4]],
@@ -114,6 +116,22 @@ def in_a_row(*counts):
     """After all else that is expected of a task's own shape."""
     place = ALL.index("non_finite")
     return [*ALL[:place], *(f"call_{count}_in_a_row" for count in counts), *ALL[place:]]
+
+
+NOTES = {
+    "unsorted": {"varied": "resampled", "order": ("rising",)},
+    "lasting_inputs": {"varied": "shuffled", "rare": "one_hot"},
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_an_argument_is_has_a_row_of_its_own(name):
+    found = [trial.name for trial in expected(Reference(), note=NOTES[name]).task.trials]
+    other = [
+        trial.name for trial in expected(Reference(refused=[name]), note=NOTES[name]).task.trials
+    ]
+    assert name in found and name not in other
+    assert name != "unsorted" or found.index(name) < found.index("mutated")
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,17 @@ FEWEST_ALIKE = 5
 choice."""
 BEYOND = 36.0
 """How large mutated numbers may be where declared ones are not (`IMPULSE_RANGE`)."""
+DECISION_S, DECISION_TRIES, DECISION_TRIALS = 0.5, 64, 2
+"""How long, in seconds of processor time, and how often inputs are searched that change what few
+trials decide otherwise, and how many trials these make at most. Choices of time."""
+ENOUGH_ASKED = 2
+"""How many trials must change what a place decides. A choice: one may do so by chance."""
+ALIKE_SHARE = 3 / 4
+"""How many arguments have parts like others in one draw: where one gets a block of another, that
+one should stay. A choice."""
+MOST_DECIDED, DECISION_BYTES = 1024, 1 << 26
+"""How many results of decisions are recorded in a call, the first ones, and how large they may be.
+Choices of time and memory."""
 MOST_DISTINCT = 1 << 24
 """Elements of a tensor that are made distinct, which sorts them. A choice of time."""
 DISTINCT_STEP = 2.0**-16

@@ -6,7 +6,12 @@ from __future__ import annotations
 import secrets
 from typing import Literal, Protocol
 
-from kernels_eval.config import EXPECTED_MAX_BYTES, LEAST_DISTRIBUTIONS, SHARED_ALIGNMENT
+from kernels_eval.config import (
+    DECISION_TRIALS,
+    EXPECTED_MAX_BYTES,
+    LEAST_DISTRIBUTIONS,
+    SHARED_ALIGNMENT,
+)
 from kernels_eval.judge.conditions import has_settings, takes_infinities
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
@@ -20,6 +25,7 @@ from kernels_eval.judge.quarantine import (
 )
 from kernels_eval.judge.trials import (
     AS_IMPULSE,
+    Stage,
     TaskFindings,
     Trial,
     TrialRow,
@@ -27,16 +33,21 @@ from kernels_eval.judge.trials import (
     rows_of,
 )
 from kernels_eval.protocol import (
+    DECISIONS,
     DECLARED,
     DOMAINS,
     MUTATED,
     A,
     Expectation,
+    FindDecisive,
     ForgetTrial,
     Request,
     domain_of,
 )
 from kernels_eval.sandbox.child import Child
+
+DECISIVE = TrialRow(DECISIONS[0], grades_task=False, differs=True, steady=True)
+"""Inputs that change what the other trials seldom decide otherwise; searched, not drawn."""
 
 
 class RequestOf(Protocol):
@@ -93,6 +104,8 @@ class Expectations:
             self.flags = quarantine_degenerate(self.task, self.gates, self.request)
         self._expect_rows([row for row in self._others if not row.grades_task])
         self.flags += ["few_trials"] if few_trials(self.task) else []
+        if self.task.level == "confirm" and self.task.loaded.plan.notes:
+            self._expect_decisions()
 
     @property
     def most_output_bytes(self) -> int:
@@ -146,11 +159,15 @@ class Expectations:
         forms = self._forms(row, shape)
         for trial in forms:
             needed = row.required and trial is forms[-1]
-            seen = self._expect_own(trial) if needed else self._expect_if_suitable(trial)
-            if seen:
-                self._add(trial, seen)
+            if self._expect_trial(trial, needed=needed):
                 return True
         return False
+
+    def _expect_trial(self, trial: Trial, *, needed: bool = False) -> bool:
+        seen = self._expect_own(trial) if needed else self._expect_if_suitable(trial)
+        if seen:
+            self._add(trial, seen)
+        return bool(seen)
 
     def _forms(self, row: TrialRow, shape: str) -> list[Trial]:
         name = row.name if shape == DECLARED else shape
@@ -170,6 +187,23 @@ class Expectations:
             for draw in drawn
         ]
 
+    def _expect_decisions(self) -> None:
+        """Add trials that ask for what others seldom ask for, and say which lines none asks for."""
+        seed, lines, most = (
+            secrets.randbits(31),
+            list[int](),
+            len(self.task.trials) + DECISION_TRIALS,
+        )
+        for name in DECISIONS:
+            asked = [trial.name for trial in self.task.trials if asks(trial)]
+            request = FindDecisive(trials=asked, seed=seed, domain=self.task.domains[0])
+            found = self._answer_if_suitable(request, DECISIVE.name)
+            lines = found.lines if found else []
+            if not found or not found.distribution or len(self.task.trials) == most:
+                break
+            self._expect_trial(Trial(name, DECISIVE, found.seed, distribution=found.distribution))
+        self.flags += [f"decision_not_reached:{line}" for line in lines]
+
     def _mutation(self, draw: str) -> str:
         """Under a seed of its own, in the widest domain that the task has accepted."""
         form = draw.removeprefix(MUTATED)
@@ -185,15 +219,8 @@ class Expectations:
 
     def _expect_if_suitable(self, trial: Trial) -> Expectation | None:
         """Expected values of a variation; None where unsuitable. Raises UnsuitableTrial."""
-        if trial.name in self.unsuitable:
-            return None
-        try:
-            seen = self.request(trial.expect())
-        except Stop as stop:
-            if self.child.dead:
-                raise
-            if "CUDA error" in stop.finding.detail:
-                raise UnsuitableTrial(trial.name) from stop
+        seen = self._answer_if_suitable(trial.expect(), trial.name)
+        if seen is None:
             return None
         declared = self.task.expected[DECLARED]
         if trial.shape == DECLARED and seen.shapes != declared.shapes:
@@ -202,6 +229,18 @@ class Expectations:
             self.request(ForgetTrial(trial=trial.name))
             return None
         return seen
+
+    def _answer_if_suitable(self, request: Request[A], trial: str) -> A | None:
+        if trial in self.unsuitable:
+            return None
+        try:
+            return self.request(request)
+        except Stop as stop:
+            if self.child.dead:
+                raise
+            if "CUDA error" in stop.finding.detail:
+                raise UnsuitableTrial(trial) from stop
+            return None
 
     def _add(self, trial: Trial, seen: Expectation) -> None:
         trial.outputs = seen.outputs
@@ -221,6 +260,11 @@ class Expectations:
             self.task.domains = DOMAINS[DOMAINS.index(domain_of(trial.distribution)) :]
         if trial.row.grades_task and trial.regular:
             self.task.expected[trial.name] = seen
+
+
+def asks(trial: Trial) -> bool:
+    """Whether a candidate that decides otherwise is wrong there: on its own shape and mode."""
+    return trial.own_mode and trial.row.stage is Stage.OUTPUTS and not trial.row.hard
 
 
 def padded_bytes(size: int) -> int:

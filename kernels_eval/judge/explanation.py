@@ -11,6 +11,7 @@ from kernels_eval.judge.trials import Trial
 from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import (
     BLOCKS,
+    DECISIONS,
     DECLARED,
     FEW_SLICES,
     GELU_BY_TANH,
@@ -43,6 +44,11 @@ FEW = dict.fromkeys(
     (LONE, OUTLIERS),
     "right for the declared inputs, not with a few other elements or one other row: does it look at"
     " a part of them only? ",
+) | dict.fromkeys(
+    DECISIONS,
+    "right on ordinary inputs, not where a comparison of the task's comes out otherwise than there"
+    " (equal or near rows, runs that come again or in reverse, parts of one argument in another):"
+    " is one left out?; ",
 )
 RIGHT_ELSEWHERE = {
     "large": (

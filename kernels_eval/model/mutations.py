@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from kernels_eval.config import BEYOND, FEWEST_ALIKE
+from kernels_eval.config import ALIKE_SHARE, BEYOND, FEWEST_ALIKE
+from kernels_eval.model.copies import may_repeat, repeat_parts
 from kernels_eval.model.draw import Draw
 from kernels_eval.model.integer_changes import (
     change_integers,
@@ -29,6 +30,7 @@ from kernels_eval.model.number_changes import CHANGES, REGULAR
 from kernels_eval.model.redraws import KEEP, moved_numbers, redrawn
 from kernels_eval.model.relations import relate
 from kernels_eval.protocol import (
+    ALIKE,
     FEW,
     LESS,
     MOVED,
@@ -50,11 +52,12 @@ def mutated(
     domain: str = "",
     less: bool = False,
     few: bool = False,
+    alike: bool = False,
 ) -> list[Any]:
     """These arguments, each like itself at other places and like an earlier one of its type, and
     then changed in some ways, within a domain (`less`: no numbers, whose size and mean look as they
     did, and half of the others). `few`: only slices at one to eight places change; arguments of
-    one length have the same places.
+    one length have the same places. `alike`: a few parts become exactly like others.
     """
     found: list[tuple[Any, InputNote]] = []
     for index, (value, note) in enumerate(zip(arguments, plan.notes, strict=True)):
@@ -69,12 +72,19 @@ def mutated(
             wide = torch.float64 if own.dtype == torch.float64 else torch.float32
             wide = wide if own.is_floating_point() else torch.int64
             drawn = own.to(wide, copy=True, memory_format=torch.contiguous_format)
-            unsorted = bool(note.order) and random.random() < 1 / 2
+            unsorted = bool(note.order) and not alike and random.random() < 1 / 2
             if unsorted:
                 shuffle(drawn, draw)
-            relates = note.relates and plan.singular and own.numel() > 1
-            others = _like(own, note, found) if relates else None
-            drawn = _changed(drawn, note, draw, others, changes=changes, singular=plan.singular)
+            if alike:
+                before = [x for x, _ in found]
+                rest = arguments[index + 1 :]
+                others = [as_real(x) for x in (*before, *rest) if _same_type(x, value)]
+                if may_repeat(drawn, note) and (not others or random.random() < ALIKE_SHARE):
+                    repeat_parts(drawn, others, note, random)
+            else:
+                relates = note.relates and plan.singular and own.numel() > 1
+                like = _like(own, note, found) if relates else None
+                drawn = _changed(drawn, note, draw, like, changes=changes, singular=plan.singular)
             drawn = _kept(drawn, own, note, domain)
             for name in () if unsorted else note.order:
                 drawn = KEEP[name](drawn, own)
@@ -85,13 +95,12 @@ def mutated(
 
 
 def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:
-    """As a trial's name says: `mutated_SEED`, perhaps several, each perhaps `_less` or `_few`, and
-    a domain; `mutated_movedNUMBER_SEED`: with each number a little smaller."""
+    """As a trial's name says: `mutated_SEED`, perhaps several, each perhaps `_less`, `_few` or
+    `_alike`, and a domain; `mutated_movedNUMBER_SEED`: with each number a little smaller."""
     domain = domain_of(distribution)
-    for seed, form in re.findall(rf"_(\d+)({LESS}|{FEW})?", distribution):
-        arguments = mutated(
-            arguments, plan, int(seed), domain=domain, less=form == LESS, few=form == FEW
-        )
+    for seed, form in re.findall(rf"_(\d+)({LESS}|{FEW}|{ALIKE})?", distribution):
+        ways = {"less": form == LESS, "few": form == FEW, "alike": form == ALIKE}
+        arguments = mutated(arguments, plan, int(seed), domain=domain, **ways)
     if moved := re.match(rf"{MUTATED}_{MOVED}(\d+)", distribution):
         first = len(arguments) * int(moved[1])
         pairs = enumerate(zip(arguments, plan.notes, strict=True), first)
@@ -122,6 +131,12 @@ def _like(own: Tensor, note: InputNote, found: list[tuple[Any, InputNote]]) -> l
 def _differ(one: Tensor, other: Tensor) -> int:
     """How many sizes differ."""
     return sum(a != b for a, b in zip(one.shape, other.shape, strict=True))
+
+
+def _same_type(one: Any, other: Tensor) -> bool:
+    return (
+        isinstance(one, Tensor) and one.dtype == other.dtype and one.numel() > 0 and one.dim() > 0
+    )
 
 
 def _changed(

@@ -39,12 +39,16 @@ RARE, BLOCKS, PATH = "rare", "blocks", "path"
 iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
 MUTATED, RELATED, FEW_SLICES = "mutated", "related", "few_slices"
 """Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`, with
-`_less` such that their slices look natural one by one, which is the trial called `related`, and
-with `_few` at one to eight places of an axis alone, which is the one called `few_slices`."""
+`_less` such that their slices look natural one by one, which is the trial called `related`, with
+`_few` at one to eight places of an axis alone, which is the one called `few_slices`, and with
+`_alike` such that a few parts are exactly like others (`kernels_eval.model.copies`)."""
+DECISIONS = ("decisions", "decisions_2", "decisions_3", "decisions_4")
+"""Trials of inputs that change what others seldom decide otherwise
+(`kernels_eval.reference.decisions`)."""
 SUM = "sum"
 """What some integers keep."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
-LESS, FEW, CHANGED = "_less", "_few", "_changed"
+LESS, FEW, ALIKE, CHANGED = "_less", "_few", "_alike", "_changed"
 LASTING, LARGE, LEADING = (
     (form, f"{form}{LESS}", f"{form}{LESS}{LESS}") for form in ("lasting", "large", "leading")
 )

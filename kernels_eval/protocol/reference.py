@@ -355,6 +355,24 @@ class FindIgnoredInputs(Request[IgnoredInputs]):
     seed: int
 
 
+class FoundDecisive(Payload):
+    """Inputs that change what is decided, if any, and the lines of the task whose decisions all
+    trials leave as they are on declared inputs."""
+
+    seed: int = 0
+    distribution: str = ""
+    lines: list[int] = []
+
+
+class FindDecisive(Request[FoundDecisive]):
+    """Search inputs, within a `domain`, that change what is decided alike in all of these trials,
+    the declared one first, so that the answer changes with it."""
+
+    trials: list[str]
+    seed: int
+    domain: str
+
+
 class UsedBytes(Payload):
     bytes: float
 

@@ -80,6 +80,7 @@ from kernels_eval.protocol import (
     handles,
 )
 from kernels_eval.records import Reason
+from kernels_eval.reference.decisions import Decisive
 from kernels_eval.reference.dependences import Dependences
 from kernels_eval.reference.downcasts import EXPLANATIONS, explains, lost_bits
 from kernels_eval.reference.equal_elements import ChosenAs
@@ -104,7 +105,8 @@ class ReferenceRole:
         self.runner = self.task.runner
         self.values = ExpectedValues(self.task)
         self.dependences = Dependences(self.values)
-        self.parts = self, self.values, self.dependences, self.task, self.runner
+        decisive = Decisive(self.values)
+        self.parts = self, self.values, self.dependences, decisive, self.task, self.runner
         self.digests: dict[str, str] = {}
         self.without: list[int] = []
         self.error: Tensor | None = None

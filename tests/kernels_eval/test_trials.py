@@ -19,7 +19,15 @@ from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.judge.trials import TRIALS, Stage, TaskFindings, Trial
-from kernels_eval.protocol import Comparison, Done, Expectation, IgnoredInputs, InputNote, InputPlan
+from kernels_eval.protocol import (
+    Comparison,
+    Done,
+    Expectation,
+    FoundDecisive,
+    IgnoredInputs,
+    InputNote,
+    InputPlan,
+)
 from kernels_eval.protocol import OutputForm as Form
 from kernels_eval.records import Reason
 
@@ -47,15 +55,20 @@ WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 
 class Reference:
     """Expects something on all inputs but those of the distributions, shapes and forms of weights
-    that are `refused`; the answer of `declared` again in `same`."""
+    that are `refused`; the answer of `declared` again in `same`. The `decisive` inputs are found
+    one by one."""
 
-    def __init__(self, refused=(), same=(), output_bytes=64):
+    def __init__(self, refused=(), same=(), output_bytes=64, decisive=()):
         self.refused, self.same, self.output_bytes = refused, same, output_bytes
-        self.asked = []
+        self.asked, self.decisive, self.searched = [], list(decisive), []
 
     def __call__(self, request, fds=()):
         if request.command == "FindIgnoredInputs":
             return IgnoredInputs(ignored=[])
+        if request.command == "FindDecisive":
+            self.searched.append(request)
+            name = self.decisive.pop(0) if self.decisive else ""
+            return FoundDecisive(seed=3, distribution=name, lines=[] if name else [7])
         if request.command != "Expect":
             return Done()
         alike = [x.name for x in self.asked if x.name in ("declared", *self.same)]
@@ -191,6 +204,28 @@ def test_leading_weights_are_drawn_where_a_task_iterates(depth, weights, wanted)
     loaded = SimpleNamespace(depth=depth, parameters=weights, statistics=[])
     task = TaskFindings(loaded, CorrectnessConfig(), "confirm")
     assert ROWS["leading_weights", OUTPUTS].when(task) is wanted
+
+
+def test_inputs_that_decide_otherwise_are_searched_last_and_make_two_trials_at_most():
+    reference = Reference(refused=["b"], decisive="abcd")
+    found = expected(reference)
+    made = [trial for trial in found.task.trials if trial.name not in ALL]
+    assert [(x.name, x.distribution, x.seed) for x in made] == [
+        ("decisions", "a", 3),
+        ("decisions_3", "c", 3),
+    ]
+    first, *_, last = reference.searched
+    assert first.trials[:3] == ["declared", "normal", "mixed"] and first.domain == ""
+    # where an answer may be wrong tells nothing of a decision
+    assert not {"large", "offset", "non_finite", *SHAPES, "eval_mode"}.intersection(first.trials)
+    assert {*last.trials} - {*first.trials} == {"decisions", "decisions_3"}
+
+
+def test_lines_whose_decisions_no_inputs_change_are_flagged():
+    assert "decision_not_reached:7" in expected(Reference()).flags
+    assert "decision_not_reached:7" not in expected(Reference(), level="screen").flags
+    none = expected(Reference(decisive="a"), unsuitable=["decisions"])
+    assert not any(flag.startswith("decision") for flag in none.flags)
 
 
 def test_screening_calls_no_task_degenerate_that_all_rows_tell_enough_of():

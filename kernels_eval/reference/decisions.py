@@ -1,0 +1,265 @@
+"""Decisions of a task: places of its source where an operator gives booleans that hang on the
+inputs. Where one gives the same in all trials, no trial asks for it, and a candidate could leave it
+out: then inputs are searched that change it, and with it the answer.
+
+Guarantees: on what is found the reference gives another answer than with that decision as on
+declared inputs, and, rounding otherwise, the same decisions. Does not follow a value that leaves
+torch and returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from random import Random
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kernels_eval.config import (
+    DECISION_BYTES,
+    DECISION_S,
+    DECISION_TRIES,
+    ENOUGH_ASKED,
+    MOST_DECIDED,
+    REPEATABLE_RTOL,
+    SCATTER_UNITS,
+)
+from kernels_eval.model.lazy_compiler import without_compiler
+from kernels_eval.model.measurement import all_close
+from kernels_eval.model.operators import Named
+from kernels_eval.protocol import (
+    ALIKE,
+    FEW,
+    LESS,
+    MUTATED,
+    FindDecisive,
+    FoundDecisive,
+    handles,
+)
+from kernels_eval.reference.aten import MOVES, SOURCES, Values, operator_name
+from kernels_eval.reference.expected_values import ExpectedValues
+from kernels_eval.reference.own_errors import copied
+from kernels_eval.reference.task_model import REFUSALS
+
+FORMS = (ALIKE, ALIKE, LESS, ALIKE, FEW, ALIKE, "")
+"""How inputs are changed, one after the other, each perhaps twice more."""
+OTHERS = ("normal_x100", "edges", "sparse", "outliers")
+"""Other distributions, each drawn once."""
+FIRMNESS = 2
+"""Runs that round otherwise, whose answers must be the same."""
+REPEATS = frozenset(
+    "_unsafe_view bitwise_not logical_not isnan isinf isfinite isposinf isneginf".split()
+)
+"""Operators that decide nothing new, or ask for NaN and infinities."""
+
+
+class Place(NamedTuple):
+    """One operator of one expression of the task's source."""
+
+    line: int
+    instruction: int
+    operator: str
+
+
+@without_compiler
+class Decisions(TorchDispatchMode):
+    """Records what decisions give, a digest of each call; `pinned` ones give these."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        of: Sequence[Any] | None = None,
+        kept: Collection[Place] = (),
+        pinned: Mapping[Place, Sequence[Tensor]] | None = None,
+    ) -> None:
+        """`of`: record only what hangs on these inputs; `kept`: places whose results are kept."""
+        TorchDispatchMode.__init__(self)
+        self.path, self.pinned = path, pinned or {}
+        self.digests: dict[Place, list[int]] = defaultdict(list)
+        self.kept: dict[Place, list[Tensor]] = {place: [] for place in kept}
+        self.derived = None if of is None else Derived(of)
+        self.left = MOST_DECIDED
+        self.bytes_left = DECISION_BYTES
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        result = function(*args, **(kwargs or {}))
+        if self.derived:
+            self.derived.note((args, kwargs), result)
+        if isinstance(result, Tensor) and self.left and _decides(function, args, result):
+            if self.derived is None or self.derived.holds(result):
+                self.left -= 1
+                self._record(self._place_of(operator_name(function)), result)
+        return result
+
+    def _place_of(self, operator: str) -> Place:
+        frame: FrameType | None = sys._getframe(2)
+        while frame and frame.f_code.co_filename != self.path:
+            frame = frame.f_back
+        return Place(frame.f_lineno, frame.f_lasti, operator) if frame else Place(0, 0, operator)
+
+    def _record(self, place: Place, result: Tensor) -> None:
+        calls = self.digests[place]
+        pinned = self.pinned.get(place, ())
+        if len(calls) < len(pinned) and pinned[len(calls)].shape == result.shape:
+            result.copy_(pinned[len(calls)])
+        calls.append(hash((result.shape, result.numpy(force=True).tobytes())))
+        if place in self.kept and result.numel() <= self.bytes_left:
+            self.bytes_left -= result.numel()
+            self.kept[place].append(result.clone())
+
+    def changed(self, places: Collection[Place], usual: Decisions) -> set[Place]:
+        """Which of these places give something else here than there."""
+        return {each for each in places if self.digests.get(each) != usual.digests[each]}
+
+
+class Derived:
+    """Memory that inputs, and what is computed from them, are held in."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        # weak references keep an address from being taken again
+        self._memory: set[StorageWeakRef] = set()
+        self._add(inputs)
+
+    def note(self, given: object, result: object) -> None:
+        if any(self.holds(x) for x in tree_leaves(given) if isinstance(x, Tensor)):
+            self._add(result)
+
+    def holds(self, x: Tensor) -> bool:
+        return StorageWeakRef(x.untyped_storage()) in self._memory
+
+    def _add(self, values: object) -> None:
+        tensors = (x for x in tree_leaves(values) if isinstance(x, Tensor))
+        self._memory.update(StorageWeakRef(x.untyped_storage()) for x in tensors)
+
+
+def _decides(function: OpOverload, args: Values, result: Tensor) -> bool:
+    """Whether an operator decides; x != x asks for NaN, too."""
+    name = operator_name(function)
+    if result.dtype != torch.bool or function.is_view or name in MOVES | SOURCES | REPEATS:
+        return False
+    own = len(args) > 1 and args[0] is args[1]
+    return not own and 0 < result.numel() <= DECISION_BYTES
+
+
+class Decisive:
+    """Searches inputs of one task that change what is decided alike in all trials."""
+
+    def __init__(self, values: ExpectedValues) -> None:
+        self.values, self.task, self.runner = values, values.task, values.runner
+        self.usual: Decisions | None = None
+        self.asked: Counter[Place] = Counter()
+        """How many trials change what each place decides."""
+        self.seen: set[str] = set()
+        self.tried, self.used_s = 0, 0.0
+
+    @handles(FindDecisive)
+    def find_decisive(self, request: FindDecisive) -> FoundDecisive:
+        """Find inputs that no place of `trials` decides alike; none once time or tries are over."""
+        self._look_at(request.trials)
+        told = self.seen.issuperset(request.trials)
+        found = self._search(request)
+        never = [place.line for place, count in self.asked.items() if not count]
+        lines = sorted(set(never)) if told else []
+        if found is None:
+            return FoundDecisive(lines=lines)
+        return FoundDecisive(seed=found[0], distribution=found[1], lines=lines)
+
+    @property
+    def over(self) -> bool:
+        return self.used_s > DECISION_S
+
+    @property
+    def rare(self) -> set[Place]:
+        """Places that few trials ask for."""
+        return {place for place, count in self.asked.items() if count < ENOUGH_ASKED}
+
+    def _look_at(self, trials: Sequence[str]) -> None:
+        """Count what trials ask for, the declared one first."""
+        for name in trials:
+            if name in self.seen or self.over or (self.usual and not self.rare):
+                continue
+            self.seen.add(name)
+            started = self.task.work_stamp()
+            trial = self.values.known[name].trial
+            with suppress(*REFUSALS), self.values.model_for(trial):
+                inputs = self.task.inputs_of(trial)
+                if self.usual is None:
+                    self.usual, _ = self._decided(inputs, of=inputs)
+                    self.asked = Counter(dict.fromkeys(self.usual.digests, 0))
+                else:
+                    found, _ = self._decided(inputs)
+                    self.asked.update(found.changed(self.rare, self.usual))
+            self.used_s += self.task.work_s(started)
+
+    def _decided(self, inputs: list[Any], **how: Any) -> tuple[Decisions, list[Tensor]]:
+        decisions = Decisions(str(self.runner.module.__file__), **how)
+        with decisions:
+            return decisions, self.task.outputs(inputs)
+
+    def _search(self, request: FindDecisive) -> tuple[int, str] | None:
+        """A seed and a distribution."""
+        random = Random(f"{request.seed} {self.tried}")
+        if self.rare and not self.tried:
+            self._keep(request.trials[0])
+        while self.rare and self.tried < DECISION_TRIES and not self.over:
+            started, found = self.task.work_stamp(), False
+            seed, name = random.getrandbits(31), self._name(random) + request.domain
+            with suppress(*REFUSALS):
+                found = self._is_decisive(self.task.inputs(seed, name))
+            self.tried += 1
+            self.used_s += self.task.work_s(started)
+            if found:
+                return seed, name
+        return None
+
+    def _keep(self, declared: str) -> None:
+        """Keep what is decided on declared inputs, of the places that are left."""
+        inputs = self.task.inputs_of(self.values.known[declared].trial)
+        self.usual, _ = self._decided(inputs, kept=self.rare)
+
+    def _name(self, random: Random) -> str:
+        if 0 < self.tried <= len(OTHERS):
+            return OTHERS[self.tried - 1]
+        forms = [FORMS[self.tried % len(FORMS)]]
+        forms += random.choices(FORMS, k=random.choice((0, 0, 1, 2)))
+        changes = (f"_{random.getrandbits(31)}{form}" for form in forms)
+        return f"{MUTATED}{''.join(changes)}"
+
+    def _is_decisive(self, inputs: list[Any]) -> bool:
+        """Whether the answer hangs on what is decided otherwise here, and not on rounding."""
+        assert self.usual
+        found, outputs = self._decided(copied(inputs))
+        changed = found.changed(self.rare, self.usual)
+        pinned = {place: self.usual.kept[place] for place in changed}
+        return (
+            bool(changed) and self._tells(inputs, outputs, pinned) and self._firm(inputs, outputs)
+        )
+
+    def _tells(self, inputs: list[Any], outputs: list[Tensor], pinned: Any) -> bool:
+        try:
+            _, without = self._decided(copied(inputs), pinned=pinned)
+        except REFUSALS:
+            return True
+        return not all_close(without, outputs, REPEATABLE_RTOL)
+
+    def _firm(self, inputs: list[Any], outputs: list[Tensor]) -> bool:
+        errors = self.values.errors
+        exact = errors.oracle(inputs, outputs) or outputs
+        if not all_close(
+            [x.to(y.dtype) for x, y in zip(exact, outputs, strict=True)], outputs, REPEATABLE_RTOL
+        ):
+            return False
+        runs = (errors.moved_outputs(inputs, move, SCATTER_UNITS) for move in range(FIRMNESS))
+        return all(all_close(run, outputs, REPEATABLE_RTOL) for run in runs)

@@ -46,7 +46,7 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.sandbox.child import Child
 
-DECISIVE = TrialRow(DECISIONS[0], grades_task=False, differs=True, steady=True)
+DECISIVE = TrialRow(DECISIONS[0], grades_task=False, differs=True, steady=True, other_forms=True)
 """Inputs that change what the other trials seldom decide otherwise; searched, not drawn."""
 
 

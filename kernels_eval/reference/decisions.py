@@ -56,7 +56,8 @@ OTHERS = ("normal_x100", "edges", "sparse", "outliers")
 """Other distributions, each drawn once."""
 FIRMNESS = 2
 """Runs that round otherwise, whose answers must be the same."""
-REPEATS = frozenset(
+UNDECIDED = MOVES | SOURCES
+UNDECIDED |= set(
     "_unsafe_view bitwise_not logical_not isnan isinf isfinite isposinf isneginf".split()
 )
 """Operators that decide nothing new, or ask for NaN and infinities."""
@@ -137,17 +138,23 @@ class Derived:
             self._add(result)
 
     def holds(self, x: Tensor) -> bool:
-        return StorageWeakRef(x.untyped_storage()) in self._memory
+        return not self._memory.isdisjoint(_memory_of(x))
 
     def _add(self, values: object) -> None:
-        tensors = (x for x in tree_leaves(values) if isinstance(x, Tensor))
-        self._memory.update(StorageWeakRef(x.untyped_storage()) for x in tensors)
+        for x in tree_leaves(values):
+            if isinstance(x, Tensor):
+                self._memory.update(_memory_of(x))
+
+
+def _memory_of(x: Tensor) -> list[StorageWeakRef]:
+    """None of what is no array of elements in memory."""
+    plain = x.layout == torch.strided and not x.is_nested
+    return [StorageWeakRef(x.untyped_storage())] if plain else []
 
 
 def _decides(function: OpOverload, args: Values, result: Tensor) -> bool:
     """Whether an operator decides; x != x asks for NaN, too."""
-    name = operator_name(function)
-    if result.dtype != torch.bool or function.is_view or name in MOVES | SOURCES | REPEATS:
+    if result.dtype != torch.bool or function.is_view or operator_name(function) in UNDECIDED:
         return False
     own = len(args) > 1 and args[0] is args[1]
     return not own and 0 < result.numel() <= DECISION_BYTES
@@ -188,7 +195,8 @@ class Decisive:
     def _look_at(self, trials: Sequence[str]) -> None:
         """Count what trials ask for, the declared one first."""
         for name in trials:
-            if name in self.seen or self.over or (self.usual and not self.rare):
+            known = self.usual is not None or name == trials[0]
+            if name in self.seen or self.over or not known or (self.usual and not self.rare):
                 continue
             self.seen.add(name)
             started = self.task.work_stamp()

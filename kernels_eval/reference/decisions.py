@@ -56,6 +56,8 @@ OTHERS = ("normal_x100", "edges", "sparse", "outliers")
 """Other distributions, each drawn once."""
 FIRMNESS = 2
 """Runs that round otherwise, whose answers must be the same."""
+ENOUGH_IDLE = 4
+"""Changes of a decision without another answer, from which on it is searched no more."""
 UNDECIDED = MOVES | SOURCES
 UNDECIDED |= set(
     "_unsafe_view bitwise_not logical_not isnan isinf isfinite isposinf isneginf".split()
@@ -64,11 +66,10 @@ UNDECIDED |= set(
 
 
 class Place(NamedTuple):
-    """One operator of one expression of the task's source."""
+    """An expression of the task's source, with all operators that it is made of."""
 
     line: int
     instruction: int
-    operator: str
 
 
 @without_compiler
@@ -101,14 +102,14 @@ class Decisions(TorchDispatchMode):
         if isinstance(result, Tensor) and self.left and _decides(function, args, result):
             if self.derived is None or self.derived.holds(result):
                 self.left -= 1
-                self._record(self._place_of(operator_name(function)), result)
+                self._record(self._place(), result)
         return result
 
-    def _place_of(self, operator: str) -> Place:
+    def _place(self) -> Place:
         frame: FrameType | None = sys._getframe(2)
         while frame and frame.f_code.co_filename != self.path:
             frame = frame.f_back
-        return Place(frame.f_lineno, frame.f_lasti, operator) if frame else Place(0, 0, operator)
+        return Place(frame.f_lineno, frame.f_lasti) if frame else Place(0, 0)
 
     def _record(self, place: Place, result: Tensor) -> None:
         calls = self.digests[place]
@@ -168,6 +169,8 @@ class Decisive:
         self.usual: Decisions | None = None
         self.asked: Counter[Place] = Counter()
         """How many trials change what each place decides."""
+        self.idle: Counter[Place] = Counter()
+        """How often what it decides changed no answer."""
         self.seen: set[str] = set()
         self.tried, self.used_s = 0, 0.0
 
@@ -177,8 +180,8 @@ class Decisive:
         self._look_at(request.trials)
         told = self.seen.issuperset(request.trials)
         found = self._search(request)
-        never = [place.line for place, count in self.asked.items() if not count]
-        lines = sorted(set(never)) if told else []
+        never = {place.line for place, count in self.asked.items() if not count}
+        lines = sorted(never) if told else []
         if found is None:
             return FoundDecisive(lines=lines)
         return FoundDecisive(seed=found[0], distribution=found[1], lines=lines)
@@ -250,10 +253,16 @@ class Decisive:
         assert self.usual
         found, outputs = self._decided(copied(inputs))
         changed = found.changed(self.rare, self.usual)
+        if not changed:
+            return False
         pinned = {place: self.usual.kept[place] for place in changed}
-        return (
-            bool(changed) and self._tells(inputs, outputs, pinned) and self._firm(inputs, outputs)
-        )
+        if self._tells(inputs, outputs, pinned):
+            return self._firm(inputs, outputs)
+        for place in changed:
+            self.idle[place] += 1
+            if self.idle[place] == ENOUGH_IDLE:
+                del self.asked[place]
+        return False
 
     def _tells(self, inputs: list[Any], outputs: list[Tensor], pinned: Any) -> bool:
         try:

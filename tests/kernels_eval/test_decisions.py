@@ -115,6 +115,29 @@ def test_what_changes_no_answer_or_hangs_on_rounding_is_no_trial(tmp_path, forwa
     assert search(decisive).distribution == ""
 
 
+def test_a_decision_that_changes_no_answer_is_not_searched_for_long(tmp_path):
+    """What is equal is near, too."""
+    forward = "near = (x - y).abs() < 1e-3\nreturn (near | (x == y)).float()"
+    inputs = "torch.randn(64, 64), torch.randn(64, 64)"
+    reference, decisive = serve(tmp_path, forward, inputs, "x, y")
+    for seed, name in enumerate(("again", "once_more"), 2):
+        reference.values.expect(Expect(name=name, seed=seed))
+    found = search(decisive, "again", "once_more")
+    assert not found.distribution and not found.lines
+    assert decisive.tried < DECISION_TRIES
+
+
+def test_operators_of_one_expression_are_one_decision(tmp_path):
+    """`isclose` compares with infinity, too, which no inputs are."""
+    forward = "return torch.isclose(x, y, atol=1e-3, rtol=0).float()"
+    inputs = "torch.randn(64, 64), torch.randn(64, 64)"
+    reference, decisive = serve(tmp_path, forward, inputs, "x, y")
+    for seed, name in enumerate(("again", "once_more"), 2):
+        reference.values.expect(Expect(name=name, seed=seed))
+    assert search(decisive, "again", "once_more").lines == []
+    assert decisive.tried == 0
+
+
 def test_calls_of_one_expression_are_one_place(tmp_path):
     forward = "for row in range(64):\n    x = x + (x[row] > 1)\nreturn x"
     reference, decisive = serve(tmp_path, forward, "torch.randn(64, 64)")

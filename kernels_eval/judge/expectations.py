@@ -25,7 +25,6 @@ from kernels_eval.judge.quarantine import (
 )
 from kernels_eval.judge.trials import (
     AS_IMPULSE,
-    Stage,
     TaskFindings,
     Trial,
     TrialRow,
@@ -37,6 +36,7 @@ from kernels_eval.protocol import (
     DECLARED,
     DOMAINS,
     MUTATED,
+    NON_FINITE,
     A,
     Expectation,
     FindDecisive,
@@ -263,8 +263,9 @@ class Expectations:
 
 
 def asks(trial: Trial) -> bool:
-    """Whether a candidate that decides otherwise is wrong there: on its own shape and mode."""
-    return trial.own_mode and trial.row.stage is Stage.OUTPUTS and not trial.row.hard
+    """Whether a candidate that decides otherwise is wrong there, or flagged: in the task's own
+    shape and mode, where integers count and numbers are finite."""
+    return trial.own_mode and not trial.row.hard and trial.distribution != NON_FINITE
 
 
 def padded_bytes(size: int) -> int:

@@ -21,7 +21,7 @@ from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.prepare import Preparer
 from kernels_eval.judge.reference_handle import Crowded, ReferenceProcess, ReferenceRestarted
 from kernels_eval.judge.runner import Runner, starts_compilers
-from kernels_eval.judge.trials import Stage
+from kernels_eval.judge.trial import Stage
 from kernels_eval.protocol import NewCandidate
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict
 from kernels_eval.sandbox.deaths import retried

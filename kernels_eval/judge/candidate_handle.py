@@ -30,7 +30,7 @@ from kernels_eval.judge.messages import (
 )
 from kernels_eval.judge.prepare import BoundedBuilds
 from kernels_eval.judge.reference_handle import ReferenceProcess
-from kernels_eval.judge.trials import Trial
+from kernels_eval.judge.trial import Trial
 from kernels_eval.protocol import (
     DECLARED,
     A,

@@ -13,7 +13,8 @@ from kernels_eval.judge.attribution import check_state
 from kernels_eval.judge.candidate_handle import CandidateProcess, unmatched_shapes
 from kernels_eval.judge.explanation import errors_of, explained
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import OTHER_INTEGER, Stage, Trial, WrongAnswer
+from kernels_eval.judge.trial import Stage, Trial, WrongAnswer
+from kernels_eval.judge.trials import OTHER_INTEGER
 from kernels_eval.model.correctness import merge
 from kernels_eval.protocol import Comparison
 from kernels_eval.records import Correctness, Reason

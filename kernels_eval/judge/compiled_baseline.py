@@ -14,7 +14,7 @@ from kernels_eval.judge.messages import Stop, one_line, parse_answer, parse_repo
 from kernels_eval.judge.paired_timing import draw_sets, most_calls
 from kernels_eval.judge.reference_handle import ReferenceProcess, alone
 from kernels_eval.judge.timing import measure, ratio_of_speedups
-from kernels_eval.judge.trials import Trial
+from kernels_eval.judge.trial import Trial
 from kernels_eval.protocol import (
     A,
     AnswerCompiled,

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from kernels_eval.config import ITERATIONS, LEAST_IN_A_ROW
+from kernels_eval.judge.trial import Condition, TaskFindings
 from kernels_eval.protocol import Expectation
-
-if TYPE_CHECKING:
-    from kernels_eval.judge.trials import Condition, TaskFindings
 
 
 def one_answer(expected: Iterable[Expectation]) -> bool:

@@ -23,14 +23,8 @@ from kernels_eval.judge.quarantine import (
     few_trials,
     quarantine_degenerate,
 )
-from kernels_eval.judge.trials import (
-    AS_IMPULSE,
-    TaskFindings,
-    Trial,
-    TrialRow,
-    enough_finite,
-    rows_of,
-)
+from kernels_eval.judge.trial import TaskFindings, Trial, TrialRow, enough_finite
+from kernels_eval.judge.trials import AS_IMPULSE, rows_of
 from kernels_eval.protocol import (
     DECISIONS,
     DECLARED,

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from kernels_eval.config import FORMULA_NAMED, SAME_ERROR_SHARE, WIDEST
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import Trial
+from kernels_eval.judge.trial import Trial
 from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import (
     BLOCKS,

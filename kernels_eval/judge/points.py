@@ -25,7 +25,7 @@ from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.explanation import EXPLANATIONS, errors_of
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.reference_handle import ReferenceRestarted
-from kernels_eval.judge.trials import Trial, TrialRow
+from kernels_eval.judge.trial import Trial, TrialRow
 from kernels_eval.protocol import (
     CHANGED,
     DECLARED,

@@ -11,12 +11,8 @@ from kernels_eval.config import NARROWED_SHARE
 from kernels_eval.judge.conditions import has_one_answer, one_answer
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import (
-    HARD_TRIALS,
-    Stage,
-    TaskFindings,
-    Trial,
-)
+from kernels_eval.judge.trial import Stage, TaskFindings, Trial
+from kernels_eval.judge.trials import HARD_TRIALS
 from kernels_eval.protocol import (
     DECLARED,
     NON_FINITE,

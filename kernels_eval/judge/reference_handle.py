@@ -27,7 +27,7 @@ from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.quarantine import degenerate
 from kernels_eval.judge.task_memory import TaskMemory
-from kernels_eval.judge.trials import TaskFindings, Trial, TrialRow
+from kernels_eval.judge.trial import TaskFindings, Trial, TrialRow
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (

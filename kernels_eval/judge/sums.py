@@ -10,7 +10,7 @@ from kernels_eval.config import LEFT_OUT_SHARE, MOST_DRAWS, SCREEN_DRAWS, TIMED_
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.explanation import errors_of
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.trials import Trial
+from kernels_eval.judge.trial import Trial
 from kernels_eval.judge.unseen_rounds import UnseenRounds
 from kernels_eval.model.correctness import judge_terms
 from kernels_eval.protocol import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels_eval.config import ORACLE_MAX_S
-from kernels_eval.judge.trials import Trial, TrialRow
+from kernels_eval.judge.trial import Trial, TrialRow
 from kernels_eval.model import model_runner
 from kernels_eval.model.correctness import judge
 from kernels_eval.protocol import (

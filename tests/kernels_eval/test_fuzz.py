@@ -34,7 +34,8 @@ from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Prepared as Outcome
 from kernels_eval.judge.messages import Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.prepare import BoundedBuilds, Preparer
-from kernels_eval.judge.trials import TRIALS, Stage, Trial
+from kernels_eval.judge.trial import Stage, Trial
+from kernels_eval.judge.trials import TRIALS
 from kernels_eval.judge.turns import Turns
 from kernels_eval.protocol import (
     CallReport,

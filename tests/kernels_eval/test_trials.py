@@ -18,7 +18,8 @@ from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, VerdictDraft
-from kernels_eval.judge.trials import TRIALS, Stage, TaskFindings, Trial
+from kernels_eval.judge.trial import Stage, TaskFindings, Trial
+from kernels_eval.judge.trials import TRIALS
 from kernels_eval.protocol import (
     Comparison,
     Done,

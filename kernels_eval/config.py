@@ -293,6 +293,8 @@ MOST_FEW, SHARPNESS = 8, (1.0, 7.0)
 FEWEST_ALIKE = 5
 """Rows of integers from which on they may be alike: sources and targets of edges differ. A
 choice."""
+FEWEST_OFFSET = 16
+"""Elements from which on equal errors are an offset: one number has one error. A choice."""
 BEYOND = 36.0
 """How large mutated numbers may be where declared ones are not (`IMPULSE_RANGE`)."""
 DECISION_S, DECISION_TRIES, DECISION_TRIALS = 0.5, 64, 2

@@ -159,7 +159,8 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         why = why or _right_elsewhere(trial)
     else:
         why = _of_wrong_output(trial, found, process) if wrong else ""
-    if outcome is Reason.PRECISION_DOWNCAST and trial.weights in UNTAMED:
+    late = trial.weights in UNTAMED or trial.name == LASTING_INPUTS
+    if outcome is Reason.PRECISION_DOWNCAST and late:
         # other trials would have shown it; what is left out may err as much
         outcome, why = Reason.WRONG_OUTPUT, _right_elsewhere(trial)
     return Stop(outcome, why + errors_of(trial, found))

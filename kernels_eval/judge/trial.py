@@ -203,7 +203,9 @@ class Trial:
         if self.row.explored or self.weights in UNTAMED:
             most = MOST_AMPLIFIED * max(declared.reference_rms, 2**-23)
             return holds and seen.reference_rms <= most
-        if self.shape == DECLARED != self.distribution:
+        # one more of what an integer counts gives other sizes, as another shape does
+        own_sizes = self.shape == DECLARED and self.row.stage is not Stage.VARIATIONS
+        if own_sizes and self.distribution != DECLARED:
             other_forms = self.row.other_forms and comparable(seen, declared)
             holds = holds and (seen.shapes == declared.shapes or other_forms)
             holds = holds and seen.shapes_hold

@@ -168,6 +168,8 @@ def test_an_offset_is_told_from_an_approximation(offset):
     measured = measure(y + offset, y.double(), y)
     assert measured.systematic and measured.offset
     assert merge([measured, measure(y, y.double(), y)]).offset
+    few = y.reshape(-1)[:8]
+    assert not measure(few + offset, few.double(), few).offset
     scaled = measure(y * (1 + offset), y.double(), y)
     assert scaled.systematic and not scaled.offset
 

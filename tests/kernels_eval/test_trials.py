@@ -509,6 +509,13 @@ def test_outputs_may_have_other_sizes_where_no_rounding_decides_them(name, found
     assert trial.suits(found, seen()) is suits
 
 
+def test_one_more_of_what_an_integer_counts_gives_other_sizes():
+    """topk(x, count): the row is one of the task's other shapes."""
+    row = ROWS["other_integer", Stage.VARIATIONS]
+    trial = Trial("other_integer", row, 1, distribution="one_more")
+    assert trial.suits(seen(shape=(3, 3)), seen())
+
+
 @pytest.mark.parametrize(
     "name, found, infinite, suits",
     [

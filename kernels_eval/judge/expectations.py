@@ -23,7 +23,7 @@ from kernels_eval.judge.quarantine import (
     few_trials,
     quarantine_degenerate,
 )
-from kernels_eval.judge.trial import TaskFindings, Trial, TrialRow, enough_finite
+from kernels_eval.judge.trial import Stage, TaskFindings, Trial, TrialRow, enough_finite
 from kernels_eval.judge.trials import AS_IMPULSE, rows_of
 from kernels_eval.protocol import (
     DECISIONS,
@@ -217,7 +217,7 @@ class Expectations:
         if seen is None:
             return None
         declared = self.task.expected[DECLARED]
-        if trial.shape == DECLARED and seen.shapes != declared.shapes:
+        if trial.row.stage is not Stage.VARIATIONS and seen.shapes != declared.shapes:
             self.task.shapes_vary = True
         if not trial.suits(seen, declared, takes_infinities=takes_infinities(self.task)):
             self.request(ForgetTrial(trial=trial.name))

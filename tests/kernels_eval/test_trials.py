@@ -18,6 +18,7 @@ from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
 from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, VerdictDraft
+from kernels_eval.judge.quarantine import few_trials
 from kernels_eval.judge.trial import Stage, TaskFindings, Trial
 from kernels_eval.judge.trials import TRIALS
 from kernels_eval.protocol import (
@@ -546,3 +547,28 @@ def test_what_a_row_masked_whole_gives_is_a_matter_of_taste(rare, operators, inf
     plan = InputPlan(notes=[InputNote(vary=False, rare=rare)], shapes={})
     loaded = SimpleNamespace(plan=plan, operators=operators, infinite=infinite)
     assert takes_infinities(TaskFindings(loaded, CorrectnessConfig(), "confirm")) is takes
+
+
+def test_another_integer_may_give_another_size():
+    row = ROWS["other_integer", VARIED]
+    trial = Trial("other_integer", row, 1, distribution="one_more")
+    assert trial.suits(seen(shape=(5, 3)), seen())
+
+
+@pytest.mark.parametrize(
+    "name, distribution, few",
+    [
+        ("declared", "declared", True),
+        ("in_place", "declared", True),
+        ("non_finite", "non_finite", True),
+        ("mutated", "mutated_1", False),
+        ("mixed", "ends", False),
+    ],
+)
+@pytest.mark.parametrize("varies", [True, False])
+def test_few_trials_are_those_on_own_inputs_alone(name, distribution, few, varies):
+    plan = InputPlan(notes=[InputNote(vary=varies, varied="resampled")], shapes={})
+    task = TaskFindings(SimpleNamespace(plan=plan), CorrectnessConfig(), "confirm")
+    task.trials = [Trial(name, ROWS[name, OUTPUTS], 1, distribution=distribution)]
+    task.expected = {"declared": seen(), "in_place": seen()}
+    assert few_trials(task) is few

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +32,7 @@ from kernels_eval.judge.trial import TaskFindings, Trial, TrialRow
 from kernels_eval.judge.turns import Turns
 from kernels_eval.model.correctness import MANTISSA, PRECISION_OF
 from kernels_eval.protocol import (
+    DECLARED,
     DOMAINS,
     MOVED,
     SCALED,
@@ -41,6 +43,7 @@ from kernels_eval.protocol import (
     EndTiming,
     EstimateUsedBytes,
     ForgetTrial,
+    GlanceAt,
     LeaveOut,
     LeftOut,
     LoadTask,
@@ -222,17 +225,30 @@ class ReferenceProcess:
     def trials(self) -> list[Trial]:
         return self.expected.task.trials
 
-    @property
+    @cached_property
     def timed_distribution(self) -> str:
-        """The task's own inputs, moved; others where these could save work, or are always the same,
-        and a trial of others suits the task.
+        """The task's own inputs, moved, where it takes these; others where these could save work,
+        or are always the same, and a trial of others suits the task.
         """
         fixed = self.expected.task.own_answer_is_fixed
         varied = fixed or any(note.timed for note in self.loaded.plan.notes)
         wanted = (*((VARIED,) if varied else ()), *(("mixed",) if fixed else ()))
         suit = (trial for trial in self.trials if trial.regular and trial.name in wanted)
         found = [trial.distribution for trial in suit]
-        return found[0] if found else MOVED
+        return found[0] if found else MOVED if self._takes(MOVED) else DECLARED
+
+    def _takes(self, distribution: str) -> bool:
+        """Whether the task answers such inputs: it may refuse what it demands of its own."""
+        seed = secrets.randbits(31)
+        trial = Trial(DRAWN_AGAIN.name, DRAWN_AGAIN, seed, distribution=distribution)
+        try:
+            self.request(GlanceAt(trial=trial.expect()))
+        except Stop:
+            if self.child.dead:
+                raise
+            return False
+        self.request(ForgetTrial(trial=trial.name))
+        return True
 
     @property
     def timed_weights(self) -> Trial | None:

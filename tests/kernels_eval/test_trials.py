@@ -549,12 +549,6 @@ def test_what_a_row_masked_whole_gives_is_a_matter_of_taste(rare, operators, inf
     assert takes_infinities(TaskFindings(loaded, CorrectnessConfig(), "confirm")) is takes
 
 
-def test_another_integer_may_give_another_size():
-    row = ROWS["other_integer", VARIED]
-    trial = Trial("other_integer", row, 1, distribution="one_more")
-    assert trial.suits(seen(shape=(5, 3)), seen())
-
-
 @pytest.mark.parametrize(
     "name, distribution, few",
     [

@@ -9,6 +9,7 @@ import polars as pl
 
 from flows.lists import parsed_numbers
 from kernels_eval.errors import UsageError
+from kernels_eval.flags import FLAGS
 from kernels_eval.records import Json
 from tasks.benchmark.score_table import tabulate
 from tasks.curation.source import Source
@@ -20,7 +21,7 @@ from tasks.tables import completed
 
 OF_VERDICTS = (
     *("candidate_id", "task_id", "status", "level", "reason", "outputs_match", "timing"),
-    *("correctness", "custom_kernels", "custom_kernel_time_share", "device"),
+    *("correctness", "custom_kernels", "custom_kernel_time_share", "device", "flags"),
 )
 OF_CANDIDATES = ("candidate_id", "task_id", "generator", "model", "sample_index")
 NEEDED = ("task_id", "status")
@@ -29,6 +30,7 @@ ABSENT = {
     "outputs_match": pl.Boolean(),
     "timing": pl.Struct({"speedup": pl.Float64}),
     "device": pl.String(),
+    "flags": pl.List(pl.String()),
 }
 """Columns that a table may lack."""
 USUAL_KS = (1, 5, 10)
@@ -70,8 +72,20 @@ def score_table(
     levels = _levels(set(frame["task_id"]), source, tasks)
     ks_of = known_ks or _supported_ks(frame)
     found = tabulate(frame, levels, ks=ks_of, ps=known_ps, resamples=resamples)
+    found["notes"] += _unstable(frame)
     asked = {} if min_kernel_share is None else {"min_kernel_share": min_kernel_share}
     return {"verdicts": name, "label": label, **asked, **found}
+
+
+def _unstable(frame: pl.DataFrame) -> list[str]:
+    """A note on times that the machine disturbed."""
+    timed = frame.filter(pl.col("timing").is_not_null())
+    if timed.schema["flags"] != pl.List(pl.String):  # another suite's
+        return []
+    count = timed.filter(pl.col("flags").list.contains("unstable")).height
+    if not count:
+        return []
+    return [f"{count:,} of {timed.height:,} timed verdicts are unstable: {FLAGS['unstable']}."]
 
 
 def _supported_ks(frame: pl.DataFrame) -> list[int]:

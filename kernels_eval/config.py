@@ -147,7 +147,7 @@ class EvalConfig(Record):
     """The whole protocol of one verification. Part of every verdict's key."""
 
     level: Level = "confirm"
-    """`screen` decides a status and a speedup to about 10 %, and leaves to `confirm` what its table
+    """`screen` decides a status and a rough speedup, and leaves to `confirm` what its table
     says (docs/explanation/verification.md)"""
     build: BuildConfig = BuildConfig()
     correctness: CorrectnessConfig = CorrectnessConfig()

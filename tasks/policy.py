@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -90,7 +91,7 @@ def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
 
 class ProgressArtifact:
     """An observer (tasks.progress) that updates a Prefect progress artifact, at most every two
-    seconds. Failures of Prefect do not fail the run."""
+    seconds but where what a stage waits for changes. Failures of Prefect do not fail the run."""
 
     def __init__(self) -> None:
         from prefect.artifacts import create_progress_artifact
@@ -101,26 +102,28 @@ class ProgressArtifact:
             self._id = create_progress_artifact(
                 progress=0.0, key="progress", description="the run begins"
             )
-        self._last: dict[str, float] = {}
+        self._last: dict[str, tuple[float, str]] = {}
+        """by stage: when it was shown last, and what it waited for"""
         self._seen: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         now = time.monotonic()
         if self._id is None:
             return
-        last, seen = self._last.get(stage), self._seen[stage]
-        if last is not None and done < total and now - last < PROGRESS_EVERY_S:
-            return
-        self._last[stage] = now
+        seen = self._seen[stage]
         if seen and done < seen[-1][1]:  # the stage began again
             seen.clear()
-        seen.append((now, done))
-        while now - seen[0][0] > RATE_OVER_S and len(seen) > 2:
+        while len(seen) > 1 and now - seen[0][0] > RATE_OVER_S:
             seen.popleft()
+        waits = note if not seen or done == seen[0][1] else ""
+        shown_at, waited = self._last.get(stage, (-math.inf, ""))
+        if done < total and now - shown_at < PROGRESS_EVERY_S and waits == waited:
+            return
+        self._last[stage] = now, waits
+        seen.append((now, done))
         (began, first), share = seen[0], round(100.0 * done / max(total, 1), 1)
         said = pace(stage, done, total, done - first, now - began) if total else stage
-        waits = f": {as_text(note, NOTE_CHARS)}" if note and done == first else ""
-        self._show(share, f"{said}{waits}")
+        self._show(share, f"{said}: {as_text(waits, NOTE_CHARS)}" if waits else said)
 
     def end(self) -> None:
         """Say that the run is done, and no more what it did last."""

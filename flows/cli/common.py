@@ -51,8 +51,12 @@ OPTION = re.compile(
 
 KernelLanguage = Literal["cpp", "cuda", "triton"]
 AsJson = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
-Root = Annotated[str, Option(help="Folder of the snapshots.")]
-StackRoot = Annotated[str, Option(help="Folder of snapshots, databases and logs.")]
+ROOT_VARIABLE = "CONCUR_ROOT"
+"""Environment variable: the root of commands without --root. `concur env` sets it."""
+Root = Annotated[str, Option(envvar=ROOT_VARIABLE, help="Folder of the snapshots.")]
+StackRoot = Annotated[
+    str, Option(envvar=ROOT_VARIABLE, help="Folder of snapshots, databases and logs.")
+]
 Profile = Annotated[str, Option(help="A profile's name, or the path of a YAML file.")]
 Verdicts = Annotated[
     str | None,
@@ -80,7 +84,7 @@ Curated = Annotated[
 ]
 Quick = Annotated[
     bool,
-    Option("--quick", help="Screen: fewer trials and timing samples, a speedup to about 10 %."),
+    Option("--quick", help="Screen: fewer trials and timing samples, a rough speedup."),
 ]
 RayAddress = Annotated[
     str | None,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from typer import Option
 
 from flows.cli import pages
 from flows.cli.common import (
+    ROOT_VARIABLE,
     Candidates,
     Curated,
     Group,
@@ -34,14 +36,17 @@ def run(
     """Run the pipeline: tasks, synthesis, verification, curation, training, benchmark, tracking.
 
     Options:
-        root: Folder of the snapshots. [default: the profile's]
+        root: Folder of the snapshots. [default: the profile's; $CONCUR_ROOT, where that is
+            .concur]
         only: Stop after the refresh (tasks to curated set).
     """
     require_extras(["line"] if only else ["line", "train"], "run")
-    from flows.config import load_profile
+    from flows.config import load_profile, read_profile
     from flows.launch import launch, require_ready
     from flows.stack.control import join_stack
 
+    if not root and read_profile(profile).get("root", ".concur") == ".concur":
+        root = os.environ.get(ROOT_VARIABLE)
     config = load_profile(profile, overrides, {"root": root} if root else None)
     join_stack(config.root)
     require_ready(config, "refresh", *(() if only else ("training", "benchmark")))
@@ -155,7 +160,7 @@ def diff(
     old: str,
     new: str,
     *,
-    root: str = ".concur",
+    root: Root = ".concur",
 ) -> Json:
     """Compare two curated snapshots or published folders: what changed, and why.
 

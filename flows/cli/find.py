@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import webbrowser
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from typer import Option
 
 from flows.cli import pages
 from flows.cli.common import (
+    ROOT_VARIABLE,
     Candidates,
     Group,
     Json,
@@ -79,8 +81,8 @@ def show(
     Options:
         fingerprint FINGERPRINT: The beginning of a fingerprint or of a candidate's id, a
             snapshot's directory, or --out of verify-batch.
-        root: Folder of the snapshots, or --out of verify-batch. [default: .concur and what
-            verify-batch wrote here]
+        root: Folder of the snapshots, or --out of verify-batch. [default: $CONCUR_ROOT, else
+            .concur, and what verify-batch wrote here]
         rows N: Print the first N rows.
     """
     from tasks.curation.source import in_batch
@@ -115,7 +117,10 @@ def roots_here() -> list[str]:
     first."""
     batches = [path.parent.parent for path in Path().glob("*/snapshots/verification")]
     batches.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return [".concur", *(snapshots_in(str(path)) for path in batches)]
+    return [
+        os.environ.get(ROOT_VARIABLE) or ".concur",
+        *(snapshots_in(str(path)) for path in batches),
+    ]
 
 
 def verdict_on(root: str, name: str) -> Json | None:
@@ -195,13 +200,9 @@ def view(
 @command(Group.FIND, needs=["line"], page=pages.of_morning)
 def morning(
     *,
-    root: Annotated[str, Option(envvar="CONCUR_ROOT")] = ".concur",
+    root: Root = ".concur",
 ) -> Json:
-    """Report what is new since the previous refresh, what failed and why, and what to do.
-
-    Options:
-        root: Folder of the snapshots.
-    """
+    """Report what is new since the previous refresh, what failed and why, and what to do."""
     from flows.morning import text
     from flows.morning.report import newest
 

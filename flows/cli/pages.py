@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.render import Json, clean_line, in_units, label, render
+from kernels_eval.flags import FLAGS
 from kernels_eval.grouping import grouped
 from kernels_eval.installation import command_name
 from tasks.curation.reasons import choice_of
@@ -179,6 +180,7 @@ def of_batch(data: Json) -> str:
         f" ({data['language']}, {data['device']}): {correct:,} correct"
     )
     speedup, fastest = data["speedup"], data["correct"]
+    unstable = speedup["unstable"]
     wrong: list[Json] = data["not_correct"]
     place = shlex.quote(str(Path(data["verdicts"]).parent))
     more = f" (the fastest {len(fastest)} of {correct:,})" if len(fastest) < correct else ""
@@ -189,12 +191,14 @@ def of_batch(data: Json) -> str:
             status: counts for status, counts in data["reasons"].items() if status != "correct"
         },
         "faster_than_the_reference": f"{speedup['above_1']:,} of {speedup['timed']:,} timed",
+        "unstable": unstable and f"{unstable:,} of {speedup['timed']:,} timed: {FLAGS['unstable']}",
         f"correct{more}": [_of_batch(row) | _times(row) for row in fastest],
         "not_correct": [_of_batch(row) | _only([row], "reason", "detail")[0] for row in wrong],
         "quarantined": data["quarantined"],
         **{name: data[name] for name in ("this_run", "verdicts", "summary")},
         "one_of_them": f"{command_name()} show ID --root {place}",
         "all_of_it": f"{command_name()} view {place}",
+        "judged_again": "the same command with another --out; with this one verdicts stay",
     }
     return _page(headline, shown)
 
@@ -210,8 +214,9 @@ def _of_batch(row: Json) -> Json:
 
 def _times(row: Json) -> Json:
     ends = (row["speedup"], row["speedup_lower"], row["speedup_upper"])
+    said = "not timed" if row["speedup"] is None else interval(*ends, ".2x")
     return {
-        "speedup": "not timed" if row["speedup"] is None else interval(*ends, ".2x"),
+        "speedup": f"{said}, unstable" if row["unstable"] else said,
         "time_in_own_kernels": interval(row["custom_kernel_time_share"], form=".1%"),
     }
 

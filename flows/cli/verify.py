@@ -112,7 +112,8 @@ def verify_batch(
     """Verify CANDIDATES against their tasks: a table (Parquet, JSON lines, CSV), a folder of .py
     files, a run of KernelBench, or a data set on the hub.
 
-    If the run is stopped, rerun the same command to resume it.
+    If the run is stopped, rerun the same command to resume it. With another --out all are judged
+    again.
 
     Options:
         candidates CANDIDATES: A table, a folder, a run, or an id of the hub.

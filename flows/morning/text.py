@@ -118,8 +118,8 @@ def confirmed(confirmation: Json) -> str:
     said = ", ".join(named)
     times = f"; confirmed / screened speedup: {said}" if said else ""
     return (
-        f"Confirmed {confirmation['confirmed']:,} of {confirmation['proposed']:,} kept candidates"
-        f" in {plural(confirmation['rounds'], 'round')}{times}."
+        f"Confirmed {confirmation['confirmed']:,} of {confirmation['proposed']:,} candidates"
+        f" proposed for the training set in {plural(confirmation['rounds'], 'round')}{times}."
     )
 
 

@@ -70,7 +70,8 @@ GRID = {"columns": 1, "cardHeight": 200}
 FOLDED_SECTIONS = ("Model metrics", "System metrics")
 """MLflow's own, where it charts every other metric."""
 DESCRIPTION = """\
-One bar a run, the newest first; times in names are UTC. More: the arrow at the right.
+One bar a run, the newest first; times in names are UTC, and a name that was typed has none. More:
+the arrow at the right.
 
 Of a refresh: how many candidates were verified, how many of them are correct (of different numbers,
 compare the share), and how many of these were selected for the training set.

@@ -47,9 +47,10 @@ _OWN_COPY = re.compile(r"(?<![\w/.-])candidate\.py(?=:\d)")
 """The judge's copy of a candidate in a compiler's message."""
 SUMMARISED = (
     *("candidate_id", "task_id", "status", "reason", "detail"),
-    *("timing", "custom_kernel_time_share"),
+    *("timing", "flags", "custom_kernel_time_share"),
     *("build_tier", "build_cached", "build_s", "run_s", "phases"),
 )
+UNSTABLE = pl.col("flags").list.contains("unstable")
 
 
 class Candidates(Protocol):
@@ -226,9 +227,10 @@ def _fastest(named: pl.DataFrame) -> list[Json]:
     file's."""
     timing = pl.col("timing").struct
     speedups = {name: timing.field(name) for name in ("speedup", "speedup_lower", "speedup_upper")}
-    right = named.filter(pl.col("status") == "correct").with_columns(**speedups)
+    right = named.filter(pl.col("status") == "correct").with_columns(unstable=UNSTABLE, **speedups)
     fastest = right.sort("speedup", descending=True, nulls_last=True, maintain_order=True)
-    names = ["task_id", "given_id", "candidate_id", *speedups, "custom_kernel_time_share"]
+    ids, timed = ("task_id", "given_id", "candidate_id"), (*speedups, "unstable")
+    names = [*ids, *timed, "custom_kernel_time_share"]
     return fastest.head(SHOWN_CORRECT).select(names).to_dicts()
 
 
@@ -255,6 +257,7 @@ def _speedups(frame: pl.DataFrame) -> Json:
     return {
         "timed": len(timed),
         "above_1": int((timed > 1).sum()),
+        "unstable": frame.filter(UNSTABLE).height,
         "quantiles": _quantiles(timed),
         "share_of_own_kernels": _quantiles(share.drop_nulls()),
     }

@@ -118,6 +118,8 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
         row["speedup_lower"] < row["speedup"] < row["speedup_upper"] for row in data["correct"]
     )
     assert data["speedup"]["timed"] == correct >= 2
+    marked = sum(row["unstable"] for row in data["correct"])
+    assert data["speedup"]["unstable"] == marked
     assert set(data["speedup"]["quantiles"]) == set("0.1 0.25 0.5 0.75 0.9".split())
     assert data["seconds"]["timing_s"]["candidates"] == correct
     assert sum(data["builds"]["tiers"].values()) == 5
@@ -134,6 +136,8 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     assert {row["sample_index"] for row in rows} == {0, 1, 2}
     for row in rows:
         Verdict.model_validate({name: row[name] for name in Verdict.model_fields})
+
+    assert sum("unstable" in row["flags"] for row in rows) == marked
 
     # 3. once more: served from the snapshot, no worker is started
     if "ray" in sys.modules:  # one that a test before this one has left
@@ -186,7 +190,7 @@ def test_a_table_without_any_code_needs_no_worker(tmp_path, inputs):
     expected = {
         "reasons": {"no_code": {"no_code_block": 1, "truncated": 1}},
         "telemetry": None,
-        "speedup": dict(timed=0, above_1=0, quantiles={}, share_of_own_kernels={}),
+        "speedup": dict(timed=0, above_1=0, unstable=0, quantiles={}, share_of_own_kernels={}),
         "builds": {"tiers": {}, "cached": 0},
     }
     assert expected.items() <= data.items()
@@ -219,7 +223,7 @@ def test_kernels_of_a_folder_keep_the_names_of_their_files(tmp_path, inputs):
         page = typed(f"{command[1]} {name} {command[2]}")
         assert page.startswith(f"{one['given_id']} of {one['task_id']}\n")
         assert f"({one['reason']})" in page
-    assert "--out of verify-batch" in command_line.refused("show abcdef012345 --root elsewhere")
+    assert "--out of verify-batch" in command_line.refused("show abcdef012345")
     site = Path(write_view(str(tmp_path / "out"))["page"]).parent
     assert set(unpacked(site / "data/index.js")["columns"]["id"]) == names
 
@@ -318,6 +322,19 @@ def test_a_language_without_its_device_and_an_out_that_is_a_file(inputs, monkeyp
     assert (inputs[0].parent / "out").read_text() == "mine"
 
 
+def test_times_that_the_machine_disturbed_are_counted_and_marked():
+    timed = {"speedup": 2.0, "speedup_lower": 1.9, "speedup_upper": 2.1}
+    rows = [
+        {"timing": timed, "flags": ["links", "unstable"]},
+        {"timing": timed | {"speedup": 0.5}, "flags": ["links"]},
+        {"timing": timed | {"speedup": 0.4}, "flags": []},
+    ]
+    same = {"task_id": "t", "given_id": None, "status": "correct", "custom_kernel_time_share": 1.0}
+    frame = pl.DataFrame([row | same | {"candidate_id": str(n)} for n, row in enumerate(rows)])
+    assert [row["unstable"] for row in batch._fastest(frame)] == [True, False, False]
+    assert (batch._speedups(frame)["timed"], batch._speedups(frame)["unstable"]) == (3, 1)
+
+
 # -- what is shown ---------------------------------------------------------------------------------
 
 
@@ -329,8 +346,15 @@ def test_the_end_shows_numbers_and_no_markup_of_others():
         x in page for x in ("level_1/rows", "[red]60 s", "concur view")
     )
     assert "correct (the fastest 2 of 3)" in page and "not timed" in page
+    assert "1 of 3 timed: the machine disturbed the timing: measure again" in page
+    assert page.count("unstable") == 2 and "another --out" in page
+    assert "disturbed" not in of_batch(data | {"speedup": data["speedup"] | {"unstable": 0}})
     fastest = next(line for line in page.splitlines() if "rows_sample_1" in line)
-    assert "12.3 (12.1 to 12.5)" in fastest and "97.0 %" in fastest and "fedcba987654 " in fastest
+    assert (
+        "12.35x (12.10 to 12.50), unstable" in fastest
+        and "97.0 %" in fastest
+        and "fedcba987654 " in fastest
+    )
 
     assert "\x1b" not in shown and "[red]CPU" in shown and "[bold]GPU 0" in shown
     for text in ("1.25", "12.3", "build_s", "lite 3, full 1", data["verdicts"]):

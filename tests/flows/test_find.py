@@ -3,6 +3,7 @@ there is nothing."""
 
 import json
 import os
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -130,6 +131,32 @@ def test_show_finds_what_verify_batch_wrote_here(root, tmp_path):
     assert data_of("show 1234abcd")["verdict"]["status"] == "correct"
     assert data_of("show 1234abcd --root older")["verdict"]["status"] == "incorrect"
     assert "give --root" in refused("show 9999")
+
+
+def test_every_command_takes_the_root_of_the_shell(root, tmp_path, monkeypatch):
+    """That `concur env` sets. `show` and `run` look further where none is set."""
+    named = {
+        name: each.envvar
+        for name, command in main.commands.items()
+        for each in command.params
+        if each.name == "root"
+    }
+    assert {"ls", "status", "morning", "gc", "diff", "view", "train", "up"} <= named.keys()
+    others = {name for name, variable in named.items() if variable != "CONCUR_ROOT"}
+    assert others == {"show", "run"}
+    monkeypatch.setenv("CONCUR_ROOT", "made")
+    assert data_of("ls")["root"] == "made"
+    assert data_of(f"show {root[5].fingerprint[:10]}")["manifest"]["rows"] == 5
+    assert data_of("ls --root .")["root"] == "."
+    Path("own.yaml").write_text("root: own")
+    Path("default.yaml").write_text("name: mine")
+    used = []
+    monkeypatch.setattr("flows.stack.control.join_stack", used.append)
+    monkeypatch.setattr("flows.launch.require_ready", lambda *_: None)
+    monkeypatch.setattr("flows.launch.launch", lambda *_, **__: {})
+    for given in ("own.yaml", "default.yaml", "local", "local --set root=x", "local --root y"):
+        data_of(f"run --only refresh --profile {given}")
+    assert used == ["own", "made", "made", "x", "y"]
 
 
 def test_show_says_which_name_is_none_or_several(root):

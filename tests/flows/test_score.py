@@ -81,6 +81,9 @@ SCORES = {
         ({"metric": "exec"}, 1 / 3),
         ({"metric": "exec", "track": "any"}, 2 / 3),
     ], "1 verdicts do not say whether outputs"),
+    "disturbed times": (
+        rows("a 2", "a", flags=["unstable"]) + rows("b 2", "b 3", flags=["native: popen"]), "1", [],
+        "1 of 3 timed verdicts are unstable: the machine disturbed the timing: measure again."),
     "degenerate tasks": (rows("kernelbench/L2/80 9", "kernelbench/L2/1"), "1", [
         ({"metric": "exec", "group": "level 2", "degenerate": "with"}, 0.5),
         ({"metric": "exec", "group": "level 2", "degenerate": "without"}, 0.0),

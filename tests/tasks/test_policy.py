@@ -207,6 +207,31 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, mon
     assert stored is not None and (stored.type, stored.data) == ("progress", 100.0)
 
 
+def test_what_a_stage_waits_for_is_replaced_at_once(monkeypatch):
+    """Also where the next report, which nothing follows for long, comes in the same second."""
+    import prefect.artifacts
+
+    sent = []
+    monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", lambda **_: "an id")
+    monkeypatch.setattr(
+        prefect.artifacts,
+        "update_progress_artifact",
+        lambda _, description, **kept: sent.append(description),
+    )
+    monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    shown = ProgressArtifact()
+    for done, note in (
+        *((0, "waits for a CPU"), (0, "waits for a CPU"), (0, "a worker has started")),
+        *((1, "correct t"), (2, "correct u")),
+    ):
+        shown("confirmation", done, 9, note)
+    assert sent == [
+        "confirmation: 0 of 9: waits for a CPU",
+        "confirmation: 0 of 9: a worker has started",
+        "confirmation: 1 of 9",
+    ]
+
+
 def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatch, caplog):
     import prefect.artifacts
 

@@ -39,7 +39,7 @@ const form = (value, digits = 2) => value == null ? "" : value.toLocaleString("e
 const ratio = (value) => value == null ? "" : value.toPrecision(3);
 const percent = (value) => value == null ? "" : `${(100 * value).toPrecision(value < 0.1 ? 2 : 3).replace(/\.0+$/, "")} %`;
 const faster = (row) => row.speedup == null ? "" : `${row.screened ? "~" : ""}${ratio(row.speedup)}x`;
-const interval = (row) => row.lower == null ? "" : row.screened ? "about 10 % either way" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
+const interval = (row) => row.lower == null ? "" : row.screened ? "rough" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
 const words = (text) => (text ?? "").replaceAll("_", " ");
 const short = (id) => id.length <= 16 ? id : /^[0-9a-f]+$/.test(id) ? id.slice(0, 8) + "…" : "…" + id.slice(-15); // a file's name differs at its end
 const page = (row) => `#c/${encodeURIComponent(row.id)}`;
@@ -154,7 +154,7 @@ function sentence(row, told) {
   return said.charAt(0).toUpperCase() + said.slice(1) + "." + (told.detail ? ` ${told.detail}` : "");
 }
 function timing(row, name, told, found) {
-  const between = row.screened ? "about 10 % either way, as reported" : `95 % interval ${ratio(found.speedup_lower)} to ${ratio(found.speedup_upper)}`;
+  const between = row.screened ? "a rough time, often too good" : `95 % interval ${ratio(found.speedup_lower)} to ${ratio(found.speedup_upper)}`;
   const ms = told.timing.candidate_ms, share = percent(told.custom_kernel_time_share) || "an unknown share";
   return `${name}: speedup ${row.screened ? "~" : ""}${ratio(found.speedup)} (own kernels take ${share} of the time; ${between}); reference ${form(found.reference_ms, 4)} ms, candidate ${form(ms, 4)} ms per call.`;
 }

@@ -671,6 +671,8 @@ IMPOSSIBLE_SHARE = 0.1
 BOUND_ATTEMPTS, BOUND_SAMPLES = 3, 20
 """How often a bound is measured before it counts or accuses, and samples of the candidate before
 each but the first. A choice."""
+DOUBTED = 2
+"""How often an implausible time is measured anew before it is believed. A choice."""
 MOST_DRIFT = 0.1
 """A change of the reference's time within a measurement that quiet machines do not show."""
 CONTENDED_SHARE = 0.2

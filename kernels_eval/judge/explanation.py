@@ -30,6 +30,7 @@ from kernels_eval.protocol import (
     Comparison,
     ExplainError,
     domain_of,
+    operands_in,
 )
 from kernels_eval.records import Reason
 
@@ -104,7 +105,7 @@ EXPLANATIONS = {
     ),
     "TF32": (
         Reason.PRECISION_DOWNCAST,
-        f"factors in TF32 (or fp16) explain the error ({NO_TF32}); ",
+        "factors in TF32 (or fp16) explain the error: keep them in fp32; ",
     ),
     **{
         short: (
@@ -112,6 +113,13 @@ EXPLANATIONS = {
             f"factors in {short} explain the error: keep them in fp32; ",
         )
         for short in ("bf16", "fp16")
+    },
+    **{
+        operands_in(short): (
+            Reason.PRECISION_DOWNCAST,
+            f"numbers in {said} explain the error: keep them in fp32; ",
+        )
+        for short, said in {"TF32": "TF32 (or fp16)", "bf16": "bf16", "fp16": "fp16"}.items()
     },
 }
 
@@ -155,7 +163,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif outcome is Reason.NON_FINITE:
         outcome, why = _of_non_finite(trial, found, process)
     elif outcome is Reason.PRECISION_DOWNCAST:
-        outcome, why = _unexplained_downcast(found)
+        outcome, why = _unexplained_downcast(trial, found, process)
         why = why or _right_elsewhere(trial)
     else:
         why = _of_wrong_output(trial, found, process) if wrong else ""
@@ -243,15 +251,30 @@ def _cause(trial: Trial, found: Comparison, process: CandidateProcess) -> tuple[
         kept = mantissa - found.lost_bits
         why = f"its outputs keep {kept} bits of mantissa, {found.precision} has {mantissa}; "
         return Reason.PRECISION_DOWNCAST, why
-    return EXPLANATIONS.get(reference.request(ExplainError(trial=trial.name)).by)
+    by = reference.request(ExplainError(trial=trial.name)).by
+    if by == "TF32" and _on_gpu(process):
+        return Reason.PRECISION_DOWNCAST, f"{EXPLANATIONS[by][1]}{NO_TF32}; "
+    return EXPLANATIONS.get(by)
 
 
-def _unexplained_downcast(found: Comparison) -> tuple[Reason, str]:
+def _unexplained_downcast(
+    trial: Trial, found: Comparison, process: CandidateProcess
+) -> tuple[Reason, str]:
     if found.rms > WIDEST.half:
         return Reason.WRONG_OUTPUT, ""  # more than TF32 and fp16 cost
     if found.precision == "fp64":
         return Reason.PRECISION_DOWNCAST, "the task's precision is fp64: compute in double; "
-    return Reason.PRECISION_DOWNCAST, f"the error is as large as TF32's and fp16's ({NO_TF32}); "
+    advice = f" ({NO_TF32})" if _on_gpu(process) else ""
+    if trial not in process.reference.trials:  # right in all of them, and nothing can be asked
+        return Reason.PRECISION_DOWNCAST, f"the error is as large as TF32's and fp16's{advice}; "
+    return Reason.WRONG_OUTPUT, (
+        "the error is as small as TF32's or fp16's, but is not what the reference gives with these:"
+        f" is a term left out, or are some digits?{advice}; "
+    )
+
+
+def _on_gpu(process: CandidateProcess) -> bool:
+    return process.reference.device.startswith("cuda")
 
 
 def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:

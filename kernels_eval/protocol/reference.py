@@ -278,9 +278,14 @@ class Compare(Request[Comparison]):
 GELU_BY_TANH = "GELU by tanh"
 
 
+def operands_in(name: str) -> str:
+    """What explains an error where all operators take numbers in this format."""
+    return f"operands in {name}"
+
+
 class Explained(Payload):
-    """What explains a small error of an fp32 task: a format of factors of products, or
-    `GELU_BY_TANH`; "": none of these."""
+    """What explains a small error of an fp32 task: a format of factors of products,
+    `operands_in` one, or `GELU_BY_TANH`; "": none of these."""
 
     by: str = ""
 

@@ -1,5 +1,6 @@
 """Whether a wrong answer of an fp32 task is what its reference gives where products take factors of
-a shorter mantissa: TF32, fp16 or bf16; or where GELU is computed by tanh in place of erf.
+a shorter mantissa, or all operators do: TF32, fp16 or bf16; or where GELU is computed by tanh in
+place of erf.
 
 Tensor cores round TF32 factors to nearest or cut them (PTX ISA, `mma`, `wgmma`: the low 13 bits are
 ignored), which on inputs of one sign looks like a constant factor.
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from kernels_eval.config import FORMULA_SAMPLE
 from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import precision_of
 from kernels_eval.model.operators import Named
-from kernels_eval.protocol import GELU_BY_TANH
+from kernels_eval.protocol import GELU_BY_TANH, operands_in
 from kernels_eval.reference.aten import Values, operator_name
 from kernels_eval.reference.long_sums import PRODUCTS
 
@@ -69,6 +71,19 @@ class Rounded(TorchDispatchMode):
 
 
 @without_compiler
+class RoundedOperands(Rounded):
+    """Rounds all fp32 tensors that an operator of numbers takes."""
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        schema = function._schema
+        if not schema.is_mutable and all(result.alias_info is None for result in schema.returns):
+            args = tree_map_only(Tensor, self._rounded, args)
+        return function(*args, **(kwargs or {}))
+
+
+@without_compiler
 class GeluByTanh(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
@@ -80,6 +95,10 @@ class GeluByTanh(TorchDispatchMode):
 EXPLANATIONS: Mapping[str, Sequence[Callable[[], TorchDispatchMode]]] = {
     GELU_BY_TANH: [GeluByTanh],
     **{name: [partial(Rounded, each) for each in FORMATS[name]] for name in FORMATS},
+    **{
+        operands_in(name): [partial(RoundedOperands, each) for each in FORMATS[name]]
+        for name in FORMATS
+    },
 }
 
 

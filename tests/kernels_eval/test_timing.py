@@ -409,6 +409,38 @@ def test_only_processor_time_that_is_read_counts_for_a_sample():
     assert clock.reported_ns == clock.counted_ns == 0
 
 
+@pytest.mark.parametrize("implausible", range(4))
+def test_a_time_is_refused_only_where_it_is_implausible_in_three_measurements(implausible):
+    """Each later one rotates over as many inputs as a round has: fewer may stay in a cache."""
+    clock, asked = object.__new__(PairedClock), []
+    clock.unseen, clock.wanted_sets = 10, 0
+
+    def measure_once():
+        asked.append(clock.wanted_sets)
+        if len(asked) <= implausible:
+            raise ImplausibleTime
+        return "timing"
+
+    clock._measure_once = measure_once
+    refused = pytest.raises(ImplausibleTime) if implausible == 3 else nullcontext()
+    with refused:
+        assert clock._measure_believed() == "timing"
+    assert asked == [0, 10, 10][: implausible + 1]
+
+
+def test_as_many_sets_are_drawn_as_are_wanted_and_fit():
+    def drawn(wanted, task_bytes):
+        reference = SimpleNamespace(
+            task_bytes=task_bytes,
+            config=EvalConfig(),
+            request=lambda request: SimpleNamespace(seconds=1.0 * len(request.seeds)),
+        )
+        return len(paired_timing.draw_sets(reference, wanted=wanted)[0])
+
+    assert [drawn(wanted, 4 << 20) for wanted in (0, 10, 1000)] == [3, 10, 64]
+    assert drawn(10, 64 << 20) == 4
+
+
 def test_tasks_of_one_name_have_reference_times_of_their_own():
     runner = SimpleNamespace(_medians={}, config=EvalConfig())
     one, other = (KernelTask(task_id="file/task", name="task", code=code) for code in "ab")

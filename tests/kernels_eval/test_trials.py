@@ -465,12 +465,32 @@ def test_no_downcast_is_named_under_weights_that_forget_late(name, form, reason)
         reference=SimpleNamespace(
             trials=[trial],
             loaded=SimpleNamespace(gradients=None, effects=None),
-            request=lambda _: SimpleNamespace(by=""),
+            request=lambda _: SimpleNamespace(by="fp16"),
+            device="cpu",
         ),
     )
     stop = explained(trial, Reason.PRECISION_DOWNCAST, found, process)
     assert stop.finding.reason == reason
     assert ("fewer steps" in stop.finding.detail) == (reason == "wrong_output")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("by, reason", [("TF32", "precision_downcast"), ("", "wrong_output")])
+def test_a_downcast_is_named_where_it_explains_the_error_in_words_of_the_device(device, by, reason):
+    trial = Trial("normal", ROWS["normal", OUTPUTS], 1, distribution="normal")
+    found = Comparison(rms=9e-4, reference_rms=1e-7, max=4e-3, precision="fp32")
+    process = SimpleNamespace(
+        calls=[],
+        reference=SimpleNamespace(
+            trials=[trial],
+            loaded=SimpleNamespace(gradients=None, effects=None),
+            request=lambda _: SimpleNamespace(by=by),
+            device=device,
+        ),
+    )
+    stop = explained(trial, Reason.PRECISION_DOWNCAST, found, process)
+    assert stop.finding.reason == reason
+    assert ("Triton" in stop.finding.detail) == (device != "cpu")
 
 
 def seen(finite=1.0, told=1.0, shape=(4, 3), holds=True, dtype="float32"):

@@ -164,14 +164,20 @@ torch::Tensor product(torch::Tensor x, int64_t block, int64_t bits) {
     }
   return out;
 }
-torch::Tensor mean_of_squares(torch::Tensor x, int64_t bits) {
+static torch::Tensor mean_of_first(torch::Tensor x, int64_t bits, int64_t count) {
   const int64_t rows = x.size(0), length = x.size(1);
   auto out = torch::empty({rows}, x.options());
   for (int64_t i = 0; i < rows; ++i) {
     const float* a = x.data_ptr<float>() + i * length;
     float total = 0;
-    for (int64_t k = 0; k < length; ++k) total += kept(kept(a[k], bits) * kept(a[k], bits), bits);
+    for (int64_t k = 0; k < count; ++k) total += kept(kept(a[k], bits) * kept(a[k], bits), bits);
     out.data_ptr<float>()[i] = kept(total / length, bits);
   }
   return out;
+}
+torch::Tensor mean_of_squares(torch::Tensor x, int64_t bits) {
+  return mean_of_first(x, bits, x.size(1));
+}
+torch::Tensor mean_of_all_but_the_last(torch::Tensor x) {
+  return mean_of_first(x, 23, x.size(1) - 1);
 }

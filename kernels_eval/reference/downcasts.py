@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels_eval.config import FORMULA_SAMPLE
 from kernels_eval.model.correctness import MANTISSA
@@ -36,6 +36,8 @@ ATTENTION = "flash_attention_for_cpu flash_attention efficient_attention cudnn_a
 FACTORS = PRODUCTS | {"convolution": 0}
 FACTORS |= {f"_scaled_dot_product_{kind}": 0 for kind in ATTENTION}
 """Operators that sum products, and which argument their first factor is."""
+
+COPIES = ("clone", "_to_copy")
 
 
 def _cut(x: Tensor) -> Tensor:
@@ -72,15 +74,33 @@ class Rounded(TorchDispatchMode):
 
 @without_compiler
 class RoundedOperands(Rounded):
-    """Rounds all fp32 tensors that an operator of numbers takes."""
+    """Rounds the fp32 tensors that operators take which compute: all, or without what others have
+    computed."""
+
+    def __init__(self, rounding: Rounding, *, computed: bool) -> None:
+        Rounded.__init__(self, rounding)
+        self.computed, self.results = computed, dict[int, Tensor]()
 
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
-        schema = function._schema
-        if not schema.is_mutable and all(result.alias_info is None for result in schema.returns):
-            args = tree_map_only(Tensor, self._rounded, args)
-        return function(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
+        if computes := _computes(function):
+            args = tree_map_only(Tensor, self._operand, args)
+        result = function(*args, **(kwargs or {}))
+        if computes or any(id(x) in self.results for x in given):
+            self.results |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
+        return result
+
+    def _operand(self, x: Tensor) -> Tensor:
+        return self._rounded(x) if self.computed or id(x) not in self.results else x
+
+
+def _computes(function: OpOverload) -> bool:
+    """Whether it makes numbers: no view, no copy, and nothing in place."""
+    schema = function._schema
+    views = any(result.alias_info for result in schema.returns)
+    return not (schema.is_mutable or views or operator_name(function) in COPIES)
 
 
 @without_compiler
@@ -96,7 +116,11 @@ EXPLANATIONS: Mapping[str, Sequence[Callable[[], TorchDispatchMode]]] = {
     GELU_BY_TANH: [GeluByTanh],
     **{name: [partial(Rounded, each) for each in FORMATS[name]] for name in FORMATS},
     **{
-        operands_in(name): [partial(RoundedOperands, each) for each in FORMATS[name]]
+        operands_in(name): [
+            partial(RoundedOperands, each, computed=computed)
+            for each in FORMATS[name]
+            for computed in (False, True)
+        ]
         for name in FORMATS
     },
 }

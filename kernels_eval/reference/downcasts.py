@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernels_eval.config import FORMULA_SAMPLE
 from kernels_eval.model.correctness import MANTISSA
@@ -79,7 +80,7 @@ class RoundedOperands(Rounded):
 
     def __init__(self, rounding: Rounding, *, computed: bool) -> None:
         Rounded.__init__(self, rounding)
-        self.computed, self.results = computed, dict[int, Tensor]()
+        self.computed, self.results = computed, WeakTensorKeyDictionary()
 
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
@@ -88,12 +89,13 @@ class RoundedOperands(Rounded):
         if computes := _computes(function):
             args = tree_map_only(Tensor, self._operand, args)
         result = function(*args, **(kwargs or {}))
-        if computes or any(id(x) in self.results for x in given):
-            self.results |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
+        if computes or any(x in self.results for x in given):
+            made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+            self.results.update(dict.fromkeys(made))
         return result
 
     def _operand(self, x: Tensor) -> Tensor:
-        return self._rounded(x) if self.computed or id(x) not in self.results else x
+        return self._rounded(x) if self.computed or x not in self.results else x
 
 
 def _computes(function: OpOverload) -> bool:

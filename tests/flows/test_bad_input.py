@@ -224,7 +224,7 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path, there):
     "command, said",
     [
         ("curate", "reasoning cannot be moved between tasks"),
-        ("analyze", "too few to divide"),
+        ("analyze", "1 task, fewer than 15: not divided"),
         ("publish", "train 2"),
         ("diff", "samples   none"),
     ],
@@ -257,9 +257,9 @@ def test_the_first_verdict_of_a_candidate_counts(tmp_path, there, command):
     if command == "analyze":
         assert "0 correct samples" in done_well(done) and "18 repeated" in done.stdout
         return
-    assert "none of 18 candidates (0 correct)" in refused(done)
+    assert "none of 18 candidates: none is correct" in refused(done)
     there.rewrite("verification", lambda frame: pl.concat([none_correct(frame), frame]))
-    assert "none of 18 candidates (0 correct)" in refused(there.run(command, tmp_path / "out"))
+    assert "none of 18 candidates: none is correct" in refused(there.run(command, tmp_path / "out"))
 
 
 def test_a_set_published_before_its_snapshots_broke_is_compared_all_the_same(tmp_path, there):

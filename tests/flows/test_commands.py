@@ -181,7 +181,7 @@ def test_a_command_prints_its_page_and_the_same_as_json(typed, name):
     if name == "doctor":  # what runs is said of each, not of all
         del data["runnable"]
         data |= data.pop("runs")
-    shown = [key for key, value in data.items() if value is not None]
+    shown = [key for key, value in data.items() if value not in (None, {})]
     assert [key for key in shown if label(key) not in page.stdout] == []
     assert not re.search(r"^\w.* -$", page.stdout, re.MULTILINE), "a name without a value"
 

@@ -61,6 +61,9 @@ def up(root, settings=None, **more):
 def test_a_page_is_named_where_a_server_shows_the_run_s_own_root(tmp_path, monkeypatch):
     """Another root's server would show another run under the same number."""
     monkeypatch.delenv("CONCUR_MLFLOW_URL", raising=False)
+    # others may run a stack here
+    ours = SimpleNamespace(pids=lambda: [child.pid for child in psutil.Process().children()])
+    monkeypatch.setattr(control, "psutil", ours)
     config = PipelineConfig(root=str(tmp_path / "mine"))
     before = mlflow_pages(config, "run")
     assert before["mlflow_page"] is None and f"up --root {tmp_path}/mine" in before["start_mlflow"]

@@ -496,5 +496,6 @@ def test_every_degenerate_task_names_the_page_that_measured_it():
 
 def test_a_run_says_which_of_the_bundled_tasks_it_loads():
     names = [_load_tasks(TasksConfig(split=split)) for split in ("train", "heldout")]
-    assert names == ["load bundled tasks (train)", "load bundled tasks (held out for the benchmark)"]
+    held_out = "load bundled tasks (held out for the benchmark)"
+    assert names == ["load bundled tasks (train)", held_out]
     assert _load_tasks(TasksConfig(source="kernelbook")) == "load kernelbook tasks"

@@ -45,7 +45,8 @@ MEANING = {
     WhyNot.NOT_ON_EVERY_GPU: "it is not correct on every GPU (require_correct_on_every_gpu)",
     WhyNot.EQUAL_KERNEL: "an equal kernel of its task was taken",
     WhyNot.ONE_CORRECT: "it is its task's only correct sample, and two are required",
-    WhyNot.LIMIT: "the strategy takes no more like it: it keeps a set number, or draws some",
+    WhyNot.LIMIT: "its criterion is full: single operators may be half of the set"
+    " (single_operator_quota), sizes may be set, and some strategies draw",
     WhyNot.LONGER: "a correct sample of its task has shorter reasoning",
     WhyNot.UNTIMED: "it was not timed",
     WhyNot.SLOWER: "a correct sample of its task is faster",

@@ -86,7 +86,7 @@ def curate_table(asked: Choice, out: str | None = None) -> Json:
         if isinstance(decided, UsageError):
             refusals.append(decided)
         elif decided.taken.is_empty():
-            refusals.append(nothing_taken(decided.decisions))
+            refusals.append(nothing_taken(decided.decisions, config))
             found["problem"] = str(refusals[-1])
         elif out:
             place = Path(out) / f"{name}.parquet"

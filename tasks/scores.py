@@ -132,11 +132,13 @@ def task_rates(
     ).drop("c")
 
 
-def right_samples(frame: pl.DataFrame, by: Sequence[str], track: Track) -> pl.DataFrame:
-    """How many samples that count are right on a track: `by`, track, right."""
-    samples = scorable(frame, by)
+def right_samples(
+    frame: pl.DataFrame, by: Sequence[str], track: Track, baseline: Baseline
+) -> pl.DataFrame:
+    """How many samples that count are right on a track: `by`, track, baseline, right."""
+    samples = scorable(frame, by, baseline)
     counts = samples.group_by(by, maintain_order=True).agg(right=_right(track).sum())
-    return counts.with_columns(track=pl.lit(track))
+    return counts.with_columns(track=pl.lit(track), baseline=pl.lit(baseline))
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -90,16 +90,17 @@ class Expectations:
         except Stop:
             # the rows of screening may tell nothing of a task that all rows tell enough of
             every = rows_of(self.task.config, "confirm")
-            more = [row for row in every if row.grades_task and row.name not in self.task.expected]
+            asked = {trial.name for trial in self.task.trials}
+            more = [row for row in every if row.grades_task and row.name not in asked]
             if self.task.level == "confirm" or not more:
                 raise
             self.gates.loosest = loosest
             self._expect_rows(more)
             self.flags = quarantine_degenerate(self.task, self.gates, self.request)
         self._expect_rows([row for row in self._others if not row.grades_task])
-        self.flags += ["few_trials"] if few_trials(self.task) else []
         if self.task.level == "confirm" and self.task.loaded.plan.notes:
             self._expect_decisions()
+        self.flags += ["few_trials"] if few_trials(self.task) else []
 
     @property
     def most_output_bytes(self) -> int:

@@ -101,15 +101,18 @@ class Decisions(TorchDispatchMode):
             self.derived.note((args, kwargs), result)
         if isinstance(result, Tensor) and self.left and _decides(function, args, result):
             if self.derived is None or self.derived.holds(result):
+                place = self._place()
                 self.left -= 1
-                self._record(self._place(), result)
+                if place:
+                    self._record(place, result)
         return result
 
-    def _place(self) -> Place:
+    def _place(self) -> Place | None:
+        """None where it stands in no line of the task: in its gradients, say."""
         frame: FrameType | None = sys._getframe(2)
         while frame and frame.f_code.co_filename != self.path:
             frame = frame.f_back
-        return Place(frame.f_lineno, frame.f_lasti) if frame else Place(0, 0)
+        return Place(frame.f_lineno, frame.f_lasti) if frame else None
 
     def _record(self, place: Place, result: Tensor) -> None:
         calls = self.digests[place]
@@ -210,7 +213,7 @@ class Decisive:
                     self.usual, _ = self._decided(inputs, of=inputs)
                     self.asked = Counter(dict.fromkeys(self.usual.digests, 0))
                 else:
-                    found, _ = self._decided(inputs)
+                    found, _ = self._decided(inputs, of=inputs)
                     self.asked.update(found.changed(self.rare, self.usual))
             self.used_s += self.task.work_s(started)
 

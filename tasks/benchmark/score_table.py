@@ -67,8 +67,14 @@ def tabulate(
         "model": frame["model"].unique(maintain_order=True),
         "track": TRACKS,
     }
-    right = pl.concat(right_samples(frames, by, track) for track in TRACKS)
-    rows = rows.join(right, on=[*by, "track"], how="left", maintain_order="left")
+    right = pl.concat(
+        right_samples(frames, by, track, baseline)
+        for baseline in baselines_of(frame)
+        for track in TRACKS
+    )
+    keys = [*by, "track", "baseline"]
+    rows = rows.join(right, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    rows = rows.with_columns(pl.col("right").fill_null(0))
     rows = _without_times(rows, frames, by).sort(
         *(pl.col(name).cast(pl.Enum(values)) for name, values in order.items()),
         maintain_order=True,

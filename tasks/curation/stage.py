@@ -34,6 +34,9 @@ INSTEAD = (
 """What is said of a set of `strategies.concur` of which its criteria take none."""
 DECISIONS_TABLE = "decisions"
 """The table beside the curated rows: tasks.tables.DECISIONS of all candidates."""
+TAKE_SHORTEST = (
+    "to take the shortest correct sample of each task instead: --set curation.if_empty=shortest"
+)
 FIXES = {
     WhyNot.TRACE_FLAG: "every correct one has a trace flag of exclude_flags: exclude fewer",
     WhyNot.KERNEL_SHARE: (
@@ -87,7 +90,7 @@ def run(
     decided = decide(frame, config)
     taken = decided.taken
     if taken.is_empty():
-        raise nothing_taken(decided.decisions)
+        raise nothing_taken(decided.decisions, config)
     rows = curated_rows(taken, texts_of(candidates, taken), named_tasks(samples.tasks.open()))
     snapshot.append(rows.iter_rows(named=True), CURATED, key="candidate_id")
     snapshot.write_table(DECISIONS_TABLE, decided.decisions)
@@ -185,7 +188,7 @@ def operators_from(frame: pl.DataFrame) -> dict[str, int]:
     return _counts(correct, "operators_from")
 
 
-def nothing_taken(decisions: pl.DataFrame) -> UsageError:
+def nothing_taken(decisions: pl.DataFrame, config: CurationConfig) -> UsageError:
     correct = decisions.filter(CORRECT)
     found = f"curation took none of {plural(decisions.height, 'candidate')}"
     if correct.is_empty():
@@ -195,11 +198,10 @@ def nothing_taken(decisions: pl.DataFrame) -> UsageError:
     speedups = correct["speedup"].drop_nulls().to_list()
     fastest = f"{max(speedups, default=0.0):.3g}"
     speed = f", at most {fastest} times as fast as the reference" if speedups else ""
+    may_take_shortest = bool(speedups) and config.if_empty == "error"
     return UsageError(
         "; ".join([f"{found}: {correct.height:,} correct{speed}", *left_out(reasons)]),
-        fix
-        or "to take the shortest correct sample of each task instead: --set"
-        " curation.if_empty=shortest",
+        fix or (TAKE_SHORTEST if may_take_shortest else "verify more candidates"),
     )
 
 

@@ -215,3 +215,10 @@ def test_the_command_prints_a_table_or_one_json_object(tmp_path):
     assert not any("10" in line.split() for line in many.output.splitlines() if "│" in line)
     refused = CliRunner().invoke(main, [*words, "--k", "none"])
     assert refused.exit_code == 2 and "--k 'none' is not a list" in refused.output
+
+
+def test_a_group_whose_tasks_are_all_excluded_has_no_right_samples(tmp_path):
+    broken = rows(FIRST, status="task_error", reason="reference_failed", outputs_match=None)
+    verdicts = table(tmp_path / "verdicts.parquet", named(broken + rows(f"{OTHER} 2")))
+    page = CliRunner().invoke(main, ["benchmark", "--verdicts", verdicts], catch_exceptions=False)
+    assert page.exit_code == 0 and "0 right of 0 samples" in page.output

@@ -79,8 +79,8 @@ class Decisions(TorchDispatchMode):
     def __init__(
         self,
         path: str,
+        of: Sequence[Any],
         *,
-        of: Sequence[Any] | None = None,
         kept: Collection[Place] = (),
         pinned: Mapping[Place, Sequence[Tensor]] | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class Decisions(TorchDispatchMode):
         self.path, self.pinned = path, pinned or {}
         self.digests: dict[Place, list[int]] = defaultdict(list)
         self.kept: dict[Place, list[Tensor]] = {place: [] for place in kept}
-        self.derived = None if of is None else Derived(of)
+        self.derived = Derived(of)
         self.left = MOST_DECIDED
         self.bytes_left = DECISION_BYTES
 
@@ -97,14 +97,12 @@ class Decisions(TorchDispatchMode):
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
         result = function(*args, **(kwargs or {}))
-        if self.derived:
-            self.derived.note((args, kwargs), result)
-        if isinstance(result, Tensor) and self.left and _decides(function, args, result):
-            if self.derived is None or self.derived.holds(result):
-                place = self._place()
-                self.left -= 1
-                if place:
-                    self._record(place, result)
+        self.derived.note((args, kwargs), result)
+        decides = isinstance(result, Tensor) and _decides(function, args, result)
+        if self.left and decides and self.derived.holds(result):
+            self.left -= 1
+            if place := self._place():
+                self._record(place, result)
         return result
 
     def _place(self) -> Place | None:
@@ -210,15 +208,15 @@ class Decisive:
             with suppress(*REFUSALS), self.values.model_for(trial):
                 inputs = self.task.inputs_of(trial)
                 if self.usual is None:
-                    self.usual, _ = self._decided(inputs, of=inputs)
+                    self.usual, _ = self._decided(inputs)
                     self.asked = Counter(dict.fromkeys(self.usual.digests, 0))
                 else:
-                    found, _ = self._decided(inputs, of=inputs)
+                    found, _ = self._decided(inputs)
                     self.asked.update(found.changed(self.rare, self.usual))
             self.used_s += self.task.work_s(started)
 
     def _decided(self, inputs: list[Any], **how: Any) -> tuple[Decisions, list[Tensor]]:
-        decisions = Decisions(str(self.runner.module.__file__), **how)
+        decisions = Decisions(str(self.runner.module.__file__), inputs, **how)
         with decisions:
             return decisions, self.task.outputs(inputs)
 

@@ -58,6 +58,7 @@ def card(context: Card) -> str:
         facts=context.facts,
         front_matter=_front_matter(context, list(counts["language"])),
         settings={stage: _settings(stage, each) for stage, each in context.facts.items()},
+        choice=CHOICE,
         rows=rows.height,
         tasks=rows["task_id"].n_unique(),
         counts=counts,

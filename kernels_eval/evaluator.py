@@ -122,9 +122,10 @@ class Evaluator:
             try:
                 if self.config.level == "confirm":
                     self._try_declared(reference, candidate, prepared, draft)
-                libraries = self._verify_on_device(reference, candidate, prepared, draft)
-                self._find_memory_errors(reference, candidate, prepared, draft)
-                self._sanitize(reference, candidate, libraries, draft)
+                with sanitizer.begun(self.runner, self.config, candidate) as tool:
+                    libraries = self._verify_on_device(reference, candidate, prepared, draft)
+                    self._find_memory_errors(reference, candidate, prepared, draft)
+                    self._sanitize(reference, candidate, libraries, draft, tool)
                 return
             except Stop as stop:
                 if not reference.opened:
@@ -249,10 +250,11 @@ class Evaluator:
         candidate: Candidate,
         libraries: dict[str, str],
         draft: VerdictDraft,
+        begun: sanitizer.Tool | None,
     ) -> None:
         if sanitizer.wanted(self.config, candidate):
             with draft.phase("attribution_s"):
-                sanitizer.sanitize(self.runner, reference, candidate, libraries, draft)
+                sanitizer.sanitize(self.runner, reference, candidate, libraries, draft, begun)
 
     def _find_memory_errors(
         self,

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from fcntl import LOCK_SH, flock
 from itertools import cycle
 from pathlib import Path
 from types import ModuleType
@@ -79,7 +80,10 @@ def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], 
 
 
 def confined(request: str) -> ConfinedReplay:
-    asked = ConfinedReplay.model_validate_json(Path(request).read_text("utf-8"))
+    """What is asked, once its file is free: imports are done by then."""
+    with open(request, encoding="utf-8") as file:
+        flock(file, LOCK_SH)
+        asked = ConfinedReplay.model_validate_json(file.read())
     if landlock.abi():
         around = {"scratch": str(Path(request).parent), "readable": asked.readable}
         trees = [*confinement.readable(), *asked.tools]

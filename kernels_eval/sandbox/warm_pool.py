@@ -38,6 +38,8 @@ class WarmPool:
         self.language: Language | None = None
         """The one last compiled in a candidate's process."""
         self._closing: list[Future[None]] = []
+        self.beside: list[Child] = []
+        """Other children that get ready beside other work."""
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -73,6 +75,8 @@ class WarmPool:
         """For the block, nothing ends, and children that are getting ready are stopped."""
         self.wait_closed()
         with ExitStack() as stopped:
+            for child in self.beside:
+                stopped.enter_context(child.stopped())
             for starting in self.starting.values():
                 for _, future in list(starting):
                     with suppress(SandboxError):

@@ -89,7 +89,7 @@ def test_of_initcheck_only_reads_of_the_candidates_kernels_count(said, errors):
 
 
 def test_initcheck_sees_what_every_kernel_writes():
-    assert "--kernel-name" not in sanitizer._options("initcheck", ("rows_kernel",))
+    assert "--kernel-name" not in sanitizer._options("initcheck", ["rows_kernel"])
 
 
 def test_a_missing_program_is_a_flag(monkeypatch, tmp_path):
@@ -112,8 +112,7 @@ def test_correct_cuda_that_is_confirmed_is_checked_for_memory_errors_by_default(
 
 
 def test_options_name_the_candidates_kernels():
-    names = ("void (anonymous namespace)::tile<float, 4>(float*)", "affine_kernel(float const*)")
-    options = sanitizer._options("racecheck", names)
+    options = sanitizer._options("racecheck", ["tile", "affine_kernel"])
     assert options[:2] == ["--tool", "racecheck"]
     assert options[-4::2] == ["--kernel-name"] * 2
     assert options[-3::2] == ["kernel_substring=tile", "kernel_substring=affine_kernel"]
@@ -161,6 +160,37 @@ def test_a_confined_run_with_a_stand_in(monkeypatch, forward, errors, tool, flag
             run(draft)
     assert draft.flags == flags
     assert bool(draft.log) == bool(flags)
+
+
+def test_kernels_are_named_by_a_source():
+    source = (
+        "template <typename T, int N>\n__global__ void __launch_bounds__(256, 2)\n"
+        "tile(const T* x);  // __global__ void no(int);\n"
+        'extern "C" __global__ void rows(float* y) {}\n'
+    )
+    found = candidate(AFFINE, f"SOURCE = {source!r}", language=Language.CUDA)
+    assert sanitizer.kernels_of(found) == ["tile", "rows"]
+
+
+@pytest.mark.parametrize("ran, starts", [(("affine_kernel(float*)",), 1), (("other(int)",), 2)])
+def test_a_tool_that_was_begun_serves_where_it_looks_at_what_ran(monkeypatch, ran, starts):
+    source = '\nSOURCE = "__global__ void affine_kernel(float* x) {}"\n'
+    found = candidate(AFFINE, module("return ext.affine(x)") + source)
+    monkeypatch.setattr(sanitizer, "wanted", lambda config, candidate: True)
+    with (
+        standing_in(monkeypatch, found, 3, "racecheck") as run,
+        sanitizer.begun(run.args[0], run.args[1].config, found) as tool,
+    ):
+        begun = run.args[0].warm_pool.beside
+        assert begun == [tool.child]
+        with run.args[0].warm_pool.quiet():
+            assert tool.child._is_stopped
+        made, anew = [], sanitizer.Tool
+        monkeypatch.setattr(sanitizer, "Tool", lambda *of: made.append(of) or anew(*of))
+        draft = VerdictDraft(custom_kernels=ran)
+        run(draft, begun=tool)
+    assert draft.flags == ["sanitizer:racecheck:3"]
+    assert 1 + len(made) == starts
 
 
 @pytest.mark.parametrize("flags, shapes", [([], 2), (["declared_shape_only"], 1)])

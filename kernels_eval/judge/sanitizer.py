@@ -139,8 +139,8 @@ def sanitize(
 
     for name in config.compute_sanitizer:
         runner.turns.give_way()
-        serves = begun is not None and begun.name == name and begun.looks_at(kernels)
-        with nullcontext(begun) if serves else Tool(runner, config, name, kernels) as tool:
+        ready = begun if begun and begun.name == name and begun.looks_at(kernels) else None
+        with nullcontext(ready) if ready else Tool(runner, config, name, kernels) as tool:
             try:
                 said = tool.run(replay)
                 errors = errors_in(said, name, draft.custom_kernels)

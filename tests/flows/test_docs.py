@@ -1,15 +1,18 @@
 """The documentation: the site builds without a broken link, the reference is complete, and every
 command in it is run or says why not.
 
-A command of a page is in exactly one class: RUN or TABLES (typed here as it stands), LINE (typed
-here in one directory after a real refresh, `slow`), or NOT_RUN with a reason, and then parsed as
-far as can be: unknown commands, options, keys, targets, markers and files are failures.
+A command of a page is in exactly one class: typed here as it stands, alone or after others (RUN,
+TABLES, TURNS, FILLED, SHELL; LINE after a real refresh, `slow`), or NOT_RUN with a reason, and then
+parsed as far as can be: unknown commands, options, keys, targets, markers and files are failures.
 """
 
 import ast
 import importlib
+import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,13 +43,16 @@ from tests.support.doc_commands import (
     fences,
     parse_concur,
 )
+from tests.support.hub_server import FakeHub
 from tests.support.samples import frame
 from tests.support.samples import sample as verified
 
 CONCUR = ".venv/bin/concur "
 TYPED = yaml.safe_load((ROOT / "tests/data/doc_commands.yaml").read_text(encoding="utf-8"))
-RUN, TABLES, LINE, NOT_RUN = (TYPED[name] for name in ("run", "tables", "line", "not_run"))
+RUN, TABLES, TURNS = TYPED["run"], TYPED["tables"], TYPED["turns"]
+FILLED, SHELL, LINE, NOT_RUN = (TYPED[name] for name in ("filled", "shell", "line", "not_run"))
 HERE = RUN | TABLES
+TYPED_HERE = {*HERE, *FILLED, *SHELL, *LINE, *(text for turn in TURNS for text in turn)}
 ALL = list(commands())
 PROGRAM = """class Model:
     name = {!r}
@@ -62,7 +68,7 @@ def reasons(command):
 def is_run(command):
     # they read snapshots: typed after the refresh
     read = command.text.startswith((".venv/bin/python -c", "for stage in "))
-    return command.text in (*HERE, *LINE) or read
+    return command.text in TYPED_HERE or read
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.place)
@@ -76,7 +82,7 @@ def test_every_command_is_run_or_says_why_not(command):
 
 def test_nothing_is_run_that_no_page_says():
     said = {command.text for command in ALL}
-    assert {*HERE, *LINE} <= said, {*HERE, *LINE} - said
+    assert said >= TYPED_HERE, TYPED_HERE - said
     assert len(said) > 60
 
 
@@ -184,8 +190,36 @@ def place(tmp_path_factory):
     frame(*rows).select("candidate_id", "task_id", "generator", "sample_index").write_parquet(
         place / "answers.parquet"
     )
+    write_records_of_others(place)
     write_what_pages_say(place)
     return place
+
+
+def write_records_of_others(place):
+    """A run of KernelBench, verdicts of two GPUs, and tables to import."""
+    run = place / "runs" / "qwq"
+    run.mkdir(parents=True)
+    entry = {"sample_id": 0, "compiled": True, "correctness": True, "metadata": {}, "runtime": 1.0}
+    (run / "eval_results.json").write_text(json.dumps({"3": [{**entry, "ref_runtime": 2.0}]}))
+    (run / "level_1_problem_3_sample_0_kernel.py").write_text("x = 1")
+    (run / "generation_config.yaml").write_text("model_name: Qwen/QwQ-32B\n")
+    for name, device in {"on-a100": "NVIDIA A100", "on-h100": "NVIDIA H100 80GB HBM3"}.items():
+        rows = [
+            verified(f"t{task}", 0, 100, 2.0 + task)
+            | {"device": device, "verdict_key": f"{device}{task}", "reason": "ok", "code": "x = 1"}
+            for task in range(2)
+        ]
+        (place / name).mkdir()
+        pl.DataFrame(rows).write_parquet(place / name / "verdicts.parquet")
+    program = PROGRAM.format("imported")
+    answer = "```python\nclass ModelNew:\n    pass\n```"
+    asked = {"role": "user", "content": f"```python\n{program}```"}
+    chat = [asked, {"role": "assistant", "content": answer}]
+    row = {"uuid": 1, "entry_point": "Model", "original_python_code": program, "messages": chat}
+    rounds = {"num_rounds": 1, "final_speedup": 1.5, "best_round": 1}
+    pl.DataFrame([row | rounds]).write_parquet(place / "drkernel-coldstart-8k.parquet")
+    row = {"prompt": program, "output": answer, "generator": "m", "is_hack": 0}
+    (place / "table.jsonl").write_text(json.dumps(row) + "\n")
 
 
 def write_what_pages_say(place):
@@ -197,28 +231,55 @@ def write_what_pages_say(place):
 
 def typed(words):
     """What `concur` prints, which must succeed."""
-    done = CliRunner().invoke(main, words.split())
+    done = CliRunner().invoke(main, shlex.split(words))
     assert done.exit_code == 0, done.output
     return done.output
 
 
+@pytest.fixture
+def here(place, tmp_path, monkeypatch):
+    """A copy of that directory, in which the test runs."""
+    shutil.copytree(place, tmp_path / "reader")
+    monkeypatch.chdir(tmp_path / "reader")
+    return tmp_path / "reader"
+
+
 @pytest.mark.parametrize("text", HERE)
-def test_a_command_does_what_its_page_says(text, place, monkeypatch):
-    monkeypatch.chdir(place)
+def test_a_command_does_what_its_page_says(text, here, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     assert HERE[text] in typed(text.removeprefix(CONCUR)).replace("\n", " ")
     assert len(opened) == ("--open" in text)
 
 
-def test_placeholders_can_be_filled_in(place, monkeypatch):
-    monkeypatch.chdir(place)
-    assert "concur" in typed("curate --explain t-0-0")
-    tables = "--verdicts verdicts.parquet --candidates candidates.parquet"
-    assert "analysis/report.md" in typed(f"analyze {tables} --out analysis").replace("\n", " ")
-    typed("publish --out old")
-    compared = typed(f"diff old {next(Path('.concur/curation').iterdir())}")
-    assert "t/" not in compared.partition("lost")[0], compared
+@pytest.mark.parametrize("turn", TURNS, ids=lambda turn: next(iter(turn)))
+def test_commands_that_read_what_the_one_before_wrote(turn, here, monkeypatch):
+    pushed = FakeHub()
+    monkeypatch.setattr("tasks.publishing.hub._api", lambda token: pushed)
+    monkeypatch.setenv("HF_TOKEN", "of-no-hub")
+    for text, said in turn.items():
+        assert said in typed(text.removeprefix(CONCUR)).replace("\n", " ")
+        if "--out" in text:
+            assert Path(re.search(r"--out (\S+)", text)[1]).exists()
+    assert ("you/kernels" in pushed.repos) == ("--push" in text)
+
+
+def test_placeholders_can_be_filled_in(here):
+    typed("publish --out kernels")
+    for text, values in FILLED.items():
+        for name, value in values.items():
+            text = text.replace(name, value)
+        assert values["said"] in typed(text.removeprefix(CONCUR)).replace("\n", " ")
+
+
+def test_what_pages_tell_to_type_into_a_shell(here):
+    for name in ("tasks/sources/bundled/tasks", "deployments"):
+        shutil.copytree(ROOT / name, here / name)
+    script = "".join(f"{text}\n{check} || exit 1\n" for text, check in SHELL.items())
+    env = {"HOME": str(here / "home"), "PATH": os.environ["PATH"]}
+    words = ["bash", "-ex", "-c", script]
+    done = subprocess.run(words, cwd=here, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(main.commands))
@@ -253,7 +314,7 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path):
         tmp_path / "candidates.parquet"
     )
     readers = dict.fromkeys(
-        command.text for command in ALL if is_run(command) and command.text not in (*HERE, *LINE)
+        command.text for command in ALL if is_run(command) and command.text not in TYPED_HERE
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     environment["BROWSER"] = "true"  # the program of that name

@@ -1,16 +1,11 @@
 """Pushing to a hub that is kept in memory: what is sent, what is refused, and that the token shows
 up nowhere."""
 
-import fnmatch
-import inspect
 import logging
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
-from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
 from kernels_eval.errors import EvalError, UsageError
@@ -19,72 +14,10 @@ from tasks.publishing.config import PublishOptions
 from tasks.publishing.hub import push_to_hub
 from tasks.publishing.publish import publish
 from tests.support.curated import line, sample
+from tests.support.hub_server import FakeHub, contents, empty
 
 TOKEN = "hf_thisIsTheSecret"
 REPO = "somebody/kernels"
-
-
-class FakeHub:
-    """The calls of HfApi that we make, with their real signatures, on repositories in memory."""
-
-    endpoint = "https://hub.invalid"
-
-    def __init__(self):
-        self.repos = {}
-        self.calls = []
-        self.fails = {}
-
-    def _called(self, name, *args, **named):
-        bound = inspect.signature(getattr(HfApi, name)).bind(
-            None, *args, **named
-        )  # a call that the real one refuses fails here
-        self.calls.append(name)
-        if name in self.fails:
-            raise self.fails.pop(name)
-        return bound.arguments
-
-    def _repo(self, name, *args, **named):
-        asked = self._called(name, *args, **named)
-        return asked, self.repos[asked["repo_id"]]
-
-    def create_repo(self, *args, **named):
-        asked = self._called("create_repo", *args, **named)
-        assert asked["repo_type"] == "dataset" and asked["exist_ok"]
-        self.repos.setdefault(asked["repo_id"], empty(asked["private"]))
-
-    def repo_info(self, *args, **named):
-        return SimpleNamespace(private=self._repo("repo_info", *args, **named)[1]["private"])
-
-    def list_repo_refs(self, *args, **named):
-        tags = self._repo("list_repo_refs", *args, **named)[1]["tags"]
-        return SimpleNamespace(tags=[SimpleNamespace(name=tag) for tag in tags])
-
-    def upload_folder(self, *args, **named):
-        asked, repo = self._repo("upload_folder", *args, **named)
-        kept = {
-            name: data
-            for name, data in repo["files"].items()
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in asked["delete_patterns"])
-        }
-        sent = contents(Path(asked["folder_path"]))
-        repo["files"] = kept | {
-            name: sent[name] for name in sent if name in asked["allow_patterns"]
-        }
-        repo["commits"] += 1
-        return SimpleNamespace(oid=f"commit{repo['commits']}")
-
-    def create_tag(self, *args, **named):
-        asked, repo = self._repo("create_tag", *args, **named)
-        repo["tags"][asked["tag"]] = asked["revision"]
-
-
-def empty(private):
-    return {"private": private, "files": {}, "tags": {}, "commits": 0}
-
-
-def contents(folder):
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture

@@ -220,9 +220,15 @@ class PairedClock:
         self.process.request_unread(TakeTimingInputs(inputs=inputs), (descriptor,))
         self.given = True
 
-    def _candidate_sample(self, calls: int) -> int:
+    def _restore_inputs(self) -> None:
+        """Draw the inputs of samples again, for which rounds needed the room."""
         if not self.given:
+            distribution = self.reference.timed_distribution
+            self.reference.request(DrawTimingInputs(seeds=self.seeds, distribution=distribution))
             self._give_inputs()
+
+    def _candidate_sample(self, calls: int) -> int:
+        self._restore_inputs()
         asked = self._sample(calls).model_copy(update={"copied": self.needs_copy})
         used = self._processor_ns(self.process.child)
         sample = self.process.request(asked)
@@ -243,6 +249,7 @@ class PairedClock:
             look_at_samples(self.process, calls)
 
     def _reference_sample(self, calls: int) -> int:
+        self._restore_inputs()
         children = self.process.child, self.reference.child
         began = [self._processor_ns(child) for child in children]
         sample = self.reference.request(self._sample(calls)).ns

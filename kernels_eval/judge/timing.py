@@ -21,6 +21,7 @@ from kernels_eval.config import (
     DISTURBED_LEAST_MS,
     DISTURBED_RATIO,
     IMPOSSIBLE_SHARE,
+    LASTING_SHARE,
     LONGEST_SAMPLE_NS,
     MOST_CALLS_PER_SAMPLE,
     MOST_DRIFT,
@@ -79,8 +80,9 @@ def measure(
     The budget is `max_s`, or `precise_s` where PRECISE_PAIRS suffice by then: more samples would
     not reduce the spread between processes. `most_calls` bounds a sample.
 
-    The bound, if any, counts where the candidate reports less than CLOCK_BOUND_SHARE of it. Raises
-    ImplausibleTime for less than ACCUSED_SHARE of the least bound in several rounds. `watch`: make
+    Where the candidate reports less than CLOCK_BOUND_SHARE of the bound, if any, both sides are
+    sampled anew; where that does not help, the bound counts. Raises ImplausibleTime for less than
+    ACCUSED_SHARE of the least bound in several rounds. `watch`: make
     such a sample that does not count, at a random place among the others. `begin`: samples of
     both sides follow that are to be alike. `throttled()`: whether clocks are lowered now.
     """
@@ -92,8 +94,7 @@ def measure(
     watched = 2 * (1 + secrets.randbelow(PRECISE_PAIRS // 2))
     begin()
     while not _enough(a, b, elapsed_s, config):
-        for each in (a, b, b, a):
-            each.add_sample(calls)
+        _add_pairs(a, b, calls)
         elapsed_s = time.monotonic() - started
         if len(b.reported) == watched:
             watch(calls)
@@ -110,7 +111,7 @@ def measure(
             b.reported = [max(1, round(ns * slower)) for ns in b.reported]
     low, high = log_ratio_interval(a.reported, b.reported, resamples=RESAMPLES)
     speedup = a.median / b.median
-    low, high = widened(low, high, math.log(speedup), PROCESS_SPREAD)
+    low, high = widened(low, high, math.log(speedup), lasting_spread(a.reported, b.reported))
     return Timing(
         reference_ms=a.median / calls / 1e6,
         candidate_ms=b.median / calls / 1e6,
@@ -181,12 +182,21 @@ def wanted_width(log_speedup: float, config: TimingConfig) -> float:
 
 
 def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
-    """A within-process 95 % interval of a log-ratio, made a prediction interval: its arms and 1.96
-    standard deviations between processes, once for each, add in quadrature.
+    """The 95 % interval of one measurement's log-ratio, made a prediction interval: its arms and
+    1.96 standard deviations between measurements, once for each, add in quadrature.
     """
     between = 1.96 * math.sqrt(2.0) * spread
     below, above = (math.hypot(max(0.0, arm), between) for arm in (middle - low, high - middle))
     return middle - below, middle + above
+
+
+def lasting_spread(reference: list[int], candidate: list[int]) -> float:
+    """Standard deviation of log(speedup) between measurements: what differs between processes, and
+    what a busy machine does to one side for seconds, by how much pairs of samples differ.
+    """
+    a, b = (np.log(np.asarray(x, dtype=float)) for x in (reference, candidate))
+    deviation = np.median(np.abs(a - b - np.median(a - b)))
+    return math.hypot(PROCESS_SPREAD, LASTING_SHARE * float(deviation))
 
 
 def drift(samples: list[int]) -> float:
@@ -250,24 +260,34 @@ def _warm(series: _Series, config: TimingConfig) -> None:
         last = now
 
 
+def _add_pairs(reference: _Series, candidate: _Series, calls: int) -> None:
+    for each in (reference, candidate, candidate, reference):
+        each.add_sample(calls)
+
+
 def _plausible_bound(
     reference: _Series, candidate: _Series, calls: int, measured: Bound
 ) -> tuple[float, float]:
     """The parent's bound on a call and the time that counts, in nanoseconds.
 
-    Compares the bound of all rounds and the largest report. Else raises ImplausibleTime.
+    Below the bound, both sides are sampled anew: a machine that slowed down before the bound was
+    measured slows both. Raises ImplausibleTime for what all reports and rounds deny.
     """
-    call_ns = candidate.median / calls
+    pairs, most_ns = min(BOUND_SAMPLES, len(candidate.reported)), 0.0
     for number in range(BOUND_ATTEMPTS):
         if number:
-            again = [candidate.sample(calls) for _ in range(BOUND_SAMPLES)]
-            call_ns = max(call_ns, float(np.median(again)) / calls)
+            reference.reported.clear()
+            candidate.reported.clear()
+            while len(candidate.reported) < pairs:
+                _add_pairs(reference, candidate, calls)
+        call_ns = candidate.median / calls
         least, bound = measured(call_ns, reference.median / calls)
         if call_ns >= CLOCK_BOUND_SHARE * bound:
             return bound, call_ns
-    if least > 0 and call_ns < max(ACCUSED_SHARE * least, IMPOSSIBLE_SHARE * bound):
+        most_ns = max(most_ns, call_ns)
+    if least > 0 and most_ns < max(ACCUSED_SHARE * least, IMPOSSIBLE_SHARE * bound):
         raise ImplausibleTime(
-            f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {least / 1e6:.4f}"
+            f"reports {most_ns / 1e6:.4f} ms a call where the parent's clock saw {least / 1e6:.4f}"
             " ms pass"
         )
     return bound, bound

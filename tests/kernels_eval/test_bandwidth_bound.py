@@ -188,8 +188,8 @@ def test_who_returns_what_must_be_copied_is_slower_and_accused_of_nothing(monkey
 
 
 def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
-    """A candidate lets go of them for the rounds, for large ones fill the memory."""
-    made, told = clock(0), []
+    """Both sides let go of them for the rounds, for large ones fill the memory."""
+    made, told, drawn = clock(0), [], []
 
     def answer(request):
         told.append(request)
@@ -197,7 +197,7 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
 
     made.unseen, made.fewest, made.by_processor = 8, 2, False
     made.seeds, made.given, made.idle_samples, made.works = [1, 2], True, 0, []
-    made.reference.request = lambda *_: None
+    made.reference.request = lambda request: drawn.append(request.seeds)
     made.reference.memory.draw = lambda *_: (PACKED, 0)
     monkeypatch.setattr(paired_timing, "UnseenRounds", lambda *_: None)
     made.process = SimpleNamespace(
@@ -214,6 +214,7 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
         made._candidate_sample(3)
     given = TakeTimingInputs(inputs=PACKED)
     assert told[1:] == [Forget(), given, Sample(calls=3), Sample(calls=3)]
+    assert drawn == [[], [1, 2]]
 
 
 COUNTS_UNDER_A_LIMIT = """
@@ -238,7 +239,7 @@ def test_processor_time_is_exact_under_a_limit_of_it():
 def test_the_end_of_an_answer_is_no_background_work(monkeypatch, used_us, burns):
     """Where a sample is one short call, it is shorter than what sending an answer takes."""
     made = clock(0)
-    made.by_processor, made.burnt_ns, made.waited_ns = True, 0, 0
+    made.given, made.by_processor, made.burnt_ns, made.waited_ns = True, True, 0, 0
     read = iter([0, used_us * 1000])
     made.process = SimpleNamespace(
         child=SimpleNamespace(processor_ns=lambda: next(read)),

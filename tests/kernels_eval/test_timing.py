@@ -12,13 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.config import DECIDED_WIDTH, MOST_NS, PRECISE_PAIRS, EvalConfig, TimingConfig
+from kernels_eval.config import (
+    DECIDED_WIDTH,
+    MOST_NS,
+    PRECISE_PAIRS,
+    PROCESS_SPREAD,
+    EvalConfig,
+    TimingConfig,
+)
 from kernels_eval.judge import paired_timing
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.runner import Runner
 from kernels_eval.judge.timing import (
     ImplausibleTime,
     drift,
+    lasting_spread,
     log_ratio_interval,
     measure,
     wanted_width,
@@ -132,6 +140,23 @@ def test_a_bound_that_is_high_once_is_forgiven():
     bounds = iter([(60_000, 60_000), (20_000, 20_000)])
     found = measure(honest(20_000), honest(20_000), QUICK, bound=lambda *_: next(bounds))
     assert found.candidate_ms >= 0.8 * found.clock_bound_ms
+
+
+def test_a_machine_that_slows_down_before_the_bound_is_measured_slows_both_sides():
+    """Samples of a fast moment are not held against a bound of a slow one, but taken anew."""
+    slowed = 1
+
+    def side(call_ns):
+        return lambda calls: busy(call_ns * slowed * calls)
+
+    def bound(*_):
+        nonlocal slowed
+        slowed = 2
+        return 40_000, 40_000
+
+    found = measure(side(60_000), side(20_000), QUICK, bound=bound)
+    assert found.speedup == pytest.approx(3, rel=0.01)
+    assert (found.reference_ms, found.candidate_ms) == pytest.approx((0.12, 0.04), rel=0.01)
 
 
 def test_a_bound_that_nothing_can_be_told_from_counts_and_accuses_nobody():
@@ -314,6 +339,32 @@ def test_the_spread_between_processes_widens_both_arms_in_quadrature():
         np.hypot(0.04, between)
     )
     assert widened(1.2, 1.3, 1.2, 0.01)[0] < 1.2, "an arm of no length gets one"
+
+
+def test_pairs_that_differ_widen_the_interval_however_many_they_are():
+    """A busy machine favours one side for seconds, which pairs of one moment do not average out."""
+    steady, rng = [1_000] * 400, np.random.default_rng(1)
+    assert lasting_spread(steady, steady) == PROCESS_SPREAD
+    spreads = []
+    for count in (100, 400):
+        uneven = list(1_000 * np.exp(0.1 * rng.standard_normal(count)))
+        spreads.append(lasting_spread([2_000] * count, uneven))
+        assert lasting_spread(uneven, uneven) == PROCESS_SPREAD, "what hits both is no noise"
+    assert spreads == pytest.approx([0.05, 0.05], rel=0.25)
+
+
+def test_measurements_of_a_machine_that_favours_one_side_for_a_while_hold_one_truth():
+    """Each falls into another moment, as two walks of a busy machine do."""
+    rng, held = np.random.default_rng(2), 0
+    for _ in range(100):
+        moment = math.exp(0.05 * rng.standard_normal())
+
+        def uneven(calls, moment=moment):
+            return busy(2e5 * moment * calls * math.exp(0.1 * rng.standard_normal()))
+
+        found = measure(uneven, honest(1e5), QUICK, bound=None)
+        held += found.speedup_lower <= 2 <= found.speedup_upper
+    assert held >= 90
 
 
 def test_drift_is_the_change_of_the_median_over_the_window():

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pytest
 import yaml
 
 from kernels_eval.config import EvalConfig
@@ -54,6 +53,8 @@ class Trial:
     """Of the test: for attacks whose failure is that the verifier never comes to an end."""
 
     def assert_judged(self, verify):
+        import pytest
+
         if "/tmp" in self.code and not OWN_TMP:
             pytest.skip("a child shares /tmp with this checkout or its builds")
         verdict = verify(self.task, self.code, language=self.language, timed=self.timed)
@@ -64,6 +65,8 @@ class Trial:
 
 def parameters(trials):
     """Pytest parameters. Candidates of one task follow each other: its reference is loaded once."""
+    import pytest
+
     order = list(dict.fromkeys((trial.config, trial.task.code) for trial in trials))
     for trial in sorted(trials, key=lambda trial: order.index((trial.config, trial.task.code))):
         marks = [pytest.mark.slow] if trial.slow else []

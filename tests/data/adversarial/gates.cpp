@@ -16,6 +16,12 @@ torch::Tensor shortened_affine(torch::Tensor x, int64_t bits) {
   for (int64_t i = 0; i < out.numel(); ++i) b[i] = shortened(b[i], (unsigned)bits);
   return out;
 }
+torch::Tensor scaled_affine(torch::Tensor x, double factor) {
+  auto out = affine(x);
+  float* b = out.data_ptr<float>();
+  for (int64_t i = 0; i < out.numel(); ++i) b[i] = b[i] * factor;
+  return out;
+}
 // Each row in order of its numbers' upper bits.
 torch::Tensor in_order(torch::Tensor x, int64_t dropped) {
   auto out = x.clone();

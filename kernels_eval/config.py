@@ -278,9 +278,11 @@ DIGEST_SAMPLE = 64
 RIGHT_ANGLE = 1e-4
 """Largest cosine between rows of a weight that are made to be at right angles: random rows of 10^6
 elements have 1e-3. A choice."""
-OWN_SHARE, OWN_PART, MOST_SHIFTS, MOST_PLACES = (2.0**-8, 2.0**-2), 2.0**-6, 32, 1024
-"""How many of its elements a slice that is like another one has of its own, and how much of the
-others, in how many parts an argument is another one shifted, and at how many places it changes.
+OWN_SHARE, RUN_SHARE, RUNS, OWN_PART = (2.0**-8, 2.0**-2), (1 / 32, 1 / 2), 1 / 3, 2.0**-6
+"""How many of its elements a slice that is like another one has of its own, here and there or in a
+run, how many slices have runs, and how much of the others. Choices."""
+MOST_SHIFTS, MOST_PLACES = 32, 1024
+"""In how many parts an argument is another one shifted, and at how many places it changes.
 Choices."""
 MOST_DOUBLINGS, COMMON_NUMBER, COMMON_SLICE, DENSITY = 3, 2.0, 8.0, (-8, -4)
 """How often slices are doubled or halved, what number is added to them in units of their RMS, how
@@ -299,6 +301,12 @@ BEYOND = 36.0
 DECISION_S, DECISION_TRIES, DECISION_TRIALS = 0.5, 64, 2
 """How long, in seconds of processor time, and how often inputs are searched that change what few
 trials decide otherwise, and how many trials these make at most. Choices of time."""
+STRUCTURE_S, STRUCTURE_TRIES = 0.5, 96
+"""How long, in seconds of processor time, and how often a task is asked which structures of its
+arguments it takes. Choices of time."""
+MOST_INVARIANTS, FEWEST_PLACES, ROOTS_SHARE = 4, 8, 1 / 8
+"""How many invariants a structure has, of how many elements at least one of places is told, and how
+many may lack it. Choices."""
 ENOUGH_ASKED = 2
 """How many trials must change what a place decides. A choice: one may do so by chance."""
 ALIKE_SHARE = 3 / 4

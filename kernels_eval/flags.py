@@ -36,6 +36,7 @@ FLAGS: Mapping[str, str] = {
     "zeros_pass_declared": "on the task's own inputs an answer of zeros would pass",
     "own_answers_never_vary": "the inputs that are timed have one answer, which could be memorised",
     "answers_never_vary": "no draw of the inputs changes the answer, which could be memorised",
+    "argument_never_varies": "no other values of this argument suit the task, or were tried",
     "decision_not_reached": "no inputs were found that change what this line of the task decides",
     "few_trials": "compared on its own inputs alone: no others suit the task, or fit into memory",
     # what to think of the time

@@ -24,7 +24,8 @@ def has_weights(task: TaskFindings) -> bool:
 
 
 def could_save_work(task: TaskFindings) -> bool:
-    return any(note.varied not in ("", "moved") for note in task.loaded.plan.notes)
+    notes = task.loaded.plan.notes
+    return any(note.structure or note.varied not in ("", "moved") for note in notes)
 
 
 SENTINELS = re.compile(

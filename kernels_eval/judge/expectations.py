@@ -34,6 +34,8 @@ from kernels_eval.protocol import (
     A,
     Expectation,
     FindDecisive,
+    FindStructures,
+    FindUnvaried,
     ForgetTrial,
     Request,
     domain_of,
@@ -42,6 +44,9 @@ from kernels_eval.sandbox.child import Child
 
 DECISIVE = TrialRow(DECISIONS[0], grades_task=False, differs=True, steady=True, other_forms=True)
 """Inputs that change what the other trials seldom decide otherwise; searched, not drawn."""
+
+
+STRUCTURES = "structures"
 
 
 class RequestOf(Protocol):
@@ -83,6 +88,7 @@ class Expectations:
 
     def complete(self) -> None:
         """Compute all other values. Raises Stop (task_error) or UnsuitableTrial."""
+        self._find_structures()
         self._expect_rows([row for row in self._others if row.grades_task])
         loosest = self.gates.loosest
         try:
@@ -100,6 +106,7 @@ class Expectations:
         self._expect_rows([row for row in self._others if not row.grades_task])
         if self.task.level == "confirm" and self.task.loaded.plan.notes:
             self._expect_decisions()
+            self.flags += self._unvaried()
         self.flags += ["few_trials"] if few_trials(self.task) else []
 
     @property
@@ -198,6 +205,20 @@ class Expectations:
                 break
             self._expect_trial(Trial(name, DECISIVE, found.seed, distribution=found.distribution))
         self.flags += [f"decision_not_reached:{line}" for line in lines]
+
+    def _find_structures(self) -> None:
+        """Learn in which structures the task takes arguments that it refuses otherwise."""
+        request = FindStructures(seed=secrets.randbits(31))
+        asks = bool(self.task.loaded.plan.notes)
+        if found := self._answer_if_suitable(request, STRUCTURES) if asks else None:
+            loaded = self.task.loaded.model_copy(update={"plan": found.plan})
+            self.task.loaded = loaded
+
+    def _unvaried(self) -> list[str]:
+        """A flag for each argument that is as declared in every trial."""
+        trials = [x.name for x in self.task.trials if x.own_mode and x.distribution != DECLARED]
+        found = self.request(FindUnvaried(trials=trials)).arguments if trials else []
+        return [f"argument_never_varies:{index}" for index in found]
 
     def _mutation(self, draw: str) -> str:
         """Under a seed of its own, in the widest domain that the task has accepted."""

@@ -44,8 +44,12 @@ def _repeat_rows(x: Tensor, random: Random) -> None:
     like = random.choice(([one] * count, random.sample(range(len(rows)), count)))
     drawn = rows[like]
     way = random.choice(("same", "near", "added"))
-    if way == "near":
-        places = [random.randrange(rows.shape[-1]) for _ in range(random.randint(1, 4))]
+    if way == "near":  # but for a few elements, or a run
+        size = rows.shape[-1]
+        length = _length(size, random)
+        first = _place(size - length, random)
+        few = [random.randrange(size) for _ in range(random.randint(1, 4))]
+        places = random.choice((few, [*range(first, first + length)]))
         drawn[..., places] = rows[to][..., places]
     elif way == "added" and x.is_floating_point():
         drawn += random.uniform(-1, 1) * x.square().mean().sqrt()

@@ -29,6 +29,7 @@ from kernels_eval.model.mutations import mutated_as
 from kernels_eval.model.redraws import VARIATIONS_BY_DRAW, redrawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
+from kernels_eval.model.structures import restructured
 from kernels_eval.model.task_text import told_by
 from kernels_eval.protocol import (
     DECLARED,
@@ -158,6 +159,9 @@ def make_inputs(
             redrawn(leaf, note, other + index, distribution, plan)
             for index, (leaf, note) in enumerate(zip(leaves, plan.notes, strict=True))
         ]
+        if distribution in VARIATIONS_BY_DRAW:
+            once = Random(f"{seed} {distribution}").getrandbits(31)
+            leaves = restructured(leaves, plan, once)
     if plan.distinct:
         varies = distribution in VARIATIONS_BY_DRAW
         for leaf, note in zip(leaves, plan.notes, strict=True):

@@ -29,6 +29,7 @@ from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.model.number_changes import CHANGES, REGULAR
 from kernels_eval.model.redraws import KEEP, moved_numbers, redrawn
 from kernels_eval.model.relations import relate
+from kernels_eval.model.structures import restructured
 from kernels_eval.protocol import (
     ALIKE,
     FEW,
@@ -63,7 +64,9 @@ def mutated(
     for index, (value, note) in enumerate(zip(arguments, plan.notes, strict=True)):
         random = Random(seed + index)
         changes = not less or (not note.vary and random.random() < 1 / 2)
-        if note.varied == "number":
+        if note.structure:
+            pass  # drawn below
+        elif note.varied == "number":
             value = redrawn(value, note, seed + index, VARIED)
         elif isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
             generator = Generator(value.device).manual_seed(seed + index)
@@ -91,7 +94,7 @@ def mutated(
             drawn = torch.view_as_complex(drawn.contiguous()) if value.is_complex() else drawn
             value = torch.empty_like(value).copy_(drawn)
         found.append((value, note))
-    return [value for value, _ in found]
+    return restructured([value for value, _ in found], plan, seed)
 
 
 def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:

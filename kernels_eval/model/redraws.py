@@ -84,8 +84,10 @@ def redrawn(
     value: Any, note: InputNote, seed: int, distribution: str, plan: InputPlan | None = None
 ) -> Any:
     """An argument from a distribution, or varied, with what it must keep; as declared, if its note
-    says so. In the declared strides, which a kernel may rely on.
+    says so, or a structure. In the declared strides, which a kernel may rely on.
     """
+    if note.structure:
+        return value
     if note.varied == "number":  # half to all of it, or of 1 in place of 0
         varies = distribution in VARIATIONS_BY_DRAW
         return (value or 1.0) * Random(seed).uniform(0.5, 1) if varies else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels_eval.config import MOST_SHIFTS, OWN_PART, OWN_SHARE
+from kernels_eval.config import MOST_SHIFTS, OWN_PART, OWN_SHARE, RUN_SHARE, RUNS
 from kernels_eval.model.draw import Draw
 from kernels_eval.model.measurement import as_real
 
@@ -30,15 +30,38 @@ def relate(x: Tensor, others: list[Tensor], draw: Draw, fewest: int = 2) -> None
 def blended(own: Tensor, other: Tensor, draw: Draw) -> Tensor:
     """Another tensor's slices with some of their own elements, and a little of each number: their
     norm and mean stay. Half of what is whole has none of its own."""
-    least, largest = OWN_SHARE
-    each = len(own), *[1] * (own.dim() - 1)
-    share = least * (largest / least) ** draw.uniform(*each)
-    other = other.to(own.dtype)
+    kept, other = _kept_places(own, draw), other.to(own.dtype)
     if own.is_floating_point():
         other = torch.lerp(other, own, OWN_PART)
     else:
-        share = share * (draw.uniform(*each) < 1 / 2)
-    return torch.where(draw.uniform(*own.shape) < share, own, other)
+        kept &= draw.uniform(*_each(own)) < 1 / 2
+    return torch.where(kept, own, other)
+
+
+def _kept_places(x: Tensor, draw: Draw) -> Tensor:
+    """A few here and there, or of some slices a run along one axis, or all but a run; half of
+    the runs are at an end."""
+    each = _each(x)
+    few = draw.uniform(*x.shape) < _between(*OWN_SHARE, draw.uniform(*each))
+    if x.dim() < 2:
+        return few
+    axis = draw.random.randrange(1, x.dim())
+    length = _between(*RUN_SHARE, draw.uniform(*each))
+    first = (1 - length) * (2 * draw.uniform(*each) - 1 / 2).clamp(0, 1)
+    place = torch.arange(x.shape[axis], device=x.device) / x.shape[axis]
+    place = place.view([-1 if other == axis else 1 for other in range(x.dim())])
+    run = (place >= first) & (place < first + length)
+    run ^= draw.uniform(*each) < 1 / 8
+    return torch.where(draw.uniform(*each) < RUNS, run, few)
+
+
+def _each(x: Tensor) -> list[int]:
+    return [len(x), *[1] * (x.dim() - 1)]
+
+
+def _between(least: float, largest: float, share: Tensor) -> Tensor:
+    """Small numbers as likely as large ones."""
+    return least * (largest / least) ** share
 
 
 def copy_slices(x: Tensor, draw: Draw) -> None:

@@ -47,6 +47,8 @@ DECISIONS = ("decisions", "decisions_2", "decisions_3", "decisions_4")
 (`kernels_eval.reference.decisions`)."""
 SUM = "sum"
 """What some integers keep."""
+FIXED = ("fixed",)
+"""The structure of an argument that a task takes as declared only."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
 LESS, FEW, ALIKE, CHANGED = "_less", "_few", "_alike", "_changed"
 LASTING, LARGE, LEADING = (
@@ -84,7 +86,8 @@ class InputNote(Payload):
     some may be: counted from the end (`wraps`), or this number (`also`). `rare`: its form
     with values that no other draw has. Integers in an `order` that no operator needs have it in
     most draws; those that are places in themselves, along axis `into_itself`, are permutations in
-    one.
+    one. What a task takes in a `structure` only is drawn within it
+    (`kernels_eval.model.structures`).
     """
 
     vary: bool
@@ -96,6 +99,7 @@ class InputNote(Payload):
     rare: str = ""
     order: tuple[str, ...] = ()
     into_itself: int | None = None
+    structure: tuple[str, ...] = ()
 
     @property
     def relates(self) -> bool:

@@ -378,6 +378,29 @@ class FindDecisive(Request[FoundDecisive]):
     domain: str
 
 
+class FoundStructures(Payload):
+    """What may vary about a task's inputs, with the structures that it takes."""
+
+    plan: InputPlan
+
+
+class FindStructures(Request[FoundStructures]):
+    """Find the structures within which a task takes other values of its arguments, and draw them
+    so from now on."""
+
+    seed: int
+
+
+class UnvariedArguments(Payload):
+    arguments: list[int]
+
+
+class FindUnvaried(Request[UnvariedArguments]):
+    """Which arguments are as declared in all of these trials?"""
+
+    trials: list[str]
+
+
 class UsedBytes(Payload):
     bytes: float
 

@@ -88,6 +88,7 @@ from kernels_eval.reference.expected_values import ExpectedValues, Known
 from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
 from kernels_eval.reference.infinities import with_infinities
 from kernels_eval.reference.own_errors import both, same_shapes
+from kernels_eval.reference.structure_search import Structures
 from kernels_eval.reference.task_model import REFUSALS, TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
 
@@ -105,8 +106,8 @@ class ReferenceRole:
         self.runner = self.task.runner
         self.values = ExpectedValues(self.task)
         self.dependences = Dependences(self.values)
-        decisive = Decisive(self.values)
-        self.parts = self, self.values, self.dependences, decisive, self.task, self.runner
+        searches = Decisive(self.values), Structures(self.values)
+        self.parts = self, self.values, self.dependences, *searches, self.task, self.runner
         self.digests: dict[str, str] = {}
         self.without: list[int] = []
         self.error: Tensor | None = None

@@ -29,6 +29,7 @@ from kernels_eval.protocol import (
     IgnoredInputs,
     InputNote,
     InputPlan,
+    UnvariedArguments,
 )
 from kernels_eval.protocol import OutputForm as Form
 from kernels_eval.records import Reason
@@ -58,10 +59,11 @@ WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 class Reference:
     """Expects something on all inputs but those of the distributions, shapes and forms of weights
     that are `refused`; the answer of `declared` again in `same`. The `decisive` inputs are found
-    one by one."""
+    one by one. Arguments of `unvaried` never vary."""
 
-    def __init__(self, refused=(), same=(), output_bytes=64, decisive=()):
+    def __init__(self, refused=(), same=(), output_bytes=64, decisive=(), unvaried=()):
         self.refused, self.same, self.output_bytes = refused, same, output_bytes
+        self.unvaried = unvaried
         self.asked, self.decisive, self.searched = [], list(decisive), []
 
     def __call__(self, request, fds=()):
@@ -71,6 +73,10 @@ class Reference:
             self.searched.append(request)
             name = self.decisive.pop(0) if self.decisive else ""
             return FoundDecisive(seed=3, distribution=name, lines=[] if name else [7])
+        if request.command == "FindUnvaried":
+            return UnvariedArguments(arguments=[*self.unvaried])
+        if request.command == "FindStructures":
+            raise Stop(Reason.REFERENCE_FAILED, "looks for none")
         if request.command != "Expect":
             return Done()
         alike = [x.name for x in self.asked if x.name in ("declared", *self.same)]
@@ -228,6 +234,11 @@ def test_lines_whose_decisions_no_inputs_change_are_flagged():
     assert "decision_not_reached:7" not in expected(Reference(), level="screen").flags
     none = expected(Reference(decisive="a"), unsuitable=["decisions"])
     assert not any(flag.startswith("decision") for flag in none.flags)
+
+
+def test_arguments_that_no_trial_changes_are_flagged():
+    assert "argument_never_varies:0" in expected(Reference(unvaried=[0])).flags
+    assert not any("never_varies" in flag for flag in expected(Reference()).flags)
 
 
 def test_screening_calls_no_task_degenerate_that_all_rows_tell_enough_of():

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from flows.cli import pages
-from flows.cli.common import Group, Json, Root, command, setting
+from flows.cli.common import Group, Json, Root, command, setting, tell
 
 
 @command(Group.MACHINE, succeeded="runnable", page=pages.of_doctor)
@@ -24,6 +24,7 @@ def doctor(
     Options:
         profile: Profile (name or YAML file) to check; its requirements decide the exit status.
     """
+    tell("checking tools, devices and models: seconds, half a minute where the machine is busy")
     from flows.doctor import examine, runs
 
     checks = examine(profile, tuple(overrides))

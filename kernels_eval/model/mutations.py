@@ -88,7 +88,8 @@ def mutated(
                 relates = note.relates and plan.singular and own.numel() > 1
                 like = _like(own, note, found) if relates else None
                 drawn = _changed(drawn, note, draw, like, changes=changes, singular=plan.singular)
-            drawn = _kept(drawn, own, note, domain)
+            loose = note.varied == "shuffled" and random.random() < 1 / 2
+            drawn = _kept(drawn, own, note, domain, keeps=not loose)
             for name in () if unsorted else note.order:
                 drawn = KEEP[name](drawn, own)
             drawn = torch.view_as_complex(drawn.contiguous()) if value.is_complex() else drawn
@@ -124,16 +125,19 @@ def _moved(value: Any, note: InputNote, seed: int, domain: str) -> Any:
 
 
 def _like(own: Tensor, note: InputNote, found: list[tuple[Any, InputNote]]) -> list[Tensor]:
-    """Earlier arguments whose parts it may have: masks, or of its type and with one other size."""
-    tensors = [(x, of) for x, of in found if isinstance(x, Tensor) and x.dim() == own.dim()]
+    """Earlier arguments whose parts it may have: masks, or of its type and about its length."""
+    tensors = [(x, of) for x, of in found if isinstance(x, Tensor) and x.dim() and x.numel()]
     if note.is_mask:
         return [x for x, of in tensors if of.is_mask]
-    return [x for x, _ in tensors if x.dtype == own.dtype and _differ(x, own) < 2]
+    return [x for x, _ in tensors if x.dtype == own.dtype and _fit(x, own)]
 
 
-def _differ(one: Tensor, other: Tensor) -> int:
-    """How many sizes differ."""
-    return sum(a != b for a, b in zip(one.shape, other.shape, strict=True))
+def _fit(one: Tensor, other: Tensor) -> bool:
+    """Whether one size at most differs; of tensors of other dimensions, the last up to twice."""
+    if one.dim() == other.dim():
+        return sum(a != b for a, b in zip(one.shape, other.shape, strict=True)) < 2
+    small, large = sorted((one.shape[-1], other.shape[-1]))
+    return large <= 2 * small
 
 
 def _same_type(one: Any, other: Tensor) -> bool:
@@ -174,8 +178,10 @@ def _changed(
     return x
 
 
-def _kept(drawn: Tensor, own: Tensor, note: InputNote, domain: str) -> Tensor:
-    """With what it means, and within its domain."""
+def _kept(
+    drawn: Tensor, own: Tensor, note: InputNote, domain: str, *, keeps: bool = True
+) -> Tensor:
+    """With what it means, and `keeps`, and within its domain."""
     if note.vary:
         drawn = drawn.clamp(*_limits(own, domain))
     elif note.varied == "probabilities":
@@ -183,7 +189,7 @@ def _kept(drawn: Tensor, own: Tensor, note: InputNote, domain: str) -> Tensor:
         drawn = torch.where(sums > 0, drawn / sums, own)
     elif SUM not in note.keeps and not is_one_number(own):
         drawn = drawn.clamp(*_range(own))
-    for name in note.keeps:
+    for name in note.keeps if keeps else ():
         drawn = KEEP[name](drawn, own) if name in KEEP else drawn
     return drawn
 

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from kernels_eval.config import MOST_SHIFTS, OWN_PART, OWN_SHARE, RUN_SHARE, RUNS
+from kernels_eval.config import (
+    FEWEST_ALIKE,
+    MOST_SHIFTS,
+    OWN_PART,
+    OWN_SHARE,
+    RUN_SHARE,
+    RUNS,
+)
 from kernels_eval.model.draw import Draw
 from kernels_eval.model.measurement import as_real
 
 
 def relate(x: Tensor, others: list[Tensor], draw: Draw, fewest: int = 2) -> None:
-    """Slices are like others, along every axis but the last that has the fewest that may be; parts
-    are like another argument's.
+    """Parts are others of it, shifted; slices are like others, along every axis but the last that
+    has the fewest that may be; and parts are those of other arguments, shifted.
     """
+    if not draw.few:
+        _shift_within(x, draw, fewest)
     axes = [axis for axis in range(max(1, x.dim() - 1)) if x.shape[axis] >= fewest]
     if draw.few and axes:
         axes = [draw.axis(x, axes)]
     for axis in axes:
         copy_slices(x.movedim(axis, 0), draw)
-    if others:
-        other = as_real(draw.random.choice(others))
-        copy_from = _copy_few_from if draw.few else _copy_from
-        if not (draw.few or x.is_floating_point()) and draw.random.random() < 1 / 2:
-            copy_from = _copy_all_from
-        copy_from(x, other, draw)
+    likes = draw.random.sample(others, min(len(others), 1 if draw.few else 2))
+    likes = [_as_long_as(x, as_real(like), draw) for like in likes]
+    if not likes:
+        return
+    if draw.few:
+        _copy_few_from(x, likes[0], draw)
+    elif x.is_floating_point() or draw.random.random() < 1 / 2:
+        _shift_from(x, likes, draw, 1 if x.is_floating_point() else 3 / 4)
+    else:
+        _copy_all_from(x, as_real(draw.random.choice(others)), draw)
 
 
 def blended(own: Tensor, other: Tensor, draw: Draw) -> Tensor:
@@ -74,7 +89,11 @@ def exchange_slices(x: Tensor, draw: Draw) -> None:
     x[to] = x[to[draw.order(len(to))]]
 
 
-def _as_long_as(x: Tensor, other: Tensor) -> Tensor:
+def _as_long_as(x: Tensor, other: Tensor, draw: Draw) -> Tensor:
+    """Repeated, or one slice of what has more dimensions."""
+    while other.dim() > x.dim():
+        other = other[draw.random.randrange(len(other))]
+    other = other[(None,) * (x.dim() - other.dim())]
     for axis, count in enumerate(x.shape):
         if count != other.shape[axis]:
             places = torch.arange(count, device=x.device) % other.shape[axis]
@@ -85,7 +104,7 @@ def _as_long_as(x: Tensor, other: Tensor) -> Tensor:
 def _copy_few_from(x: Tensor, other: Tensor, draw: Draw) -> None:
     """A few slices become slices of the other tensor, from the same places or others, perhaps
     shifted along another axis."""
-    axis, other = draw.axis(x), _as_long_as(x, other)
+    axis = draw.axis(x)
     lines, likes = x.movedim(axis, 0), other.movedim(axis, 0)
     to, like = draw.pairs(len(lines))
     drawn = likes[draw.random.choice((to, like))]
@@ -95,14 +114,52 @@ def _copy_few_from(x: Tensor, other: Tensor, draw: Draw) -> None:
     lines[to] = blended(lines[to], drawn, draw)
 
 
-def _copy_from(x: Tensor, other: Tensor, draw: Draw) -> None:
-    """Parts are another tensor's, shifted by all shares of their length."""
-    other = _as_long_as(x, other)
-    size = -(-len(x) // MOST_SHIFTS) if x.dim() > 1 else len(x)
-    parts = list(zip(x.split(size), other.split(size), strict=True))
-    for nth, (part, like) in enumerate(draw.random.sample(parts, len(parts))):
-        axis = draw.random.randrange(x.dim() > 1, x.dim())
-        by = int((nth + draw.random.random()) / len(parts) * part.shape[axis])
+def _shift_within(x: Tensor, draw: Draw, fewest: int) -> None:
+    """Some slices along each axis become other ones, shifted, and all where there are less than the
+    fewest; these may mean other things, if their ranges differ. Of numbers, slices along one axis.
+    """
+    *axes, longest = sorted(range(x.dim()), key=lambda axis: x.shape[axis])
+    chosen, numbers = [longest, *axes[::-1]], x.is_floating_point()
+    if numbers:
+        chosen = [draw.random.randrange(max(1, x.dim() - 1))]
+    for axis in chosen:
+        slices, half = x.movedim(axis, 0), x.shape[axis] // 2
+        few = 2 * half < fewest
+        if half == 0 or (few and not _ranges_alike(slices)):
+            continue
+        ways = [(slices[half : 2 * half], slices[:half])]
+        if axis != longest:
+            ways.append((slices[1 : 2 * half : 2], slices[: 2 * half : 2]))
+        if axis != longest and not numbers:
+            ways.append((slices[1:], slices[:1].expand_as(slices[1:])))
+            ways.append((slices[:-1], slices[-1:].expand_as(slices[1:])))
+        to, like = (part.movedim(0, axis) for part in draw.random.choice(ways))
+        _shift_from(to, [like], draw, 1 if few else 1 / 2)
+
+
+def _ranges_alike(slices: Tensor) -> bool:
+    least, largest = slices.flatten(1).aminmax(dim=1)
+    spread = max(least.max() - least.min(), largest.max() - largest.min())
+    return bool(8 * spread <= largest.max() - least.min())
+
+
+def _shift_from(x: Tensor, likes: list[Tensor], draw: Draw, share: float) -> None:
+    """Parts are another tensor's, shifted by all shares of their length: so many of them."""
+    # tokens follow each other along the last axis, more often than not
+    sizes = [min(size, 2 * MOST_SHIFTS) * (size >= FEWEST_ALIKE) for size in x.shape]
+    sizes[-1] *= 4
+    if not any(sizes):
+        return
+    axis = draw.random.choices(range(x.dim()), sizes)[0]
+    over = max(range(x.dim()), key=lambda other: (other != axis) * x.shape[other])
+    size = -(-x.shape[over] // MOST_SHIFTS) if over != axis else len(x)
+    places = range(0, x.shape[over], size)
+    places = draw.random.sample(places, math.ceil(share * len(places)))
+    for nth, place in enumerate(places):
+        like = draw.random.choice(likes)
+        length = min(size, x.shape[over] - place)
+        part, like = (each.narrow(over, place, length) for each in (x, like))
+        by = int((nth + draw.random.random()) / len(places) * part.shape[axis])
         drawn = blended(part, like.roll(by, axis), draw)
         if draw.random.random() < 1 / 2:  # what leaves at one end does not return at the other
             drawn.narrow(axis, 0, by).copy_(part.narrow(axis, 0, by))
@@ -113,5 +170,6 @@ def _copy_all_from(x: Tensor, other: Tensor, draw: Draw) -> None:
     """All is a part of the other tensor, or made of copies of it; few elements are its own, or
     none."""
     shifts = [draw.random.randrange(size) for size in other.shape]
-    drawn = _as_long_as(x, other.roll(shifts, tuple(range(other.dim()))))
+    shifts[:-1] = [draw.random.choice((0, shift)) for shift in shifts[:-1]]
+    drawn = _as_long_as(x, other.roll(shifts, tuple(range(other.dim()))), draw)
     x.copy_(blended(x[None], drawn[None], draw)[0])

@@ -1,5 +1,7 @@
 """Arguments that are mutated at random: what changes about them, and what they mean and keep."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -89,6 +91,37 @@ def test_an_argument_is_an_earlier_one_shifted_by_any_share_of_its_length():
             equal = [int((row[: 64 - by] == like[by:]).sum()) for by in range(52)]
             shares |= {equal.index(max(equal)) // 13} if max(equal) > 7 else set()
     assert shares == {0, 1, 2, 3}
+
+
+def shifted(one, other):
+    """Whether a row is most of the other one's, shifted by an eighth of its length or more."""
+    size = one.shape[1]
+    lags = range(size // 8, 5 * size // 8)
+    pairs = [pair for lag in lags for pair in ((one, other, lag), (other, one, lag))]
+    return any(
+        (a[:, lag:] == b[:, : size - lag]).float().mean(1).max() > 0.6 for a, b, lag in pairs
+    )
+
+
+TOKENS = partial(torch.randint, 0, 1000)
+PAIRS = {
+    "pairs": ([TOKENS((12, 2, 48))], lambda x: x.unbind(1)),
+    "halves_of_a_batch": ([TOKENS((12, 48))], lambda x: x.chunk(2)),
+    "neighbours": ([TOKENS((12, 48))], lambda x: (x[1:], x[:-1])),
+    "to_the_first": ([TOKENS((12, 48))], lambda x: (x[1:], x[:1].expand(11, -1))),
+    "halves_of_rows": ([TOKENS((12, 96))], lambda x: x.chunk(2, 1)),
+    "one_of_two": ([TOKENS((2, 48))], lambda x: x.chunk(2)),
+    "one_for_all": ([TOKENS((48,)), TOKENS((12, 48))], lambda y, x: (x, y.expand(12, -1))),
+    "all_to_one": ([TOKENS((12, 48)), TOKENS((48,))], lambda x, y: (x, y.expand(12, -1))),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_parts_of_one_argument_and_of_others_are_shifted_against_each_other(name):
+    values, pair = PAIRS[name]
+    plan = plan_of(values, {"ne.both"})
+    found = [shifted(*pair(*mutated(values, plan, seed, less=True))) for seed in SEEDS]
+    assert not shifted(*pair(*values)) and sum(found) > len(found) / 2
 
 
 @pytest.mark.parametrize("uses", [{"embedding.indices"}, {"_local_scalar_dense.self"}, set()])

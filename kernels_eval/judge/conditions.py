@@ -65,6 +65,10 @@ def has_needless_order(task: TaskFindings) -> bool:
     return any(note.order for note in task.loaded.plan.notes)
 
 
+def has_promises(task: TaskFindings) -> bool:
+    return any(note.promised for note in task.loaded.plan.notes)
+
+
 def forgets(task: TaskFindings) -> bool:
     """Whether steps by arguments may forget the first ones: those of tables and probabilities."""
     return any(

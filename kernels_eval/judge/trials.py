@@ -20,6 +20,7 @@ from kernels_eval.judge.conditions import (
     flags_non_finite,
     forgets,
     has_needless_order,
+    has_promises,
     has_rare_values,
     has_sentinels,
     has_settings,
@@ -54,6 +55,7 @@ from kernels_eval.protocol import (
     RELATED,
     SIGNED,
     UNSORTED,
+    UNSTRUCTURED,
     VARIED,
 )
 from kernels_eval.records import Level, Reason
@@ -225,6 +227,8 @@ TRIALS = (
     ),
     # what the task replaces or counts is required
     TrialRow(NON_FINITE, draws=(NON_FINITE,), when=requires_non_finite, grades_task=False),
+    # without symmetry, or half of zeros, that the task's text promises
+    flagged(UNSTRUCTURED, has_promises, "unstructured_inputs_differ"),
     # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN
     flagged(NON_FINITE, flags_non_finite, "non_finite_inputs_differ"),
     other_shape(OTHER_INTEGER, draws=("one_more", "one_less"), when=has_settings),

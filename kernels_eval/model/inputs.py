@@ -30,7 +30,7 @@ from kernels_eval.model.redraws import VARIATIONS_BY_DRAW, redrawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
 from kernels_eval.model.structures import restructured
-from kernels_eval.model.task_text import told_by
+from kernels_eval.model.task_text import code_of
 from kernels_eval.protocol import (
     DECLARED,
     MUTATED,
@@ -181,10 +181,10 @@ def plan_inputs(
     shapes, drawn by `seed` (`parts`: `smaller_shapes`). `uses`: of each, and the task's source
     (`note_of`).
     """
-    text = told_by(text)
+    code = code_of(text)
     leaves = [tree_leaves(values) for values in draws]
     notes = [
-        note_of(list(drawn), used, text)
+        note_of(list(drawn), used, code)
         for drawn, used in zip(
             zip(*leaves, strict=True), uses or [set()] * len(leaves[0]), strict=True
         )
@@ -192,7 +192,7 @@ def plan_inputs(
     sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
     fixed = any(map(decides_shapes, leaves[0], notes))
     shapes = {} if fixed else smaller_shapes(sizes, Random(seed), parts)
-    return InputPlan(notes=notes, shapes=shapes, constants=constants_in(text))
+    return InputPlan(notes=notes, shapes=shapes, constants=constants_in(code))
 
 
 def constants_in(text: str) -> list[float]:

@@ -52,9 +52,6 @@ IGNORED = re.compile(r"(?:ignore_index|padding_idx)\s*=\s*(-?\d+)")
 IGNORING = re.compile(r"nll_loss|embedding")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
 EXPONENTS = re.compile(r"^(reads )?(pow\.exponent|(_to_copy|clone|detach)\.self)$")
-TRIANGULAR = re.compile(r"triangular|^tri[lu]\.")
-SAYS = {word: re.compile(rf"(?<![a-z-]){word}") for word in ("symmetric", "triangular")}
-"""What a text names, but for `asymmetric` and `non-triangular`."""
 
 # -- invariants ------------------------------------------------------------------------------------
 
@@ -114,7 +111,7 @@ def _is_definite(x: Tensor) -> bool:
     return not bool(torch.linalg.cholesky_ex(x.double()).info.any())
 
 
-def _is_triangular(x: Tensor) -> bool:
+def is_triangular(x: Tensor) -> bool:
     if not is_square(x) or bool((x[..., 0, -1] * x[..., -1, 0]).any()):
         return False
     return bool(x.tril(-1).any()) != bool(x.triu(1).any())
@@ -148,9 +145,9 @@ def _lacks_rank(rows: Tensor) -> bool:
 # -- what an argument is ---------------------------------------------------------------------------
 
 
-def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> InputNote:
+def note_of(draws: list[Any], uses: Collection[str] = (), code: str = "") -> InputNote:
     """What may vary about an argument, by declared draws of it, the operators' arguments that it
-    flows into (`operator.argument`), and what the task's source tells. Python's integers may count.
+    flows into (`operator.argument`), and the task's code. Python's integers may count.
     """
     value = draws[0]
     if type(value) is float:
@@ -166,7 +163,7 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         if integers and value.dtype != torch.bool:
             if _stay(uses):
                 return InputNote(vary=False, keeps=_sum(uses))
-            return InputNote(vary=False, varied="one_integer", also=_also(samples, uses, text))
+            return InputNote(vary=False, varied="one_integer", also=_also(samples, uses, code))
         vary = not whole and not all(map(_are_probabilities, samples))
         return InputNote(vary=vary, varied="constant", timed=True)
     if not whole and all(map(_are_probabilities, samples)):
@@ -176,29 +173,20 @@ def note_of(draws: list[Any], uses: Collection[str] = (), text: str = "") -> Inp
         masks = integers or any(bool((x == 0).any()) for x in samples)
         return InputNote(vary=False, varied="shuffled", timed=not masks, rare="full_rows")
     if integers:
-        return _note_of_integers(samples, uses, text)
+        return _note_of_integers(samples, uses, code)
     order = _order(samples) if any(map(ORDERED.search, uses)) else ()
     if whole:
         return InputNote(vary=False, varied="between", keeps=order, timed=not order)
     keeps = (*_matrix(samples, uses), *order)
-    triangular = "zeros" in keeps and all(map(_is_triangular, samples))
-    meant = (
-        bool(order)
-        or "definite" in keeps
-        or ("symmetric" in keeps and (_says(text, "symmetric") or any(map(DEFINITE.search, uses))))
-        or (triangular and (_says(text, "triangular") or any(map(TRIANGULAR.search, uses))))
-    )
     saves_work = keeps or all(map(_is_ordered, samples)) or all(map(has_low_rank, samples))
-    if saves_work and not meant:
-        return InputNote(vary=True, keeps=keeps, varied="shuffled", timed=True)
-    return InputNote(vary=True, keeps=keeps, varied="moved")
+    if not saves_work or order or "definite" in keeps:
+        return InputNote(vary=True, keeps=keeps, varied="moved")
+    triangular = "zeros" in keeps and all(map(is_triangular, samples))
+    matrix = "symmetric" if "symmetric" in keeps else "triangular" * triangular
+    return InputNote(vary=True, keeps=keeps, varied="shuffled", timed=True, matrix=matrix)
 
 
-def _says(text: str, word: str) -> bool:
-    return bool(SAYS[word].search(text.lower()))
-
-
-def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -> InputNote:
+def _note_of_integers(samples: list[Tensor], uses: Collection[str], code: str) -> InputNote:
     """Indices, labels, counts: those that torch does not read are read otherwise."""
     order = _order(samples) or _order_of_rows(samples)
     if _stay(uses):
@@ -224,7 +212,7 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], text: str) -
         and not order
         and bool(reads)
         and all(map(WRAPS.search, reads)),
-        also=_also(samples, uses, text),
+        also=_also(samples, uses, code),
         rare=_enlarged(samples, uses),
     )
 
@@ -253,10 +241,10 @@ def _enlarged(samples: list[Tensor], uses: Collection[str]) -> str:
     return "wide" if exact and fits and not bytes_alone else ""
 
 
-def _also(samples: list[Tensor], uses: Collection[str], text: str) -> int | None:
+def _also(samples: list[Tensor], uses: Collection[str], code: str) -> int | None:
     """A number that integers may be, too: what a loss or an embedding ignores, or none of what is
     counted."""
-    ignored = IGNORED.search(text) if any(map(IGNORING.search, uses)) else None
+    ignored = IGNORED.search(code) if any(map(IGNORING.search, uses)) else None
     if ignored:
         return int(ignored[1])
     positive = all(bool((x > 0).all()) for x in samples)
@@ -312,4 +300,4 @@ def uses_matter(value: Tensor) -> bool:
         return True
     x = computable(x)
     row = x.reshape(-1)[: x.shape[-1]]
-    return _rises(row) or _falls(row) or _is_symmetric(x) or _is_triangular(x)
+    return _rises(row) or _falls(row) or _is_symmetric(x) or is_triangular(x)

@@ -31,6 +31,7 @@ from kernels_eval.config import (
 from kernels_eval.model.distributions import drawn_from
 from kernels_eval.model.invariants import is_distinct, is_square, is_whole
 from kernels_eval.model.measurement import as_real, computable
+from kernels_eval.model.task_text import MATRICES
 from kernels_eval.protocol import (
     BLOCKS,
     LASTING_INPUTS,
@@ -41,6 +42,7 @@ from kernels_eval.protocol import (
     POSITIVE,
     RARE,
     UNSORTED,
+    UNSTRUCTURED,
     VARIED,
     InputNote,
     InputPlan,
@@ -51,6 +53,7 @@ VARIED_EDGES, VARIED_OTHERWISE = f"{VARIED}_edges", f"{VARIED}_otherwise"
 """With integers that declared ones lack, too; and a milder form, for tasks that give no finite
 answer for these."""
 
+DISORDERED = (UNSORTED, UNSTRUCTURED)
 SETTINGS: dict[str, Callable[[int], int]] = {
     "one_more": lambda value: not value if type(value) is bool else value + 1,
     "one_less": lambda value: value if type(value) is bool else value - 1,
@@ -95,6 +98,8 @@ def redrawn(
         return value if distribution not in SETTINGS else SETTINGS[distribution](value)
     forms = FORMS.get(distribution)
     form = note.rare if distribution in (RARE, PATH) else note.varied
+    if distribution == UNSTRUCTURED:
+        form = note.matrix * note.promised
     keeps = (*note.keeps, *note.order)
     few = not keeps and not note.vary
     lone = few and distribution.removesuffix(domain_of(distribution)) == LONE
@@ -114,7 +119,7 @@ def redrawn(
         drawn = drawn_from(value, generator, distribution, plan)
     if distribution == VARIED_EDGES:
         drawn = _with_other_integers(drawn, generator, note)
-    shuffled = bool(forms) and (note.varied == "shuffled" or distribution == UNSORTED)
+    shuffled = bool(forms) and (note.varied == "shuffled" or distribution in DISORDERED)
     for name in () if shuffled else keeps:
         definite = name == "symmetric" and distribution.endswith(POSITIVE)
         drawn = KEEP["definite" if definite else name](drawn, value)
@@ -374,6 +379,7 @@ FORMS = VARIATIONS_BY_DRAW | {
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},
     PATH: {"full_rows": _path},
     UNSORTED: {"resampled": _unsorted},
+    UNSTRUCTURED: dict.fromkeys(MATRICES, _shuffled),
     LASTING_INPUTS: {
         "resampled": _permutations,
         "probabilities": _near_identity,

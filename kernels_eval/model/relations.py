@@ -42,10 +42,10 @@ def relate(x: Tensor, others: list[Tensor], draw: Draw, fewest: int = 2) -> None
         _copy_all_from(x, as_real(draw.random.choice(others)), draw)
 
 
-def blended(own: Tensor, other: Tensor, draw: Draw) -> Tensor:
+def blended(own: Tensor, other: Tensor, draw: Draw, *, runs: bool = True) -> Tensor:
     """Another tensor's slices with some of their own elements, and a little of each number: their
     norm and mean stay. Half of what is whole has none of its own."""
-    kept, other = _kept_places(own, draw), other.to(own.dtype)
+    kept, other = _kept_places(own, draw, runs), other.to(own.dtype)
     if own.is_floating_point():
         other = torch.lerp(other, own, OWN_PART)
     else:
@@ -53,12 +53,12 @@ def blended(own: Tensor, other: Tensor, draw: Draw) -> Tensor:
     return torch.where(kept, own, other)
 
 
-def _kept_places(x: Tensor, draw: Draw) -> Tensor:
+def _kept_places(x: Tensor, draw: Draw, runs: bool) -> Tensor:
     """A few here and there, or of some slices a run along one axis, or all but a run; half of
     the runs are at an end."""
     each = _each(x)
     few = draw.uniform(*x.shape) < _between(*OWN_SHARE, draw.uniform(*each))
-    if x.dim() < 2:
+    if x.dim() < 2 or not runs:
         return few
     axis = draw.random.randrange(1, x.dim())
     length = _between(*RUN_SHARE, draw.uniform(*each))
@@ -130,7 +130,7 @@ def _shift_within(x: Tensor, draw: Draw, fewest: int) -> None:
         ways = [(slices[half : 2 * half], slices[:half])]
         if axis != longest:
             ways.append((slices[1 : 2 * half : 2], slices[: 2 * half : 2]))
-        if axis != longest and not numbers:
+        if axis != longest and not numbers and bool((x > 1).any()):  # no mask
             ways.append((slices[1:], slices[:1].expand_as(slices[1:])))
             ways.append((slices[:-1], slices[-1:].expand_as(slices[1:])))
         to, like = (part.movedim(0, axis) for part in draw.random.choice(ways))
@@ -153,14 +153,14 @@ def _shift_from(x: Tensor, likes: list[Tensor], draw: Draw, share: float) -> Non
     axis = draw.random.choices(range(x.dim()), sizes)[0]
     over = max(range(x.dim()), key=lambda other: (other != axis) * x.shape[other])
     size = -(-x.shape[over] // MOST_SHIFTS) if over != axis else len(x)
-    places = range(0, x.shape[over], size)
-    places = draw.random.sample(places, math.ceil(share * len(places)))
+    every = range(0, x.shape[over], size)
+    places = draw.random.sample(every, math.ceil(share * len(every)))
     for nth, place in enumerate(places):
         like = draw.random.choice(likes)
         length = min(size, x.shape[over] - place)
         part, like = (each.narrow(over, place, length) for each in (x, like))
         by = int((nth + draw.random.random()) / len(places) * part.shape[axis])
-        drawn = blended(part, like.roll(by, axis), draw)
+        drawn = blended(part, like.roll(by, axis), draw, runs=False)
         if draw.random.random() < 1 / 2:  # what leaves at one end does not return at the other
             drawn.narrow(axis, 0, by).copy_(part.narrow(axis, 0, by))
         part.copy_(drawn)

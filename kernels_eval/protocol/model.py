@@ -30,6 +30,8 @@ MOVED = "moved"
 """The task's own inputs, each float a little off: what saves work by chance does not hold."""
 VARIED = "varied"
 """Arguments without what saves work."""
+UNSTRUCTURED = "unstructured"
+"""As declared, but for promised structures, which are shuffled."""
 UNSORTED, LASTING_INPUTS = "unsorted", "lasting_inputs"
 """As declared, but for integers in an order that nothing needs, which are shuffled; and but for
 tables of places in themselves, which are permutations, and square matrices of probabilities, which
@@ -87,7 +89,8 @@ class InputNote(Payload):
     with values that no other draw has. Integers in an `order` that no operator needs have it in
     most draws; those that are places in themselves, along axis `into_itself`, are permutations in
     one. What a task takes in a `structure` only is drawn within it
-    (`kernels_eval.model.structures`).
+    (`kernels_eval.model.structures`). A symmetric or triangular `matrix` is none in one draw; where
+    a docstring has `promised` it, a wrong answer there is a flag.
     """
 
     vary: bool
@@ -100,6 +103,8 @@ class InputNote(Payload):
     order: tuple[str, ...] = ()
     into_itself: int | None = None
     structure: tuple[str, ...] = ()
+    matrix: str = ""
+    promised: bool = False
 
     @property
     def relates(self) -> bool:

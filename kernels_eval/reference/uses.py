@@ -16,12 +16,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from kernels_eval.config import JUMP, NEARLY, NOTE_BYTES, NOTE_DRAWS, REPEATABLE_RTOL
 from kernels_eval.model.inputs import plan_inputs
-from kernels_eval.model.invariants import uses_matter
+from kernels_eval.model.invariants import is_square, is_triangular, uses_matter
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import all_close, as_real, computable, same_all
 from kernels_eval.model.operators import Named
 from kernels_eval.model.redraws import redrawn, tied
-from kernels_eval.protocol import UNSORTED, InputPlan
+from kernels_eval.model.task_text import promised_by
+from kernels_eval.protocol import UNSORTED, VARIED, InputPlan
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
@@ -34,6 +35,12 @@ REGULAR = re.compile(
     r"|\.(qr|svd|lu\w*|cholesky\w*|p?inverse|\w*det|\w*solve\w*)$"
 )
 """Functions of matrices that not every method takes where these are singular."""
+HALF_READ = re.compile(r"eigh|cholesky|triangular|ldl")
+"""Operators that read one half of a matrix."""
+NEARLY_ALIKE = 1e-4
+"""The largest difference between halves that are rounded otherwise, as a share of the largest
+element."""
+AS_MATRIX = {"varied": "moved", "timed": False}
 Outputs = Callable[[list[Any]], list[Tensor]]
 Change = Callable[[Tensor], Tensor]
 
@@ -100,6 +107,28 @@ class Uses(TorchDispatchMode):
         return set().union(*(self._from.get(x, ()) for x in tensors))
 
 
+@without_compiler
+class Halves(TorchDispatchMode):
+    """Counts matrices whose halves differ that operators read one half of."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        self.unlike = 0
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        if HALF_READ.search(operator_name(function)):
+            self.unlike += sum(isinstance(x, Tensor) and _halves_differ(x) for x in args)
+        return function(*args, **(kwargs or {}))
+
+
+def _halves_differ(x: Tensor) -> bool:
+    if not is_square(x) or is_triangular(x):
+        return False
+    return bool((x - x.mH).abs().max() > NEARLY_ALIKE * x.abs().max())
+
+
 def _integers(value: object) -> list[Tensor]:
     tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
     return [x for x in tensors if not x.is_floating_point() and x.dtype != torch.bool]
@@ -134,11 +163,17 @@ def plan_of(
     # where the task divides by their sum, that is 1 by chance
     if "probabilities" in forms and _stays(plan, "probabilities", _twice, task, outputs):
         plan = _replaced(plan, "probabilities", "shuffled")
+    promised = promised_by(text)
     for index, note in enumerate(plan.notes):
+        changed: dict[str, Any] = {}
         if note.order and not _takes_unsorted(plan, index, task, outputs):
-            kept = note.model_copy(update={"keeps": note.order, "order": ()})
-            notes = [*plan.notes[:index], kept, *plan.notes[index + 1 :]]
-            plan = plan.model_copy(update={"notes": notes})
+            changed = {"keeps": note.order, "order": ()}
+        elif note.matrix and not _takes_unstructured(plan, index, task, outputs):
+            changed = AS_MATRIX | {"matrix": ""}
+        elif note.matrix in promised:
+            changed = AS_MATRIX | {"promised": True}
+        notes = [*plan.notes[:index], note.model_copy(update=changed), *plan.notes[index + 1 :]]
+        plan = plan.model_copy(update={"notes": notes})
     return plan
 
 
@@ -150,6 +185,21 @@ def _takes_unsorted(plan: InputPlan, index: int, task: TaskModel, outputs: Outpu
     with suppress(*REFUSALS):
         x.copy_(redrawn(x, plan.notes[index], seed, UNSORTED))
         return list(map(_form, outputs(inputs))) == list(map(_form, outputs(task.inputs(seed))))
+    return False
+
+
+def _takes_unstructured(plan: InputPlan, index: int, task: TaskModel, outputs: Outputs) -> bool:
+    """Whether a task gives an answer of its usual form where this argument is no symmetric or
+    triangular matrix, and gives none to an operator that reads half of it."""
+    seed = task.runner.spec.seed
+    inputs = task.inputs(seed)
+    x = tree_leaves(inputs)[index].detach()
+    with suppress(*REFUSALS):
+        with Halves() as usual:
+            own = list(map(_form, outputs(task.inputs(seed))))
+        x.copy_(redrawn(x, plan.notes[index], seed, VARIED))
+        with Halves() as halves:
+            return list(map(_form, outputs(inputs))) == own and halves.unlike <= usual.unlike
     return False
 
 

@@ -72,6 +72,18 @@ torch::Tensor product(torch::Tensor a, torch::Tensor x, bool symmetric) {
   }
   return out;
 }
+// Rows up to so many elements beyond the diagonal.
+torch::Tensor banded(torch::Tensor a, torch::Tensor x, int64_t beyond) {
+  const int64_t rows = a.size(0), n = a.size(1);
+  auto out = torch::zeros({rows}, a.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < std::min(n, i + beyond + 1); ++j)
+      sum += double(a.data_ptr<float>()[i * n + j]) * x.data_ptr<float>()[j];
+    out.data_ptr<float>()[i] = sum;
+  }
+  return out;
+}
 int64_t wrapped(int64_t place, int64_t size) { return place < 0 ? place + size : place; }
 torch::Tensor run(torch::Tensor table, torch::Tensor symbols, int64_t steps) {
   const int64_t states = table.size(0), kinds = table.size(1);

@@ -92,13 +92,15 @@ def export_package(
         verdict=verdict,
         inputs=interface.inputs,
         bounds=(timing.speedup_lower, timing.speedup_upper) if timing else (0.0, 0.0),
-        folder=out,
+        folder=out.name,
     )
     (out / "README.md").write_text(text, encoding="utf-8")
     return {
         **known,
         "variant": target.name,
         "speedup": verdict.speedup,
+        "speedup_lower": timing and timing.speedup_lower,
+        "speedup_upper": timing and timing.speedup_upper,
         "device": verdict.device,
         "folder": str(out),
         "task_id": task.task_id,

@@ -187,7 +187,7 @@ def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess)
             " they sorted by a part of their digits?); "
         )
     if found.offset:
-        return "the error is the same number everywhere (is one added, or left out?); "
+        return "the error is nearly the same number everywhere (is a constant off, or left out?); "
     if found.systematic and found.rms < FORMULA_NAMED:
         return "another formula (an approximation?): the error is a function of the output; "
     if _has_edges(trial) and found.max < WIDEST.half:

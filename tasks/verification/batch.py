@@ -111,8 +111,8 @@ def verify_batch(
     this_run = {
         "seconds": round(time.monotonic() - began_s - waited_s, 1),
         "waited_for_other_runs_s": round(waited_s, 1),
-        "by_workers": work.planned,
-        "without_worker": summary["candidates"] - work.planned,
+        "judged": work.planned,
+        "reused_or_without_code": summary["candidates"] - work.planned,
     }
     unknown = {name: count for name, count in asked.items() if name not in found}
     left_out = {"left_out": _unknown(unknown, tasks)} if unknown else {}

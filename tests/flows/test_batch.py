@@ -107,7 +107,7 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     assert {key: after[key] for key in before} == before  # the very same rows, timings included
     data = json.loads(second.text)  # alone on stdout
     this_run, correct = data["this_run"], data["statuses"]["correct"]
-    assert (this_run["by_workers"], this_run["without_worker"]) == (6 - len(before), len(before))
+    assert (this_run["judged"], this_run["reused_or_without_code"]) == (6 - len(before), len(before))
     assert data["candidates"] == sum(data["statuses"].values()) == 6 and data["tasks"] == 2
     assert data["reasons"]["no_code"] == {"no_code_block": 1}
     assert "no_code_block" in [row["reason"] for row in data["not_correct"]]
@@ -145,7 +145,7 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
 
         ray.shutdown()
     data = call(*inputs, config=VerificationConfig(eval=load_protocol(["timing.max_s=0.3"])))
-    assert data["this_run"]["by_workers"] == 0 and data["statuses"] == stored["statuses"]
+    assert data["this_run"]["judged"] == 0 and data["statuses"] == stored["statuses"]
     assert "ray" not in sys.modules or not batch._ray_runs()
 
 
@@ -184,7 +184,7 @@ def test_a_table_without_any_code_needs_no_worker(tmp_path, inputs):
     for count in (1, 2, 2):
         pl.DataFrame(rows[:count]).write_parquet(inputs[0])
         data = call(*inputs)
-        assert data["candidates"] == count and data["this_run"]["by_workers"] == 0
+        assert data["candidates"] == count and data["this_run"]["judged"] == 0
         verdicts = pl.read_parquet(tmp_path / "out" / "verdicts.parquet").sort("row")
         ids.append(verdicts["candidate_id"].to_list())
     expected = {

@@ -21,7 +21,7 @@ import psutil
 from flows.stack.health import fault, scores_page
 from flows.stack.layout import PARTS, ROOT_VARIABLE, Layout, Part, StackSettings
 from flows.stack.programs import STOP_S, client_environment, configuration
-from flows.stack.supervisor import Supervisor
+from flows.stack.supervisor import Supervisor, ends
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.installation import command_at
 from kernels_eval.records import Json
@@ -33,11 +33,12 @@ from kernels_eval.sandbox.process_tree import (
     wait_gone,
 )
 from tasks.files import atomic_write
+from tasks.reporting.text import plural
 from tasks.tracking.config import page_of
 
 LOOK_S = 1.0
 SAY_S = 10.0
-USUAL = "half a minute, up to three on a busy machine"
+USUAL = "half a minute on an idle machine, minutes on a busy one"
 """How long a stack starts."""
 RUNS_GRACE_S = 18.0
 """A stopped run needs 15 s at most (flows.runtime.shutdown), then reports."""
@@ -125,18 +126,20 @@ def _holder(port: int) -> str:
 def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
     began = said = time.monotonic()
     again, stop = (command_at(verb, layout.root) for verb in ("up", "down"))
-    healthy: set[str] = set()
+    healthy: dict[str, int] = {}  # process of each part that was: one late answer changes nothing
     while True:
         found = status(str(layout.root))
+        missing = []
         for row in found["parts"]:
-            if row["health"] == "healthy" and row["part"] not in healthy:
-                healthy.add(row["part"])
+            if row["health"] == "healthy" and healthy.get(row["part"]) != row["pid"]:
+                healthy[row["part"]] = row["pid"]
                 say(f"healthy: {row['part']}")
-        if found["healthy"]:
+            if healthy.get(row["part"], 0) != row["pid"]:
+                missing.append(row)
+        if found["supervisor_pid"] and not missing:
             return
         now = time.monotonic()
         _require_starting(layout, found, now - began)
-        missing = [row for row in found["parts"] if row["health"] != "healthy"]
         waiting = ", ".join(f"{row['part']} ({row['reason']})" for row in missing)
         if timeout_s is not None and now - began > timeout_s:
             raise EvalError(
@@ -266,6 +269,8 @@ def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | No
     else:
         reason = fault(part, layout, settings, process["start"])
         health = ("starting" if state == "STARTING" else "unhealthy") if reason else "healthy"
+    if reason and process and (times := ends(layout, part)):
+        reason += f"; ended {plural(times, 'time')} so far, its log is {layout.log(part)}"
     return {
         "part": part,
         "health": health,

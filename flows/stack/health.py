@@ -71,8 +71,10 @@ def _worker_fault(settings: StackSettings, since: float) -> str:
     url = f"{settings.prefect_url}/api/work_pools/{POOL}/workers/filter"
     try:
         workers = _request(url, {}).json()
-    except (httpx.HTTPError, ValueError):
+    except httpx.HTTPStatusError:
         return "Prefect does not know it yet"
+    except (httpx.HTTPError, ValueError):
+        return "Prefect does not answer yet"
     for worker in workers:
         heard = datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp()
         if worker["name"] == worker_name() and heard >= since:

@@ -54,3 +54,11 @@ class Supervisor:
         with suppress(OSError, HTTPException, Error):
             return getattr(self._server, method)(*arguments)
         return None
+
+
+def ends(layout: Layout, part: str) -> int:
+    """How often a part has ended by itself since this supervisord began."""
+    with suppress(OSError):
+        text = layout.log("supervisor").read_text(errors="replace")
+        return text.rpartition("supervisord started with pid")[2].count(f" exited: {part} ")
+    return 0

@@ -10,7 +10,7 @@ import threading
 import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
+from itertools import chain, count
 from types import SimpleNamespace
 
 import httpx
@@ -243,6 +243,63 @@ def test_a_part_that_ended_says_that_it_starts_again_by_itself(tmp_path, monkeyp
         "restarting",
         "bad exit code 1: starts again by itself",
     )
+
+
+def test_up_says_what_ended_and_was_started_again_and_of_a_part_only_once_that_it_is_healthy(
+    tmp_path, monkeypatch, supervised
+):
+    layout = Layout(tmp_path)
+    layout.make()
+    settings = StackSettings()
+    layout.write_settings(settings)
+    began = "2026-11-30 08:00:00,000 INFO supervisord started with pid 1\n"
+    ended = "2026-11-30 08:01:00,000 WARN exited: ray (exit status 1; not expected)\n"
+    layout.log("supervisor").write_text(f"{began}{ended}{began}{ended}{ended}")
+    looks = iter([("", "no node"), ("late", "no node"), ("late", ""), ("", "")])
+    processes = {}
+
+    def look(_):
+        processes.update(zip(("worker", "ray"), next(looks), strict=True))
+        state = {"statename": "RUNNING", "pid": 7, "start": time.time()}
+        return dict.fromkeys(processes, state)
+
+    monkeypatch.setattr(control, "PARTS", ("ray", "worker"))
+    monkeypatch.setattr(control, "fault", lambda part, *_: processes[part])
+    monkeypatch.setattr(control, "LOOK_S", 0.0)
+    monkeypatch.setattr(control, "SAY_S", 0.0)
+    monkeypatch.setattr(Supervisor, "processes", look)
+    looks = chain([("", "")], looks)  # before anything is waited for
+    said = up(tmp_path, settings)[1]
+    layout.clean()
+    assert [line for line in said if line.startswith("healthy")] == [
+        "healthy: worker",
+        "healthy: ray",
+    ]
+    waits = [line for line in said if line.startswith("waiting")]
+    assert len(waits) == 2 and not any("worker" in line for line in waits)
+    log = layout.log("ray")
+    assert all(f"ray (no node; ended 2 times so far, its log is {log})" in line for line in waits)
+
+
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (httpx.ReadTimeout("timed out"), "Prefect does not answer yet"),
+        (httpx.Response(404), "Prefect does not know it yet"),
+        (httpx.Response(200, json=[]), "Prefect has not heard of it yet"),
+    ],
+)
+def test_a_late_prefect_is_not_taken_for_one_that_knows_no_worker(
+    tmp_path, monkeypatch, answer, said
+):
+    def request(*_, **__):
+        if isinstance(answer, Exception):
+            raise answer
+        answer.request = httpx.Request("POST", "http://prefect")
+        return answer
+
+    monkeypatch.setattr("flows.stack.health.httpx.request", request)
+    assert fault("worker", Layout(tmp_path), StackSettings()) == said
 
 
 def test_parts_do_not_outlive_a_supervisord_that_is_killed_and_status_says_so(only_mlflow):

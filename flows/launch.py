@@ -13,16 +13,19 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig, load_profile
+from flows.runtime.log import under_way
 from flows.runtime.terminal import TerminalProgress
 from kernels_eval.installation import command_at
 from kernels_eval.records import Json
 from kernels_eval.sandbox import reaper
 from tasks.files import atomic_write, explain_write_errors, make_writable
+from tasks.progress import report
 
 if TYPE_CHECKING:
     from flows.ablation.plan import AblationConfig
     from flows.ready import Part
 
+STARTS_SERVER, SERVER_SAY_S = "starts a Prefect server of its own", 15.0
 NOTHING_NEW = "nothing was new, all snapshots existed already"
 REPORT_COMES = "comes with training and benchmark: the same command without --only refresh"
 QUIET = {
@@ -63,7 +66,7 @@ def embed(config: PipelineConfig) -> None:
         # an error ends as one line of the command, not after two tracebacks
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600",
     }.items():
         os.environ.setdefault(name, value)
 
@@ -192,12 +195,18 @@ def start_server_apart() -> None:
                 reaper.watch(child.pid)
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def served_and_shown() -> Iterator[TerminalProgress]:
     """Run flows in the block: Prefect's server is there, and progress is shown on stderr."""
-    if "PREFECT_API_URL" not in os.environ:
-        print("starts a Prefect server of its own: up to a minute", file=sys.stderr, flush=True)
     progress = TerminalProgress()  # its seconds begin here: a person waits for the server, too
-    start_server_apart()
+    with under_way(_say, SERVER_SAY_S):
+        if "PREFECT_API_URL" not in os.environ:
+            _say(STARTS_SERVER)
+            report(STARTS_SERVER, 0, 0)
+        start_server_apart()
     with progress:
         yield progress

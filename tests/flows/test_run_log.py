@@ -15,6 +15,7 @@ from prefect.logging.loggers import task_run_logger
 from prefect.states import Completed
 from prefect.task_engine import SyncTaskRunEngine
 
+from flows import launch
 from flows.runtime.log import TASKS, tasks_named, under_way
 from flows.runtime.terminal import TerminalProgress
 from tasks.progress import report
@@ -54,6 +55,29 @@ def test_lines_name_their_task_and_a_cancelled_one_is_no_crash(engine, caplog, m
     assert stopped == ("WARNING", "load bundled tasks: stopped, as when its run is cancelled")
     assert crashed[0] == "ERROR" and crashed[1].startswith("load bundled tasks: Crash detected!")
     assert after == ("INFO", "Finished in state Completed()")
+
+
+def test_the_wait_for_a_server_of_its_own_is_said_until_it_is_there(monkeypatch):
+    said, heard = queue.Queue(), []
+
+    def starting():
+        heard.extend(said.get(timeout=60) for _ in range(3))
+
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(launch, "SERVER_SAY_S", 0.01)
+    monkeypatch.setattr(launch, "_say", said.put)
+    monkeypatch.setattr(launch, "start_server_apart", starting)
+    with launch.served_and_shown():
+        pass
+    first, *later = heard
+    assert first == launch.STARTS_SERVER
+    assert all(line.startswith(f"{first}, for ") for line in later)
+    monkeypatch.setenv("PREFECT_API_URL", "http://stack")
+    monkeypatch.setattr(launch, "_say", heard.append)
+    monkeypatch.setattr(launch, "start_server_apart", lambda: None)
+    with launch.served_and_shown():
+        pass
+    assert len(heard) == 3, "there is a server"
 
 
 def test_what_is_under_way_is_said_also_while_nothing_is_reported():

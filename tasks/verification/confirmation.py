@@ -84,6 +84,7 @@ class Confirmation(Verification):
         self.snapshot = Snapshot.planned(STAGE, identity, above, PROTOCOL_VERSION)
         self._asked: set[str] = set()
         self._rounds = 0
+        self._counts = ""
 
     def _wanted(self) -> pl.DataFrame:
         return super()._wanted().filter(pl.col("candidate_id").is_in(sorted(self._asked)))
@@ -105,7 +106,14 @@ class Confirmation(Verification):
             self._rounds += 1
             if self._rounds > 1:
                 self.activity = f"{Confirmation.activity}, round {self._rounds}"
+            held = len(verdicts.filter(right(verdicts))) - len(open_ones)
+            more = len(open_ones - new)
+            before = f"{held} confirmed before it, " * bool(held)
+            self._counts = before + (f"at most {more} more after it" if more else "the last round")
         return bool(new)
+
+    def _report(self, note: str = "") -> None:
+        super()._report("; ".join(filter(None, (self._counts, note))))
 
     def _overlaid(self, columns: Sequence[str]) -> pl.DataFrame:
         names = list(dict.fromkeys((*READ, *columns)))

@@ -123,8 +123,11 @@ def test_what_is_taken_is_confirmed(tmp_path, text, confirmed, config, expected,
 
 def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path):
     line = Line(tmp_path, f"{PAIR}; c-0 10 - status=incorrect", {"a-1": 1.5, "b-0": 2.2})
-    seen = []
-    with observed_by(lambda name, done, total, note: seen.append((name, done, total))):
+    seen, notes = [], []
+    with (
+        observed_by(lambda name, done, total, note: seen.append((name, done, total))),
+        observed_by(lambda *said: notes.append(said[-1])),
+    ):
         made = line.run(line.rule(FASTEST)).open()
     rows = made.read(unique="candidate_id")
     assert len(made.read()) == 4 and made.schema().names == VERDICTS.names
@@ -147,6 +150,11 @@ def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path):
         ("confirmation, round 2", 0, 1),
         ("confirmation, round 2", 1, 1),
     ], "a total that was reached does not grow"
+    counts = list(dict.fromkeys(note.partition(";")[0] for note in notes))
+    assert counts == [
+        "at most 1 more after it",
+        "1 confirmed before it, the last round",
+    ]
 
 
 def test_several_sets_share_one_confirmation(tmp_path):

@@ -58,7 +58,7 @@ class Morning(Record):
     reason_counts: dict[str, int] = {}
     confirmation: Json = {}
     """What confirming came to (tasks.verification.confirmation), where some verdicts were only
-    screened."""
+    screened; `reused_of` is when an earlier run did it."""
     choice: tuple[str, ...] = ()
     """what the training set kept of the correct candidates, and what is slow of it"""
     errors: tuple[ErrorGroup, ...] = ()
@@ -135,7 +135,10 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
     if not refresh.snapshots:
         return bare
     cautions = list(refresh.cautions)
-    confirmation = refresh.snapshots["verdicts"].open().manifest.get("confirmation") or {}
+    confirmed = refresh.snapshots["verdicts"].open().manifest
+    confirmation = dict(confirmed.get("confirmation") or {})
+    if confirmation and confirmed["created_at"] < refresh.began_at:
+        confirmation["reused_of"] = confirmed["created_at"]
     snapshots = as_screened(refresh.snapshots)
     old = as_screened(previous.snapshots) if previous else {}
     changes = [

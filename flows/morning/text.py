@@ -69,7 +69,8 @@ def _sections(morning: Morning) -> list[Section]:
         {"verdict": name, "all": count, "new": morning.new_status_counts.get(name, 0)}
         for name, count in by_count(morning.status_counts)
     ]
-    failed = morning.confirmation.get("failed") or {}
+    reused = "reused_of" in morning.confirmation
+    failed = {} if reused else morning.confirmation.get("failed") or {}
     return [
         Section("What to do", _bullets(morning.next_steps)),
         Section(
@@ -117,8 +118,10 @@ def confirmed(confirmation: Json) -> str:
     named = [f"{name} {ratio[share]:.2f}" for share, name in QUANTILES.items() if share in ratio]
     said = ", ".join(named)
     times = f"; confirmed / screened speedup: {said}" if said else ""
+    reused = confirmation.get("reused_of")
+    by = f"Reused from an earlier run ({moment(reused)}): confirmed" if reused else "Confirmed"
     return (
-        f"Confirmed {confirmation['confirmed']:,} of {confirmation['proposed']:,} candidates"
+        f"{by} {confirmation['confirmed']:,} of {confirmation['proposed']:,} candidates"
         f" proposed for the training set in {plural(confirmation['rounds'], 'round')}{times}."
     )
 

@@ -20,6 +20,7 @@ from flows.morning.report import report_of
 from flows.morning.step import reported, write_files
 from flows.morning.text import headline, markdown
 from kernels_eval.errors import UsageError
+from tasks.reporting.text import moment
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tests.support.cases import cases
@@ -141,8 +142,10 @@ def test_what_confirming_came_to_is_said_and_does_not_count_as_new(tmp_path):
             row | {"verdict_key": f"{status} {row['candidate_id']}"}
             for row in screened.open().read().to_dicts()
         ]
-        confirmed = written(tmp_path, "verification", status, rows, VERDICTS, confirmation=told)
-        ended = night(tmp_path, snapshots | {"screened": screened, "verdicts": confirmed})
+        with begun(tmp_path) as entry:
+            confirmed = written(tmp_path, "verification", status, rows, VERDICTS, confirmation=told)
+            shots = snapshots | {"screened": screened, "verdicts": confirmed}
+            ended = entry.ends("finished", snapshots=shots)
         found = morning(str(tmp_path), ended)
         assert found.nothing_new == bool(number), "another night confirms others"
     text = markdown(found)
@@ -153,6 +156,11 @@ def test_what_confirming_came_to_is_said_and_does_not_count_as_new(tmp_path):
     assert said in text
     assert said in " ".join(typed(f"morning --root {tmp_path}").split())
     assert "| wrong\\_output | 1 |" in text or "| wrong_output | 1 |" in text
+    again = morning(str(tmp_path), night(tmp_path, ended.snapshots))
+    made = moment(ended.snapshots["verdicts"].open().manifest["created_at"])
+    reused = markdown(again)
+    assert f"Reused from an earlier run ({made}): confirmed 2 of 3 candidates" in reused
+    assert "wrong" not in reused, "nothing failed in this run"
 
 
 def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path):

@@ -36,7 +36,7 @@ from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.guard import guarding
 from flows.runtime.shutdown import write_to_log
 from flows.search import Searched, begun_with, search_and_track, summary_of
-from flows.stack.worker import limit_devices
+from flows.stack.worker import DEVICES, limit_devices
 from flows.track import benchmark_record, refresh_and_track, track
 from flows.train import of_line, train_and_track
 from flows.training_sets import make_training_sets
@@ -48,9 +48,6 @@ from tasks.store.snapshot import SnapshotRef
 from tasks.training.reinforce import STAGE as REINFORCEMENT
 from tasks.training.stage import STAGE as TRAINING
 from tasks.verification.stage import wait_for_head
-
-DEVICES = "devices"
-"""Prefect's global concurrency limit; a slot is a GPU, or the whole CPU without any."""
 
 
 @flow(name="nightly refresh", flow_run_name=run_name("refresh"))

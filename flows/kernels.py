@@ -8,7 +8,7 @@ import polars as pl
 from flows.view import view_command
 from kernels_eval.records import Row
 from tasks.benchmark.errors import error_groups
-from tasks.reporting.text import as_text, fenced, interval, plural
+from tasks.reporting.text import SHORT_ID, as_text, fenced, interval, plural
 from tasks.store.snapshot import SnapshotRef
 from tasks.tables import CORRECT, unconfirmed
 
@@ -19,8 +19,6 @@ READ = (
 )
 MOST_KERNELS, MOST_ERRORS = 12, 5
 CODE_CHARS = 12_000
-SHORT_ID = 12
-"""Letters of an id that commands are given."""
 
 
 def kernels_page(verdicts: SnapshotRef, candidates: SnapshotRef) -> str:

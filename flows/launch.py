@@ -118,7 +118,7 @@ def make_headers(config: PipelineConfig) -> None:
 def _refresh(config: PipelineConfig) -> tuple[Json, str | None]:
     from flows.refresh import summary_rows
     from flows.track import refresh_and_track
-    from tasks.curation.reasons import choice_of
+    from tasks.reporting.choice import choice_of
 
     refreshed, run = refresh_and_track(config)
     summary = {

@@ -10,7 +10,6 @@ from flows.naming import typed_name
 from flows.runtime.guard import optional
 from flows.set_tables import table_of_set
 from kernels_eval.devices import conditions, device_for
-from tasks.curation.reasons import choice_of
 from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.decontamination.step import choose_tasks
@@ -20,6 +19,7 @@ from tasks.policy import call_stage
 from tasks.profiling.stage import Line
 from tasks.profiling.step import profile_kernels
 from tasks.progress import gathering
+from tasks.reporting.choice import choice_of
 from tasks.reporting.page import markdown
 from tasks.reporting.parts import fields_table
 from tasks.reporting.text import as_text

@@ -23,8 +23,8 @@ from tasks.benchmark.report.files import Report, write_once
 from tasks.benchmark.signs import signs
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.flags import flagged
-from tasks.curation.reasons import choice_of
 from tasks.observe.stage import found_in
+from tasks.reporting.choice import choice_of
 from tasks.store import SnapshotRef
 from tasks.versions import REPORT_VERSION
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kernels_eval.errors import UsageError, cause_of
+from kernels_eval.protocol import storable
 from tasks.thoughts import named_in, opened_by
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
     if not texts:
         return []
     encode = _counting_tokenizer(str(location))
-    encoded = encode([storable_text(text) for text in texts], add_special_tokens=False)
+    encoded = encode([storable(text) for text in texts], add_special_tokens=False)
     return [len(ids) for ids in encoded["input_ids"]]
 
 
@@ -102,11 +103,6 @@ def _counting_tokenizer(location: str) -> PreTrainedTokenizerBase:
     # counting a text longer than the model's window is no reason to warn
     tokenizer.model_max_length = int(1e30)
     return tokenizer
-
-
-def storable_text(text: str) -> str:
-    """Replace lone surrogates, which models write and tokenizers refuse, by question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @contextmanager

@@ -248,6 +248,12 @@ def nested(frame: pl.DataFrame, column: str, *fields: str) -> pl.Expr:
     return value
 
 
+def known_ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
+    """A `timing` field; null where missing, or not a finite number above 0 (not timed)."""
+    value = nested(frame, "timing", name).cast(pl.Float64)
+    return pl.when(value.is_finite() & (value > 0)).then(value)
+
+
 def _timed(frame: pl.DataFrame) -> pl.Expr:
     return nested(frame, "timing", "speedup").is_not_null()
 

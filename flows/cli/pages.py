@@ -15,17 +15,15 @@ from flows.cli.render import Json, clean_line, in_units, label, render
 from kernels_eval.flags import FLAGS
 from kernels_eval.grouping import grouped
 from kernels_eval.installation import command_name
-from tasks.curation.reasons import choice_of
 from tasks.progress import duration
-from tasks.reporting.text import interval, p_value, plural
+from tasks.reporting.choice import choice_of
+from tasks.reporting.text import SHORT_ID, interval, p_value, plural
 
 ROW_COLUMNS = 8
 """Most columns of a snapshot's rows that are shown, of those that tell the rows apart."""
 QUIET = frozenset({"schema_version", "language", "verdict_key", "log_tail", "phases"})
 """Columns that say little of a row."""
 LONGEST_COUNTS = 12
-SHORT = 12
-"""Letters of a fingerprint that a page shows: a beginning is enough for every command."""
 MOST_REFRESHES = 5
 ENDS = ("name", "run_name", "began_at", "ending")
 WIDTH = 100
@@ -52,7 +50,7 @@ def of_verdict(row: Json) -> str:
     from kernels_eval.records import Verdict
 
     known = {name: value for name, value in row.items() if name in Verdict.model_fields}
-    name = row.get("given_id") or row["candidate_id"][:SHORT]
+    name = row.get("given_id") or row["candidate_id"][:SHORT_ID]
     verdict = Verdict.model_validate(known)
     return clean_line(f"{name} of {verdict.task_id}") + "\n" + render(verdict, name)
 
@@ -62,11 +60,11 @@ def of_snapshot(data: Json) -> str:
     manifest: Mapping[str, Any] = data["manifest"] or {}
     stage, fingerprint = data["path"].rsplit("/", 2)[-2:]
     if not data["finished"]:
-        headline = f"{stage} {fingerprint[:SHORT]} is unfinished"
+        headline = f"{stage} {fingerprint[:SHORT_ID]} is unfinished"
     else:
         took = f", made in {duration(manifest['seconds'])}" if manifest.get("seconds") else ""
         of = [manifest[name] for name in ("language", "device") if manifest.get(name)]
-        headline = f"{stage} {fingerprint[:SHORT]}: {plural(manifest['rows'], 'row')}"
+        headline = f"{stage} {fingerprint[:SHORT_ID]}: {plural(manifest['rows'], 'row')}"
         headline = ", ".join([headline, *of]) + took
     counts = {
         name: dict(list(value.items())[:LONGEST_COUNTS])
@@ -106,7 +104,7 @@ def of_list(data: Json) -> str:
     whole = len(stages) == 1
     rows = [
         {"stage": stage, "snapshots": None if whole else len(found)}
-        | {"fingerprint" if whole else "newest": each["fingerprint"][:SHORT]}
+        | {"fingerprint" if whole else "newest": each["fingerprint"][:SHORT_ID]}
         | {"rows": each["rows"], "age": _age(each)}
         | {"size": in_units(each["bytes"])}
         | {"state": each["level"] if each["finished"] else "unfinished"}
@@ -128,7 +126,7 @@ def of_gc(data: Json) -> str:
     """What goes, each with its reason, and what stays by reason."""
     went, found = "gone" if data["deleted"] else "would go", data["snapshots"]
     go = [
-        {"stage": each["stage"], "fingerprint": each["fingerprint"][:SHORT]}
+        {"stage": each["stage"], "fingerprint": each["fingerprint"][:SHORT_ID]}
         | {"size": in_units(each["bytes"]), "why": each["reason"]}
         for each in found
         if not each["stays"]
@@ -208,7 +206,7 @@ def _of_batch(row: Json) -> Json:
     return {
         "task": row["task_id"],
         "candidate": row["given_id"],
-        "id": row["candidate_id"][:SHORT],
+        "id": row["candidate_id"][:SHORT_ID],
     }
 
 
@@ -256,7 +254,7 @@ def of_morning(data: Json) -> str:
     """What is new, what to do, what failed."""
     from flows.morning.text import ERROR_ROW, confirmed
 
-    errors = [each | {"candidate": each["candidate_id"][:SHORT]} for each in data["errors"]]
+    errors = [each | {"candidate": each["candidate_id"][:SHORT_ID]} for each in data["errors"]]
     told = {
         "to_do": data["next_steps"],
         "what_came": data["changes"],

@@ -6,6 +6,7 @@ import re
 
 from kernels_eval.flags import meaning_of
 from kernels_eval.records import CompiledBaseline, Status, Verdict
+from tasks.reporting.text import printable
 
 OWN_COPY = re.compile(r"(?:/[^\s\"]*/concur-[^\s\"]*/|(?<![\w/.-]))candidate\.py(?=[:\"])")
 """The judge's name for the file that it was given, in a message that names a line."""
@@ -61,10 +62,7 @@ def render(verdict: Verdict, file_name: str = "candidate.py") -> str:
     if verdict.log_tail and verdict.status is not Status.CORRECT:
         lines.append(
             "  log: "
-            + "\n       ".join(
-                "".join(c if c.isprintable() else " " for c in line)
-                for line in verdict.log_tail.splitlines()[-12:]
-            )
+            + "\n       ".join(printable(line) for line in verdict.log_tail.splitlines()[-12:])
         )
     return OWN_COPY.sub(lambda _: file_name, "\n".join(lines))
 

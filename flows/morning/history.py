@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -80,10 +80,17 @@ class Entry:
 
 @contextmanager
 def entered(
-    root: str, name: str, language: str, strategy: str, run_name: str = "", goes_on: str = ""
+    root: str,
+    name: str,
+    language: str,
+    strategy: str,
+    run_name: str = "",
+    goes_on: str = "",
+    stopped_by: Callable[[BaseException], str] = lambda stop: "an interrupt",
 ) -> Iterator[Entry]:
-    """Record one refresh in the history: an exception as failed, an interrupt as stopped; a block
-    that ends without `ends` looks killed. Raises UsageError if the root cannot be written."""
+    """Record one refresh in the history: an exception as failed, an interrupt as stopped, and by
+    whom; a block that ends without `ends` looks killed. Raises UsageError if the root cannot be
+    written."""
     began = datetime.now(UTC)
     begun = Refresh(
         id=f"{began:%Y%m%dT%H%M%S%f}Z-{uuid.uuid4().hex[:8]}",
@@ -104,7 +111,7 @@ def entered(
                     if isinstance(error, Exception):
                         entry.ends("failed", error=f"{type(error).__name__}: {error}"[:ERROR_CHARS])
                     else:  # an interrupt of a terminal, or the signal of a cancellation
-                        entry.ends("stopped", error="cancelled")
+                        entry.ends("stopped", error=f"stopped by {stopped_by(error)}")
             raise
 
 

@@ -14,8 +14,8 @@ from kernels_eval.errors import UsageError
 from kernels_eval.installation import command_at
 from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
-from tasks.curation.reasons import choice_of
-from tasks.reporting.text import plural
+from tasks.reporting.choice import choice_of
+from tasks.reporting.text import SHORT_ID, plural
 
 if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
@@ -31,8 +31,6 @@ VERDICT_COLUMNS = "verdict_key candidate_id task_id status reason detail log_tai
 
 FREQUENT = 0.1
 """Share of new candidates from which one error is something to do."""
-SHORT_ID = 12
-"""Letters of a candidate's id that commands are given."""
 
 
 class Change(Record):

@@ -33,8 +33,8 @@ def reported(
     kill."""
     entry = None
     try:
-        refresh = entered(root, name, language, strategy, run_name, command_to_resume(root))
-        with refresh as entry, stops_named(entry):
+        again = command_to_resume(root)
+        with entered(root, name, language, strategy, run_name, again, stopped_by) as entry:
             yield entry
     except BaseException:
         if entry and entry.ended:
@@ -43,19 +43,6 @@ def reported(
         raise
     if entry.ended:
         optional("The files of the morning report", write_morning_report, root, entry.ended)
-
-
-@contextmanager
-def stops_named(entry: Entry) -> Iterator[None]:
-    """Say in the history who stopped a refresh, where somebody did."""
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException as stop:
-        if entry.ended is None:
-            entry.ends("stopped", error=f"stopped by {stopped_by(stop)}")
-        raise
 
 
 def stopped_by(stop: BaseException) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flows.morning.report import SHORT_ID, Change, Morning
+from flows.morning.report import Change, Morning
 from kernels_eval.records import Json
 from tasks.benchmark.errors import ErrorGroup
 from tasks.progress import duration
 from tasks.reporting.page import write_page
 from tasks.reporting.parts import Bullets, Section, Table, fields_table
-from tasks.reporting.text import by_count, cut, moment, plural
+from tasks.reporting.text import SHORT_ID, by_count, cut, moment, plural
 
 ENDINGS = {
     "finished": "finished",

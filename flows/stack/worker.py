@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 SERVER_S = 600.0
+DEVICES = "devices"
+"""The queue of runs that measure, and Prefect's global concurrency limit whose slots they hold: one
+is a GPU, or the whole CPU without any."""
 QUEUES = {
-    "devices": "Runs that measure: as many at once as there are GPUs, or one on the CPU.",
+    DEVICES: "Runs that measure: as many at once as there are GPUs, or one on the CPU.",
     "cpu": "Runs that measure nothing.",
 }
 
@@ -34,7 +37,7 @@ def limits() -> dict[str, int]:
     from kernels_eval.devices import visible_gpus
 
     gpus = int(os.environ.get("CONCUR_GPU_LIMIT") or len(visible_gpus()))
-    return {"devices": max(1, gpus), "cpu": max(2, (os.cpu_count() or 2) // 2)}
+    return {DEVICES: max(1, gpus), "cpu": max(2, (os.cpu_count() or 2) // 2)}
 
 
 def prepare(client: SyncPrefectClient) -> None:
@@ -67,14 +70,14 @@ def _make_pool(client: SyncPrefectClient) -> None:
 
 
 def limit_devices(client: SyncPrefectClient) -> None:
-    """Make the limit whose slots deployed flows hold (flows.deployments), where it is absent."""
+    """Make the limit, where it is absent."""
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
     try:
-        client.read_global_concurrency_limit_by_name("devices")
+        client.read_global_concurrency_limit_by_name(DEVICES)
     except ObjectNotFound:
-        wanted = GlobalConcurrencyLimitCreate(name="devices", limit=limits()["devices"])
+        wanted = GlobalConcurrencyLimitCreate(name=DEVICES, limit=limits()[DEVICES])
         with suppress(ObjectAlreadyExists):  # another run was quicker
             client.create_global_concurrency_limit(wanted)
 

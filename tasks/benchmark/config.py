@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from kernels_eval.records import Record, SamplingParams
+from tasks.keys import LeastShare
 from tasks.sources.config import TasksConfig
 
 KS = (1, 5, 10)
@@ -28,9 +29,7 @@ class BenchmarkConfig(Record):
     """sampling parameters of base and tuned; those not set are training.base_model's own, if
     known"""
 
-    min_kernel_share: float | None = Field(
-        default=None, ge=0, le=1, exclude_if=lambda least: least is None
-    )
+    min_kernel_share: LeastShare = None
     """the track "custom kernel" counts only kernels that take at least this share of their
     candidate's time (0.1); an unknown share does not count. Left out: any share, as KernelBench and
     the paper have it"""

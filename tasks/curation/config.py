@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field
 
 from kernels_eval.extensions import require_known
 from kernels_eval.records import Record
+from tasks.keys import Asked, LeastShare
 
 Strategy = Literal[
     "concur",
@@ -67,15 +68,13 @@ class CurationConfig(Record):
     """strict: take only samples whose lower bound of the speedup (95 %) is above this"""
     require_custom_kernel: bool = False
     """strict: take only samples whose verdict names a custom kernel"""
-    require_rewritten_bottleneck: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    require_rewritten_bottleneck: Asked = False
     """strict: take only samples that call the reference's slowest operator no more; asks for
     profiles (`profile.enabled`)"""
-    require_correct_on_every_gpu: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    require_correct_on_every_gpu: Asked = False
     """strict: take only samples that are correct on every GPU that judged them, where verdicts of
     several are merged. Times are those of the first"""
-    min_kernel_share: float | None = Field(
-        default=None, ge=0, le=1, exclude_if=lambda least: least is None
-    )
+    min_kernel_share: LeastShare = None
     """samples whose own kernels take less of their candidate's time (0.1), or an unknown share, are
     not in the pool, for every strategy. Left out: any share, as the paper has it"""
     max_per_task: PositiveInt | None = 1
@@ -90,7 +89,7 @@ class CurationConfig(Record):
     cut_off_answers: bool = False
     """also use answers that the token limit cut off. Training adds no end token to them, because
     their model wrote none"""
-    without_reasoning: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    without_reasoning: Asked = False
     """also use answers without reasoning, as models write that do not think"""
     exclude_flags: tuple[Flag, ...] = ()
     """samples whose reasoning raises one of these flags are not in the pool, for every strategy"""

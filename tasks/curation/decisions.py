@@ -14,9 +14,10 @@ from tasks.curation.choice import Choice
 from tasks.curation.config import CurationConfig
 from tasks.curation.criteria import LENGTH, SPEEDUP, is_fastest
 from tasks.curation.draw import Array
-from tasks.curation.pool import CUT_OFF, known_ratio, marked, pool_of
+from tasks.curation.pool import CUT_OFF, marked, pool_of
 from tasks.curation.reasons import MEANING, WhyNot
 from tasks.curation.strategies import choose, strategy_of
+from tasks.scores import known_ratio
 from tasks.tables import DECISIONS, columns_of, completed
 
 

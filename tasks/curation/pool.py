@@ -10,7 +10,7 @@ from tasks.curation.checks import RATIOS, require_lengths, usable
 from tasks.curation.config import CurationConfig
 from tasks.curation.reasons import WhyNot
 from tasks.operators import is_single_operator
-from tasks.scores import SHARE_COLUMN, nested
+from tasks.scores import SHARE_COLUMN, known_ratio
 from tasks.tables import CORRECT
 
 _, *BOUNDS = RATIOS
@@ -101,12 +101,6 @@ def ends(rows: pl.DataFrame) -> pl.Series:
         .then(pl.lit(CUT_OFF[2]))
         .otherwise(pl.lit("unknown"))
     ).to_series()
-
-
-def known_ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
-    """A `timing` field; null where missing, or not a finite number above 0 (not timed)."""
-    value = nested(frame, "timing", name).cast(pl.Float64)
-    return pl.when(value.is_finite() & (value > 0)).then(value)
 
 
 # -- conditions ------------------------------------------------------------------------------------

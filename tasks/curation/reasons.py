@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
 
 class WhyNot(StrEnum):
@@ -29,9 +28,6 @@ class WhyNot(StrEnum):
     OUTRANKED = "outranked"
 
 
-CHOICE = ("kept", "instead", "slower")
-"""How many of the correct ones a set kept and why not the others, what it took instead, and which
-are slower than their reference."""
 MEANING = {
     WhyNot.NOT_CORRECT: "its verdict is not correct",
     WhyNot.LATER_TURN: "it answers a follow-up, and later_turns is off",
@@ -58,8 +54,3 @@ def left_out(why_not: Mapping[str, int]) -> list[str]:
     """How many candidates are left out for each reason, in words, the most frequent first."""
     ordered = sorted(why_not.items(), key=lambda counted: -counted[1])
     return [f"{count:,}: {MEANING[WhyNot(why)]}" for why, count in ordered]
-
-
-def choice_of(manifest: Mapping[str, Any]) -> list[str]:
-    """What a training set's manifest says of its choice, CHOICE in words."""
-    return [manifest[name] for name in CHOICE if manifest.get(name)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from tasks.curation.checks import COLUMNS, OPTIONAL
-from tasks.curation.pool import known_ratio
 from tasks.operators import is_single_operator
 from tasks.samples import Samples
+from tasks.scores import known_ratio
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED, KERNEL_PROFILES, columns_of, completed
 

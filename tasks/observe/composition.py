@@ -12,7 +12,7 @@ from tasks.operators import is_single_operator
 from tasks.reporting.page import markdown
 from tasks.reporting.parts import Cell, Part, table_of
 from tasks.reporting.text import by_count, interval, number
-from tasks.scores import nested
+from tasks.scores import known_ratio
 from tasks.shares import LEFT_OUT_COLUMNS, LeftOut, left_out
 
 UNKNOWN = "unknown"
@@ -64,9 +64,8 @@ def composition(
         tasks = rows.select(pl.col("task_id").cast(pl.String))
         family = tasks.join(families, on="task_id", how="left")["family"].fill_null(UNKNOWN)
     singles = int(rows.select(is_single_operator(pl.col("reference_operators")).sum()).item())
-    ratio = nested(rows, "timing", "speedup").cast(pl.Float64)
-    speedups = rows.select(ratio).to_series()
-    speedups = speedups.filter(speedups.is_finite() & (speedups > 0))
+    timed = rows.with_columns(speedup=known_ratio(rows, "speedup"))
+    speedups = timed["speedup"].drop_nulls()
     return SetComposition(
         name=name,
         samples=rows.height,
@@ -77,11 +76,7 @@ def composition(
         timed=len(speedups),
         median_tokens=_median(rows["reasoning_tokens"]),
         median_speedup=_median(speedups),
-        left_out=tuple(
-            left_out(
-                rows.with_columns(speedup=pl.when(ratio.is_finite() & (ratio > 0)).then(ratio))
-            )
-        ),
+        left_out=tuple(left_out(timed)),
     )
 
 

@@ -12,11 +12,12 @@ import polars as pl
 from kernels_eval.records import Json
 from tasks.publishing.columns import COLUMNS
 from tasks.publishing.config import DATA, UNKNOWN, PublishOptions
-from tasks.publishing.lineage import CHOICE, VERIFICATION, settings
+from tasks.publishing.lineage import VERIFICATION, settings
+from tasks.reporting.choice import CHOICE
 from tasks.reporting.page import markdown
 from tasks.reporting.parts import table_of
 from tasks.reporting.templates import environment
-from tasks.reporting.text import by_count, cell, fenced, moment
+from tasks.reporting.text import by_count, cell, fenced, moment, printable
 from tasks.scores import SHARE_COLUMN
 from tasks.shares import LEFT_OUT_COLUMNS, left_out
 
@@ -79,7 +80,7 @@ def _front_matter(context: Card, languages: Sequence[str]) -> str:
     subject = "kernels" if set(languages) == {"cpp"} else "gpu-kernels"
     files = [{"split": each, "path": f"{DATA}/{each}-*.parquet"} for each in context.splits]
     return DatasetCardData(
-        pretty_name=_line(context.options.name),
+        pretty_name=printable(context.options.name).strip(),
         license=context.options.license,
         language=["en"],
         task_categories=["text-generation"],
@@ -116,7 +117,3 @@ def _quantiles(values: pl.Series, shares: Sequence[float]) -> list[float | None]
 def _shared_programs(splits: Mapping[str, pl.DataFrame]) -> int:
     programs = [part["task_code"].unique() for part in splits.values()]
     return len(set(programs[0]) & set(programs[1])) if len(programs) > 1 else 0
-
-
-def _line(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text).strip()

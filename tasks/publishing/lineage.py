@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Row
+from tasks.reporting.choice import CHOICE
 from tasks.samples import snapshots_above
 from tasks.sources.hub import is_hub_id
 from tasks.store import Snapshot, SnapshotRef, snapshots
@@ -25,8 +26,6 @@ PUBLIC_SETTINGS = {
     TASKS: ("source", "split", "levels", "limit"),
 }
 """Settings that may be published. Of the curation all are: they are the rule."""
-CHOICE = ("kept", "instead", "slower")
-"""What a training set's manifest says of its choice."""
 PUBLIC_FACTS = ("device", "language", "status_counts", "generator", "turn_counts")
 
 

@@ -61,13 +61,21 @@ def _alike(text: str) -> str:
     return " ".join(text.split()).translate(_ALIKE).replace("://", ": //")
 
 
+def printable(text: str) -> str:
+    """The text with spaces for what a line cannot show."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def fence(text: str) -> str:
+    """A Markdown fence that is longer than any in the text."""
+    return "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+
+
 def fenced(text: str, language: str = "", length: int = 1500) -> str:
-    """Return a Markdown code block with at most `length` characters of a text, whose fence is
-    longer than any in it."""
+    """Return a Markdown code block with at most `length` characters of a text."""
     text = clean(text)
     text = text if len(text) <= length else f"{text[:length]}\n[...]"
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return f"{fence}{language}\n{text}\n{fence}"
+    return f"{fence(text)}{language}\n{text}\n{fence(text)}"
 
 
 def moment(iso: str) -> str:
@@ -93,6 +101,8 @@ def address(url: str) -> str | None:
     return quote(plain, safe=":/?#@!$&*+,;=%~._-", errors="replace")
 
 
+SHORT_ID = 12
+"""Letters of a fingerprint or id that people are shown: a beginning is enough for every command."""
 _UNITS = {"%": (100, " %"), "p": (100, ""), "x": (1, "x")}
 
 

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import Field, PositiveInt, model_validator
 
 from kernels_eval.errors import UsageError
+from kernels_eval.protocol import storable
 from kernels_eval.records import Record, stable_hash
 from tasks.files import atomic_directory
-from tasks.models import load_tokenizer, quiet_progress, storable_text
+from tasks.models import load_tokenizer, quiet_progress
 from tasks.sources import bundled
 
 SMALL = "small"
@@ -147,7 +148,7 @@ def _write_tokenizer(directory: Path, texts: Sequence[str], config: SmallModelCo
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    learner.train_from_iterator((storable_text(text) for text in texts), trainer)
+    learner.train_from_iterator((storable(text) for text in texts), trainer)
     learnt = json.loads(learner.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=learnt["vocab"],

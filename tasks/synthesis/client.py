@@ -22,6 +22,7 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.memory import MemoryObjectSendStream
 
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.protocol import storable
 from kernels_eval.records import Json
 from tasks.sources.files import shown
 from tasks.synthesis.config import SynthesisConfig
@@ -303,4 +304,4 @@ def _count(value: object) -> int | None:
 
 def _text(value: object) -> str | None:
     """A string without lone surrogates, which Parquet cannot hold."""
-    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else None
+    return storable(value) if isinstance(value, str) else None

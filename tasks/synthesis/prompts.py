@@ -3,9 +3,8 @@ same for one `PROMPT_VERSION`, with the task's code unchanged."""
 
 from __future__ import annotations
 
-import re
-
 from kernels_eval.records import KernelTask, Language, stable_hash
+from tasks.reporting.text import fence
 
 PROMPT_VERSION = 1
 """Raised with every change of wording or examples."""
@@ -87,6 +86,4 @@ def prompt_hash(prompt: str, *versions: int) -> str:
 
 def block(code: str, language: str = "python") -> str:
     """`code` in a fence longer than any run of backticks inside, which nothing in it can close."""
-    longest = max((len(run) for run in re.findall("`+", code)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{code.rstrip()}\n{fence}"
+    return f"{fence(code)}{language}\n{code.rstrip()}\n{fence(code)}"

@@ -14,7 +14,6 @@ from kernels_eval.records import Correctness, Json, Status, Timing, Verdict
 from kernels_eval.tables import table_beside
 from tasks.synthesis.prompts import block
 
-Named = Json
 FOLLOW_UP_VERSION = 1
 """Raised with every change of wording."""
 
@@ -99,7 +98,7 @@ LIMIT = ("limit", "cause", "where", "numbers", "suggestion")
 
 
 def limit_words(
-    limit: str, cause: str | None, where: str | None, numbers: list[Named], suggestion: str | None
+    limit: str, cause: str | None, where: str | None, numbers: list[Json], suggestion: str | None
 ) -> str:
     """One bottleneck, its numbers and one suggestion, in fixed words without a candidate's
     names."""

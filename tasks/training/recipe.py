@@ -17,7 +17,7 @@ from pydantic import (
 
 from kernels_eval.records import Record
 from kernels_eval.rewards import RECIPES, RewardRecipe
-from tasks.keys import UNKEYED
+from tasks.keys import UNKEYED, LeastShare
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FSDP2: dict[str, Any] = {
@@ -139,9 +139,7 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     reward: str = "concur"
     """what a verdict is worth: the name of a recipe, with its published numbers
     (kernels_eval.rewards)"""
-    min_kernel_share: float | None = Field(
-        default=None, ge=0, le=1, exclude_if=lambda least: least is None
-    )
+    min_kernel_share: LeastShare = None
     """a correct kernel whose own kernels take less of its time earns what one without a custom
     kernel does"""
     steps: PositiveInt = 100

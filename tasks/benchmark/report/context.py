@@ -14,9 +14,7 @@ from tasks.benchmark.errors import ErrorGroup
 from tasks.benchmark.signs import Sign
 from tasks.reporting.findings import Finding
 from tasks.reporting.text import masked
-from tasks.scores import nested
-
-TIMES = ("speedup", "speedup_lower")
+from tasks.scores import known_ratio
 
 
 class TrainingStep(Record):
@@ -100,12 +98,9 @@ class ReportContext(Record):
 
 
 def speedups_of(frame: pl.DataFrame) -> dict[str, int]:
-    times = [nested(frame, "timing", name).cast(pl.Float64) for name in TIMES]
-    known = [
-        pl.when(value.is_finite()).then(value).alias(name)
-        for name, value in zip(TIMES, times, strict=True)
-    ]
-    rows = frame.select(known).filter(pl.col("speedup") > 0)
+    times = ("speedup", "speedup_lower")
+    rows = frame.select(known_ratio(frame, name).alias(name) for name in times)
+    rows = rows.filter(pl.col("speedup").is_not_null())
     return {"timed": rows.height, "faster": rows.filter(pl.col("speedup_lower") > 1).height}
 
 

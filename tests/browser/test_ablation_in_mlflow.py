@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.tracking.config import page_of
-from tasks.tracking.connection import SCORES, Destination
+from tasks.tracking.connection import SCORES, TITLES, Destination
 from tasks.tracking.mlflow_sink import AblationSink
 from tasks.tracking.records import RunRecord
 from tests.support.browser import chromium
@@ -32,10 +32,10 @@ def test_an_ablation_opens_on_a_chart_of_its_branches(tmp_path):
             page.goto("about:blank")
             page.goto(page_of(server.url, sinks["this"].experiment_id, "runs", view))
             page.locator(".js-plotly-plot").first.wait_for()
-            chart = page.get_by_text("Solved (share)", exact=True).last
+            chart = page.get_by_text(TITLES["exec_at_1"], exact=True).last
             assert chart.is_visible()
             text = page.inner_text("main")
-            drawn = text[text.index("Scores") : text.index("Model metrics")]
+            drawn = text[text.index("side by side") : text.index("Model metrics")]
             assert all(f"this-{strategy}-seed0" in drawn for strategy in EXEC)
             assert ("earlier-random-seed0" in drawn) is others
             assert "No charts" not in drawn

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from tests.support.acted import fired, settled, words
-from tests.support.browser import chromium
 from tests.support.hostile_ablation import hostile_comparison
 from tests.support.payloads import CANARY, PAYLOADS
 
@@ -20,12 +19,6 @@ POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory):
     return hostile_comparison(tmp_path_factory.mktemp("page")).html
-
-
-@pytest.fixture
-def browser(tmp_path):
-    with chromium(tmp_path / "shots") as window:
-        yield window
 
 
 def shows_every_payload(text):

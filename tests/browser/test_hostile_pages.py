@@ -11,7 +11,6 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.acted import fired, settled, visit, words
-from tests.support.browser import chromium
 from tests.support.payloads import CANARY, FIRED, LINES
 from tests.support.servers import Served, clean_environment, mlflow_server, prefect_server
 
@@ -43,12 +42,6 @@ def shown(tmp_path_factory):
         ) as answer:
             experiment = json.load(answer)["run"]["info"]["experiment_id"]
         yield Shown(prefect, mlflow, ids, experiment)
-
-
-@pytest.fixture
-def browser(tmp_path):
-    with chromium(tmp_path / "shots") as window:
-        yield window
 
 
 def test_the_payloads_fire_in_a_page_that_does_not_escape(browser, tmp_path):

@@ -6,18 +6,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.support.browser import chromium, is_local
+from tests.support.browser import is_local
 
 PAGE = """<!doctype html><title>page</title><script>window.ran = 6 * 7</script>
 <img src="http://canary.invalid/pixel.png"><img src="http://192.0.2.1/pixel.png">
 <script>new WebSocket("ws://canary.invalid/socket").onclose = () => { window.shut = true }</script>
 <script>alert("said")</script><script>throw new Error("planted")</script>"""
-
-
-@pytest.fixture
-def browser(tmp_path):
-    with chromium(tmp_path / "shots") as window:
-        yield window
 
 
 def test_what_is_local():

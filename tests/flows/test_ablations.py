@@ -138,24 +138,6 @@ def test_bad_input_is_one_clear_error(asked, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_the_form_is_readable():
-    schema = AblationConfig.model_json_schema()
-    for name, field in schema["properties"].items():
-        assert (
-            field["title"][0].isupper()
-            and "_" not in field["title"]
-            and len(field["description"]) > 20
-        ), name
-
-
-def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
-    runner = CliRunner()
-    assert "--strategies" in runner.invoke(main, ["ablate", "--help"]).output
-    refused = runner.invoke(main, "ablate --strategies nothing".split())
-    assert refused.exit_code == 2
-    assert refused.output.startswith("error: there is no strategy 'nothing'")
-
-
 @pytest.mark.parametrize(
     "option, value",
     [("--sizes", "0"), ("--sizes", "1all"), ("--sizes", "5,-1"), ("--sizes", ""), ("--seeds", "")],

@@ -18,6 +18,7 @@ from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 from tests.support.cases import cases
 from tests.support.planted import plant, planted, planted_frame
+from tests.support.samples import finished
 
 CASES = cases("flows")
 
@@ -82,9 +83,8 @@ def test_without_a_path_the_newest_training_sets_samples_are_analysed(tmp_path):
     """As `concur curate` finds them; a benchmark's verdicts, which are newer, are not what the set
     was made of."""
     verdicts, candidates = planted(tmp_path / "root", 200)
-    later = Snapshot(str(tmp_path / "root"), "verification", "later")
-    later.append(verdicts.open().read().head(10).to_dicts(), VERDICTS)
-    later.publish(config={}, upstream=[candidates.fingerprint])
+    few, above = verdicts.open().read().head(10).to_dicts(), [candidates.fingerprint]
+    finished(tmp_path / "root", "verification", few, VERDICTS, "later", above)
     for snapshot, upstream in (
         (verdicts.open(), [candidates.fingerprint]),
         (Snapshot(str(tmp_path / "root"), "curation", "c"), []),

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.support.commands import ROOT
-from tests.support.curated import FUSION, SINGLE, line, sample
+from tests.support.curated import line, sample
+from tests.support.samples import FUSION, SINGLE
 from tests.support.typed import invoked
 
 SAMPLES = [

@@ -27,6 +27,7 @@ from tasks.verification.config import VerificationConfig
 from tests.support import processes
 from tests.support import typed as command_line
 from tests.support.commands import ROOT, Running, concur, kill_tree
+from tests.support.programs import EMPTY
 from tests.support.typed import typed
 from tests.support.viewed import unpacked
 
@@ -282,8 +283,7 @@ def test_candidates_without_their_task_are_left_out_and_said_at_the_end(tmp_path
         for name in ("here", "gone\x1b[1m", "gone\x1b[1m", "far", "here")
     ]
     pl.DataFrame(rows).write_parquet(tmp_path / "c.parquet")
-    program = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
-    pl.DataFrame([{"task_id": "here", "code": program}]).write_parquet(tmp_path / "t.parquet")
+    pl.DataFrame([{"task_id": "here", "code": EMPTY}]).write_parquet(tmp_path / "t.parquet")
     data = call(tmp_path / "c.parquet", tmp_path / "t.parquet")
     assert data["candidates"] == 2
     said = data["left_out"]
@@ -296,14 +296,13 @@ def test_candidates_without_their_task_are_left_out_and_said_at_the_end(tmp_path
 
 
 def test_a_problem_s_number_is_the_task_that_alone_has_it(tmp_path):
-    program = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
     for place in ("tasks/10_relu.py", "tasks/11_norm.py", "kernels/problem_10_kernel.py"):
         (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / place).write_text(program)
+        (tmp_path / place).write_text(EMPTY)
     asked = CandidateTable(tmp_path / "kernels").asked_tasks(Language.CPP)
     found = _tasks_of(str(tmp_path / "tasks"), asked, "kernels")
     assert [task.name for task in found.values()] == ["10_relu"]
-    (tmp_path / "tasks/10_gelu.py").write_text(program)
+    (tmp_path / "tasks/10_gelu.py").write_text(EMPTY)
     with pytest.raises(UsageError, match="not in .*: '10'.*10_gelu.*10_relu"):
         _tasks_of(str(tmp_path / "tasks"), asked, "kernels")
 

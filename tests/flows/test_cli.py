@@ -14,23 +14,11 @@ from flows.cli.main import main
 from flows.config import profile_names
 from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, ToolchainError, UsageError
 from tests.support import commands
+from tests.support.programs import ADDS_ONE
 
-TASK = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1.0
-
-def get_inputs():
-    return [torch.randn(8, 8)]
-
-def get_init_inputs():
-    return []
-"""
 FILES = {
-    "task.py": TASK,
-    "net.py": TASK.replace("class Model(", "class Net("),
+    "task.py": ADDS_ONE,
+    "net.py": ADDS_ONE.replace("class Model(", "class Net("),
     "candidate.py": "class ModelNew: pass\n",
     "cuda.py": "SOURCE = '__global__ void k() {}'\n",
     "broken.py": "class ModelNew(\n",

@@ -2,17 +2,10 @@
 error, with code that cannot act on the page."""
 
 from flows.kernels import CODE_CHARS, kernels_page
-from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
+from tests.support.samples import finished
 
 HOSTILE = "x = 1\n```\n<script>alert(1)</script>\n# a heading"
-
-
-def written(root, stage, rows, schema):
-    snapshot = Snapshot(str(root), stage, stage)
-    snapshot.append(rows, schema)
-    snapshot.publish(config={})
-    return snapshot.ref
 
 
 def verdict(name, speedup=None, **changes):
@@ -35,8 +28,8 @@ def verdict(name, speedup=None, **changes):
 def page_of(root, code, *verdicts):
     candidates = [{"candidate_id": name, "code": text} for name, text in code.items()]
     return kernels_page(
-        written(root, "verification", verdicts, VERDICTS),
-        written(root, "synthesis", candidates, CANDIDATES),
+        finished(root, "verification", verdicts, VERDICTS),
+        finished(root, "synthesis", candidates, CANDIDATES),
     )
 
 

@@ -19,21 +19,10 @@ from tasks.progress import gathering
 from tasks.sources.stage import keep
 from tasks.sources.tables import load
 from tasks.synthesis.tables import CandidateTable
+from tests.support.programs import ADDS_ONE
 from tests.support.typed import invoked, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-PROGRAM = """import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-
-def get_inputs():
-    return [torch.rand(4)]
-
-def get_init_inputs():
-    return []
-"""
 KERNEL = """import torch
 from torch.utils.cpp_extension import load_inline
 ext = load_inline(name="k", cpp_sources="torch::Tensor k(torch::Tensor x) { return x + 1; }")
@@ -44,37 +33,14 @@ class ModelNew(torch.nn.Module):
 """
 FAST = KERNEL.replace("ModelNew", "Fast")
 ANSWER = f"Here:\n```python\n{KERNEL}```\n"
-ASKED = {"role": "user", "content": f"```python\n{PROGRAM}```"}
+ASKED = {"role": "user", "content": f"```python\n{ADDS_ONE}```"}
 SAID = {"role": "assistant", "content": ANSWER}
 ROW = {"task_id": "t", "code": KERNEL}
 BOM = b"\xef\xbb\xbf"
 CHOICES = {"object": "chat.completion", "choices": [{"message": SAID, "finish_reason": "stop"}]}
-RESPONSE = {
-    "object": "response",
-    "status": "completed",
-    "output": [
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text"} | {"text": ANSWER}],
-        },
-    ],
-}
-GEMINI = {
-    "candidates": [
-        {
-            "content": {
-                "role": "model",
-                "parts": [{"text": "Hm.", "thought": True}, {"text": ANSWER}],
-            }
-        }
-        | {"finishReason": "STOP"}
-    ]
-}
 CELL = {"cell_type": "code", "source": KERNEL.splitlines(True)}
 CUDA_L1 = [
-    {"level": level, "task_id": 3, "ref_code": PROGRAM.replace("1", str(level))}
+    {"level": level, "task_id": 3, "ref_code": ADDS_ONE.replace("1", str(level))}
     | {"custom_code": KERNEL}
     for level in (1, 2)
 ]
@@ -133,8 +99,6 @@ READ = {
     ),
     "unicode": ({"t.jsonl": lines({"task_id": "t ñ 测试", "code": KERNEL, "名": 1})}, ["t ñ 测试"]),
     "a completion": ({"t.jsonl": lines({"task_id": "t", "response": CHOICES})}, ["t"]),
-    "a response of OpenAI's": ({"t.jsonl": lines({"task_id": "t", "response": RESPONSE})}, ["t"]),
-    "a response of Gemini's": ({"t.jsonl": lines({"task_id": "t", "response": GEMINI})}, ["t"]),
     "parts of text": (
         {
             "t.jsonl": lines(
@@ -178,7 +142,7 @@ READ = {
         ["t", "t", "u", "u"],
     ),
     "with its program above": (
-        {"t/ref.py": PROGRAM, "t/code/kernel_0.py": KERNEL, "t/code/kernel_1.py": KERNEL},
+        {"t/ref.py": ADDS_ONE, "t/code/kernel_0.py": KERNEL, "t/code/kernel_1.py": KERNEL},
         ["t", "t"],
     ),
     "with its samples in folders": (
@@ -192,7 +156,7 @@ READ = {
     "with spaces and unicode": ({"my task ñ/kernel 0.py": KERNEL}, ["my task ñ"]),
     "a CUDA file beside its binding": ({"t/kernel.cu": "x", "t/solution.py": KERNEL}, ["t"]),
     "a program and a kernel of other names": (
-        {"t/ref.py": PROGRAM, "t/kernel_0.py": FAST, "t/kernel_1.py": PROGRAM + FAST},
+        {"t/ref.py": ADDS_ONE, "t/kernel_0.py": FAST, "t/kernel_1.py": ADDS_ONE + FAST},
         ["t", "t"],
     ),
 }
@@ -240,7 +204,7 @@ REFUSED = {
     "nested conversations": ({"t.jsonl": lines({"messages": [[ASKED, SAID]]})}, "row 0 holds list"),
     "roles that are none": ({"t.jsonl": lines({"messages": [{"role": 3, "content": 4}]})}, "row 0"),
     "no configuration": (
-        {"t/func_forward.py": PROGRAM, "t/config_forward.json": "{"},
+        {"t/func_forward.py": ADDS_ONE, "t/config_forward.json": "{"},
         "config_forward.json is not JSON",
     ),
 }
@@ -272,7 +236,7 @@ def as_candidates(path, folder):
     table = CandidateTable(path)
     language = table.language(None)
     asked = table.asked_tasks(language)
-    tasks = {name: KernelTask(task_id=name, name=name, code=PROGRAM) for name in asked if name}
+    tasks = {name: KernelTask(task_id=name, name=name, code=ADDS_ONE) for name in asked if name}
     if not tasks:
         return []
     written = table.write(tasks, keep(list(tasks.values()), str(folder / "root"), {}), language)
@@ -359,7 +323,7 @@ def test_a_place_that_is_none_is_one_line(path, tmp_path):
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 VALUES = st.recursive(
-    SCALARS | st.sampled_from([PROGRAM, KERNEL, ANSWER, SAID, ASKED, CHOICES]),
+    SCALARS | st.sampled_from([ADDS_ONE, KERNEL, ANSWER, SAID, ASKED, CHOICES]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=4,
 )

@@ -11,10 +11,11 @@ from flows.cli.main import main
 from flows.lists import parsed_numbers
 from flows.score import score_table
 from kernels_eval.errors import UsageError
-from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
 from tests.support.cases import cases
 from tests.support.commands import concur
+from tests.support.programs import EMPTY
+from tests.support.samples import finished
 
 CASES = cases("flows")
 
@@ -123,9 +124,8 @@ def test_groups_devices_and_intervals_are_beside_the_scores(tmp_path):
 
 
 def test_levels_come_from_the_tasks_and_the_model_from_the_label(tmp_path):
-    code = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
     levels = {"a": 1, "b": 5}
-    tasks = [{"task_id": name, "code": code, "level": levels[name]} for name in levels]
+    tasks = [{"task_id": name, "code": EMPTY, "level": levels[name]} for name in levels]
     pl.DataFrame(tasks).write_parquet(tmp_path / "t.parquet")
     needed = ("candidate_id", "task_id", "status")
     bare = [{key: row[key] for key in needed} for row in rows("a 1", "b")]
@@ -164,15 +164,13 @@ def test_one_of_several_devices_is_chosen_with_what_needed_no_device(tmp_path):
 
 
 def test_snapshots_are_read_with_their_candidates(tmp_path):
-    candidates = Snapshot(str(tmp_path), "synthesis", "c" * 32)
-    verdicts = Snapshot(str(tmp_path), "verification", "d" * 32)
     known = [{"candidate_id": f"c{n}", "task_id": "t"} for n in range(2)]
-    candidates.append([row | {"generator": "gen"} for row in known], CANDIDATES)
-    candidates.publish(config={}, rows=2)
+    named = [row | {"generator": "gen"} for row in known]
+    finished(tmp_path, "synthesis", named, CANDIDATES, "c" * 32)
     timing = {"reference_ms": 2.0, "candidate_ms": 1.0, "speedup": 2.0}
     right = {"status": "correct", "reason": "ok", "timing": timing, "device": "cpu"}
-    verdicts.append([known[0] | right, known[1] | {"status": "timeout", "reason": "run"}], VERDICTS)
-    verdicts.publish(config={}, upstream=["c" * 32], rows=2)
+    judged = [known[0] | right, known[1] | {"status": "timeout", "reason": "run"}]
+    finished(tmp_path, "verification", judged, VERDICTS, "d" * 32, ["c" * 32])
     data = score_table(root=str(tmp_path), ks="1", resamples=100)
     assert value(data, "fast_1.5", model="gen") == 0.5 and data["devices"] == ["cpu"]
 

@@ -17,7 +17,7 @@ from kernels_eval.records import Candidate, KernelTask, Language, Phases
 from tasks.benchmark.report.files import Report
 from tasks.observe import stage as analysis_stage
 from tasks.reporting.text import moment
-from tasks.store.snapshot import ADAPTER, Snapshot
+from tasks.store.snapshot import ADAPTER
 from tasks.tables import CANDIDATES, SCORES, TASKS, VERDICTS
 from tasks.tracking.stages import verification_record
 from tasks.tracking.writing import PARENT_TAG
@@ -27,15 +27,13 @@ from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases
 from tests.support.planted import planted
 from tests.support.pools import PoolAlone
+from tests.support.programs import EMPTY
+from tests.support.samples import finished
 from tests.support.typed import data_of, typed
 
 CASES = cases("flows")
 
-TASK = KernelTask(
-    task_id="t",
-    name="t",
-    code="class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n",
-)
+TASK = KernelTask(task_id="t", name="t", code=EMPTY)
 # (reason, tier, from the cache?, seconds with the device, phases); the last one has a reference
 # that was there already
 JUDGED = [
@@ -89,18 +87,12 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "root"
 
 
-def written(root, name, rows, schema, **extra):
-    snapshot = Snapshot(str(root), name, f"fingerprint-of-{name}")
-    snapshot.append(rows, schema)
-    return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
-
-
 def verified(root, monkeypatch):
     """Tasks, candidates, and the verdicts that the stage itself has written of them; one candidate
     has no code."""
     clock = Clock()
     monkeypatch.setattr(telemetry_module, "time", clock)
-    tasks = written(root, "tasks", [TASK.model_dump(mode="json")], TASKS)
+    tasks = finished(root, "tasks", [TASK.model_dump(mode="json")], TASKS)
     rows = []
     for number in range(len(JUDGED) + 1):
         code = "class ModelNew: pass" if number < len(JUDGED) else None
@@ -114,7 +106,7 @@ def verified(root, monkeypatch):
             candidate_id=f"c{number}", task_id="t", language=Language.CPP, response="r", **fields
         )
         rows.append(candidate.model_dump(mode="json") | {"request_key": f"r{number}"})
-    candidates = written(root, "synthesis", rows, CANDIDATES, requests=len(rows), generator="test")
+    candidates = finished(root, "synthesis", rows, CANDIDATES, requests=len(rows), generator="test")
 
     class Judged(stage.Verification):
         def pool(self):
@@ -131,7 +123,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     from mlflow.tracking import MlflowClient
 
     tasks, candidates, verdicts = verified(root, monkeypatch)
-    curated = written(
+    curated = finished(
         root,
         "curation",
         [{"candidate_id": "c0"}],
@@ -139,12 +131,12 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
         criterion_counts={"short": 1},
     )
     steps = CASES["training_log"]
-    trained = written(root, "training", steps, HISTORY, loss_first=2.0, loss_last=2.0, seconds=3.0)
+    trained = finished(root, "training", steps, HISTORY, loss_first=2.0, loss_last=2.0, seconds=3.0)
     adapter = trained.open().local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
     (trained.open().local_dir() / ADAPTER).touch()
     score = {"model": "base", "track": "custom_kernel", "baseline": "eager", "metric": "exec"}
-    scores = written(root, "benchmark", [score | {"k": 1, "value": 0.5}], SCORES)
+    scores = finished(root, "benchmark", [score | {"k": 1, "value": 0.5}], SCORES)
     (root / "report.html").write_text("report")
     analysis = analysis_stage.run(*planted(root / "others", 100))
     refreshed = Refreshed(
@@ -225,7 +217,7 @@ def test_a_run_without_workers_reports_no_pool(root):
     common = {"status_counts": {"runtime_error": 1}, "device": "cpu"}
     reused = verification_record(
         VerificationConfig(),
-        written(root, "verification", rows, VERDICTS, telemetry=None, **common),
+        finished(root, "verification", rows, VERDICTS, telemetry=None, **common),
     )
     shown = {name: value for name, value in reused.metrics.items() if value is not None}
     assert {name: value for name, value in shown.items() if "/" in name} == {
@@ -241,13 +233,14 @@ def test_a_run_without_workers_reports_no_pool(root):
 def test_a_refresh_that_confirmed_has_a_stage_of_it(root):
     told = {"proposed": 3, "confirmed": 2, "failed": {"wrong_output": 1}}
     common = {"status_counts": {"correct": 1}, "device": "cpu"}
-    tasks = written(root, "tasks", [], VERDICTS)
-    screened = written(root, "verification", [], VERDICTS, quarantined=[], **common)
-    confirmed = Snapshot(str(root), "verification", "confirmed")
-    confirmed.publish(config={}, rows=0, extra={"confirmation": told, **common})
-    curated = written(root, "curation", [], VERDICTS, criterion_counts={})
+    tasks = finished(root, "tasks", [], VERDICTS)
+    screened = finished(root, "verification", [], VERDICTS, quarantined=[], **common)
+    confirmed = finished(
+        root, "verification", [], VERDICTS, "confirmed", confirmation=told, **common
+    )
+    curated = finished(root, "curation", [], VERDICTS, criterion_counts={})
     refreshed = Refreshed(
-        tasks=tasks, candidates=tasks, screened=screened, verdicts=confirmed.ref, curated=curated
+        tasks=tasks, candidates=tasks, screened=screened, verdicts=confirmed, curated=curated
     )
     stages = refresh_record(PipelineConfig(root=str(root)), refreshed).stages
     assert [stage.name for stage in stages] == [
@@ -263,7 +256,7 @@ def test_a_refresh_that_confirmed_has_a_stage_of_it(root):
 def test_nothing_built_has_no_share_of_builds(root):
     common = {"status_counts": {}, "device": "cpu", "telemetry": Telemetry(1, 1).summary()}
     metrics = verification_record(
-        VerificationConfig(), written(root, "verification", [], VERDICTS, **common)
+        VerificationConfig(), finished(root, "verification", [], VERDICTS, **common)
     ).metrics
     assert metrics["telemetry/built"] == 0 and metrics["telemetry/candidates"] == 0
     assert not {"telemetry/lite_share", "telemetry/cache_hit_share"} & set(metrics)
@@ -280,15 +273,15 @@ def test_a_refresh_has_one_name_and_one_beginning_everywhere(root, prefect_home,
     from prefect.flow_engine import run_flow
 
     config = PipelineConfig(root=str(root), name="mine")
-    tasks = written(root, "tasks", [], VERDICTS)
+    tasks = finished(root, "tasks", [], VERDICTS)
     told = {"status_counts": {"correct": 1}, "quarantined": [], "device": "cpu"}
     ids = pa.schema([("candidate_id", pa.string())])
     rows = [{"candidate_id": "c0"}]
     made = Refreshed(
         tasks=tasks,
         candidates=tasks,
-        verdicts=written(root, "verification", [], VERDICTS, **told),
-        curated=written(root, "curation", rows, ids, criterion_counts={}),
+        verdicts=finished(root, "verification", [], VERDICTS, **told),
+        curated=finished(root, "curation", rows, ids, criterion_counts={}),
     )
     monkeypatch.setattr("flows.refresh.run_stages", lambda config: made)
     asked = {"config": config}

@@ -26,8 +26,8 @@ from tasks.synthesis.tables import CandidateTable
 from tasks.tables import CANDIDATES, VERDICTS, columns_of
 from tasks.typed import typed
 from tests.support.curated import line, sample
+from tests.support.programs import EMPTY
 
-PROGRAM = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
 ANSWER = "<think>a thought</think>\n```python\nclass ModelNew: pass\n```\n"
 OPTIONS = dict.fromkeys(
     ("candidates", "tasks", "candidate", "name", "license", "task", "language", "recipe")
@@ -106,7 +106,7 @@ def _file(path, table):
     return path
 
 
-TASKS = of_rows({"task_id": "t{n}", "name": "n{n}", "code": PROGRAM, "entry_point": "Model"})
+TASKS = of_rows({"task_id": "t{n}", "name": "n{n}", "code": EMPTY, "entry_point": "Model"})
 READERS: dict[str, tuple[Callable, Callable]] = {
     "curate": (
         verdicts_and_candidates,
@@ -156,15 +156,15 @@ READERS: dict[str, tuple[Callable, Callable]] = {
     ),
     "tasks": (TASKS, lambda path, out: tables.load(path)),
     "tasks by name": (
-        of_rows({"name": "n{n}", "code": PROGRAM, "level": 1}),
+        of_rows({"name": "n{n}", "code": EMPTY, "level": 1}),
         lambda path, out: task_files.load(path),
     ),
     "KernelBench": (
-        of_rows({"level": 1, "problem_id": 1, "name": "n{n}", "code": PROGRAM}),
+        of_rows({"level": 1, "problem_id": 1, "name": "n{n}", "code": EMPTY}),
         lambda path, out: kernelbench.load(path, precision="fp16"),
     ),
     "KernelBook": (
-        of_rows({"uuid": 1, "entry_point": "Model", "python_code": PROGRAM}),
+        of_rows({"uuid": 1, "entry_point": "Model", "python_code": EMPTY}),
         lambda path, out: kernelbook.load(path),
     ),
     "responses": (

@@ -6,19 +6,10 @@ import sys
 
 import pytest
 
+from tests.support.programs import ADDS_ONE
 from tests.support.walk import ROOT
 
 MOST_FILES = 12
-TASK = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-def get_inputs():
-    return [torch.rand(4)]
-def get_init_inputs():
-    return []
-"""
 KERNEL = """
 import torch
 class ModelNew(torch.nn.Module):
@@ -43,7 +34,7 @@ REFRESH = """run --only refresh --root out --set tasks.limit=1 --set synthesis.s
     ],
 )
 def test_a_configuration_comes_to_the_judge_through_few_files(tmp_path, request, end, words):
-    for folder, name, code in (("tasks", "task", TASK), ("kernels", "kernel", KERNEL)):
+    for folder, name, code in (("tasks", "task", ADDS_ONE), ("kernels", "kernel", KERNEL)):
         (tmp_path / f"{name}.py").write_text(code)
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "task.py").write_text(code)

@@ -10,8 +10,8 @@ from tasks.benchmark.comparison.numbers import compared
 from tasks.benchmark.comparison.page import headline, write_comparison
 from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.stage import Answers
-from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
+from tests.support.samples import finished
 
 DEVICE = "a CPU"
 
@@ -50,9 +50,7 @@ def verdict(task, number, speedup, device=DEVICE, salt=""):
 
 
 def answers(root, model, rows, name):
-    snapshot = Snapshot(str(root), "verification", name)
-    snapshot.append(rows, VERDICTS)
-    ref = snapshot.publish(config={}).ref
+    ref = finished(root, "verification", rows, VERDICTS, name)
     return Answers(
         model=model, candidates=ref.model_copy(update={"stage": "synthesis"}), verdicts=ref
     )

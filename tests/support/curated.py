@@ -8,11 +8,7 @@ from tasks.decontamination.stage import run as choose
 from tasks.samples import Samples
 from tasks.store import Snapshot, fingerprint
 from tasks.tables import CANDIDATES, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
-
-SINGLE, FUSION = (
-    ["torch.nn.functional.linear"],
-    ["torch.nn.functional.linear", "torch.nn.functional.gelu"],
-)
+from tests.support.samples import FUSION
 
 
 def sample(task, index, tokens, speedup, **changes):

@@ -22,8 +22,9 @@ from tasks.store.snapshot import ADAPTER, SnapshotRef
 from tasks.synthesis.sampler import Response, Sampler
 from tasks.training.stage import HISTORY
 from tests.support.cases import cases
-from tests.support.curated import FUSION, SINGLE, line, sample
+from tests.support.curated import line, sample
 from tests.support.pools import PoolAlone
+from tests.support.samples import FUSION, SINGLE
 
 CASES = cases("flows")
 

@@ -94,19 +94,11 @@ def listed(*rows, **config):
     return "; ".join(map(" ".join, taken(*rows, **config)))
 
 
-def finished(
-    root,
-    stage,
-    rows,
-    schema,
-    name="x",
-    upstream=(),
-    **manifest,
-):
-    """A finished snapshot of these rows."""
+def finished(root, stage, rows, schema, name="x", upstream=(), config=None, **manifest):
+    """The finished snapshot of these rows."""
     snapshot = Snapshot(str(root), stage, name)
     snapshot.append(rows, schema)
-    return snapshot.publish(config={}, upstream=list(upstream), extra=manifest).ref
+    return snapshot.publish(config=config or {}, upstream=list(upstream), extra=manifest).ref
 
 
 def line_of(root, samples, name="x"):

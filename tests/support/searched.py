@@ -8,12 +8,12 @@ from kernels_eval.judge.messages import Finding, Prepared, VerdictDraft, verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Timing
 from tasks.search.config import SearchConfig
 from tasks.search.stage import Search
-from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, TASKS
 from tasks.verification import confirmation
 from tasks.verification import stage as verification
 from tasks.verification.config import VerificationConfig
 from tests.support.pools import PoolAlone
+from tests.support.samples import finished
 
 KERNEL = '''source = r"""
 #include <torch/extension.h>
@@ -85,9 +85,8 @@ class Planted:
             KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"class Model: n = {n}")
             for n in range(tasks)
         ]
-        given = Snapshot(self.root, stage, stage.replace("tasks", "t"))
-        given.append([task.model_dump(mode="json") for task in known], TASKS)
-        self.tasks = given.publish(config={}).ref
+        given = [task.model_dump(mode="json") for task in known]
+        self.tasks = finished(root, stage, given, TASKS, stage.replace("tasks", "t"))
         rows = [
             Candidate(
                 candidate_id=f"c/{task.task_id}/{number}",
@@ -103,9 +102,9 @@ class Planted:
             for task in known
             for number in range(2)
         ]
-        asked = Snapshot(self.root, "synthesis", stage.replace("tasks", "c"))
-        asked.append([row | {"request_key": row["candidate_id"]} for row in rows], CANDIDATES)
-        self.candidates = asked.publish(config={}).ref
+        asked = [row | {"request_key": row["candidate_id"]} for row in rows]
+        name = stage.replace("tasks", "c")
+        self.candidates = finished(root, "synthesis", asked, CANDIDATES, name)
         self.verdicts = self.verified(self.candidates, PlantedPool(), VerificationConfig())
         self.config = SearchConfig.model_validate({"evaluations": 12, "batch": 3} | changes)
 

@@ -231,9 +231,8 @@ def test_a_kill_while_the_screened_rows_are_added(tmp_path, monkeypatch):
 def test_verdicts_of_another_device_are_refused(tmp_path):
     line = Line(tmp_path, PAIR, {})
     verdicts = line.samples.verdicts.open()
-    elsewhere = Snapshot(verdicts.root, "verification", "elsewhere")
-    elsewhere.append(verdicts.read().to_dicts(), VERDICTS)
-    made = elsewhere.publish(config={}, extra={"device": f"not {CPU}"}).ref
+    rows, device = verdicts.read().to_dicts(), f"not {CPU}"
+    made = finished(verdicts.root, "verification", rows, VERDICTS, "elsewhere", device=device)
     line.samples = line.samples.model_copy(update={"verdicts": made})
     with pytest.raises(UsageError, match="two devices"):
         line.run(EVERYTHING_RIGHT)

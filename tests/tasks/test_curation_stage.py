@@ -13,7 +13,6 @@ from tasks.curation.decisions import curate
 from tasks.curation.tables import deciding_of
 from tasks.progress import gathering
 from tasks.samples import Samples
-from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED, KERNEL_PROFILES, TRACE_FLAGS, VERDICTS, WORKLOADS
 from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample, samples
 
@@ -125,9 +124,9 @@ def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_coun
 
 def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_refused(tmp_path):
     line = line_of(tmp_path, rows(4))
-    snapshot = Snapshot(str(tmp_path), "verification", "older")
-    snapshot.append(rows(4), VERDICTS.remove(VERDICTS.get_field_index("reference_operators")))
-    older = line.model_copy(update={"verdicts": snapshot.publish(config={}).ref})
+    fewer = VERDICTS.remove(VERDICTS.get_field_index("reference_operators"))
+    verdicts = finished(tmp_path, "verification", rows(4), fewer, "older")
+    older = line.model_copy(update={"verdicts": verdicts})
     with pytest.raises(UsageError, match="needs the columns reference_operators"):
         stage.run(older, CurationConfig())
     counted = workloads(tmp_path, {f"t0{i}": SINGLE for i in range(4)})

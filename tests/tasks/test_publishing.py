@@ -19,9 +19,9 @@ from tasks.publishing.config import PublishOptions
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.publishing.publish import is_whole, publish, read_publication
 from tasks.publishing.sets import publish_set
-from tasks.store.snapshot import Snapshot
 from tests.support.cases import cases
-from tests.support.curated import SINGLE, line, sample
+from tests.support.curated import line, sample
+from tests.support.samples import SINGLE, finished
 
 CASES = cases("publishing")
 
@@ -56,10 +56,9 @@ def out(tmp_path):
 
 def again(curated, name, strategy, rows, **extra):
     """Another set of the same line."""
-    other, above = Snapshot(curated.root, "curation", name), curated.open().manifest["upstream"]
-    other.append(rows.to_dicts(), rows.to_arrow().schema)
-    other.publish(config={"strategy": strategy}, upstream=above, extra=extra)
-    return other.ref
+    above, config = curated.open().manifest["upstream"], {"strategy": strategy}
+    table = rows.to_dicts(), rows.to_arrow().schema
+    return finished(curated.root, "curation", *table, name, above, config, **extra)
 
 
 def load(folder, split="train"):

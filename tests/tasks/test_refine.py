@@ -22,7 +22,7 @@ from kernels_eval.records import (
     Verdict,
     candidate_id,
 )
-from tasks.sources.stage import read_tasks
+from tasks.sources.stage import keep, read_tasks
 from tasks.store.snapshot import Snapshot
 from tasks.synthesis import refine, stage
 from tasks.synthesis.config import SynthesisConfig
@@ -40,7 +40,7 @@ from tasks.synthesis.refine import (
 from tasks.synthesis.requests import Questions, first_requests
 from tasks.synthesis.sampler import Response, Sampler
 from tasks.synthesis.stage import Synthesis
-from tasks.tables import TASKS, VERDICTS
+from tasks.tables import VERDICTS
 from tests.support.cases import cases
 from tests.support.requests import make_request, named_sampler
 
@@ -410,17 +410,11 @@ def model(monkeypatch):
 
 
 def tasks_snapshot(root, count=3):
-    rows = [
-        TASK.model_copy(update={"task_id": f"t/{n}", "code": f"class Model: n = {n}\n"}).model_dump(
-            mode="json"
-        )
+    tasks = [
+        TASK.model_copy(update={"task_id": f"t/{n}", "code": f"class Model: n = {n}\n"})
         for n in range(count)
     ]
-    snapshot = Snapshot(str(root), "tasks", f"n{count}")
-    if not snapshot.finished:
-        snapshot.append(rows, TASKS)
-        snapshot.publish(config={}, rows=count)
-    return snapshot.ref
+    return keep(tasks, str(root), {})
 
 
 def judge(candidates):
@@ -461,9 +455,7 @@ def rows_of(ref):
 def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(tmp_path):
     """Literals of the release before there were turns: with others, every stored response would be
     asked for again."""
-    snapshot = Snapshot(str(tmp_path), "tasks", "t")
-    snapshot.append([TASK.model_dump(mode="json")], TASKS)
-    tasks = snapshot.publish(config={}, rows=1).ref
+    tasks = keep([TASK], str(tmp_path), {})
     for changes in ({}, {"turns": 3}, {"refine_below_speedup": 2.0}):
         requests = first_requests(
             Questions(

@@ -15,20 +15,14 @@ from tasks.benchmark.report.inputs import (
 )
 from tasks.benchmark.stage import Answers, answers_frame
 from tasks.curation.flags import flagged
-from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS, WORKLOADS
 from tests.support.ablations import verdict
+from tests.support.samples import finished
 
 DOUBT = (
     "Wait, let me check. Hmm, that is wrong. Actually, I made a mistake. Let me start over. " * 8
 )
 TASK_COUNT = 12
-
-
-def written(root, stage, name, rows, schema, **extra):
-    snapshot = Snapshot(str(root), stage, name)
-    snapshot.append(rows, schema)
-    return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
 def answered(root, model, *, tokens=lambda task: None, right=lambda task: True, text="short"):
@@ -45,8 +39,8 @@ def answered(root, model, *, tokens=lambda task: None, right=lambda task: True, 
     verdicts = [verdict(f"task-{i:03}", 0, 2.0 if right(i) else None) for i in range(TASK_COUNT)]
     return Answers(
         model=model,
-        candidates=written(root, "synthesis", model, candidates, CANDIDATES),
-        verdicts=written(root, "verification", model, verdicts, VERDICTS),
+        candidates=finished(root, "synthesis", candidates, CANDIDATES, model),
+        verdicts=finished(root, "verification", verdicts, VERDICTS, model),
     )
 
 
@@ -54,13 +48,8 @@ def answered(root, model, *, tokens=lambda task: None, right=lambda task: True, 
 def benchmarked(tmp_path):
     """The tuned model fails on what the base model thinks long about; the tuned one's own lengths
     say the opposite."""
-    suite = written(
-        tmp_path,
-        "tasks",
-        "suite",
-        [{"task_id": f"task-{i:03}", "level": 1 + i % 2} for i in range(TASK_COUNT)],
-        TASKS,
-    )
+    levels = [{"task_id": f"task-{i:03}", "level": 1 + i % 2} for i in range(TASK_COUNT)]
+    suite = finished(tmp_path, "tasks", levels, TASKS)
     work = [
         {
             "task_id": f"task-{i:03}",
@@ -73,12 +62,12 @@ def benchmarked(tmp_path):
     tuned = answered(
         tmp_path, "tuned", tokens=lambda i: 1000 - i, right=lambda i: i < 4, text=DOUBT
     )
-    scores = written(tmp_path, "benchmark", "scores", [{"x": 1}], pa.schema([("x", pa.int64())]))
+    scores = finished(tmp_path, "benchmark", [{"x": 1}], pa.schema([("x", pa.int64())]))
     return Benchmarked(
         suite=suite,
         answers=(base, tuned),
         scores=scores,
-        workloads=written(tmp_path, "workloads", "w", work, WORKLOADS),
+        workloads=finished(tmp_path, "workloads", work, WORKLOADS),
     )
 
 
@@ -142,12 +131,12 @@ def test_the_training_set_says_what_it_holds(tmp_path):
     ]
     taken = {"self_doubting": 2, "repetitive": 1, "truncated": 4}
     flags = {"correct": {"self_doubting": 9}, "taken": taken, "left_out": 0}
-    curated = written(tmp_path, "curation", "c", rows, CURATED, trace_flags=flags).open()
+    curated = finished(tmp_path, "curation", rows, CURATED, trace_flags=flags).open()
     found = training_traces(curated)
     assert (found.samples, found.median_tokens) == (4, 15)
     assert found.flagged["self_doubting"] == 2 and single_operators(curated) == (1, 4)
     schema = pa.schema([("candidate_id", pa.string())])
-    bare = written(tmp_path, "curation", "bare", [{"candidate_id": "c"}], schema).open()
+    bare = finished(tmp_path, "curation", [{"candidate_id": "c"}], schema, "bare").open()
     assert training_traces(bare) is None and single_operators(bare) is None
 
 

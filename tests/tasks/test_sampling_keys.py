@@ -3,12 +3,10 @@
 import pytest
 
 from kernels_eval.records import KernelTask, Language, SamplingParams, candidate_id
-from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot
+from tasks.sources.stage import keep, read_tasks
 from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.requests import Questions, first_requests
-from tasks.tables import TASKS
 from tests.support.cases import cases
 from tests.support.requests import named_sampler
 
@@ -20,9 +18,7 @@ LATER = CASES["later"]
 
 @pytest.fixture
 def tasks(tmp_path):
-    snapshot = Snapshot(str(tmp_path), "tasks", "one")
-    snapshot.append([TASK.model_dump(mode="json")], TASKS)
-    return snapshot.publish(config={}, rows=1).ref
+    return keep([TASK], str(tmp_path), {})
 
 
 def config(sampling, samples=2):

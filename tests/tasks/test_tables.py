@@ -15,11 +15,11 @@ from tasks.synthesis.tables import SCHEMA, CandidateTable
 from tasks.tables import CANDIDATES
 from tests.support.cases import cases
 from tests.support.hub_server import hub_of
+from tests.support.programs import EMPTY
 
 CASES = cases("tables")
 
 TASK = bundled.load()[0]
-PROGRAM = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
 CODE = "class ModelNew: pass\n"
 ANSWER = f"<think>hm</think>\nHere:\n```python\n{CODE}```\n"
 
@@ -29,7 +29,7 @@ def table(path, rows):
     return path
 
 
-def written(tmp_path, rows, program=PROGRAM, language=Language.CPP, name="c"):
+def written(tmp_path, rows, program=EMPTY, language=Language.CPP, name="c"):
     """The snapshot of a table of candidates; every task it names has the same program."""
     source = CandidateTable(table(tmp_path / f"{name}.parquet", rows))
     tasks = {
@@ -50,10 +50,10 @@ def candidates(tmp_path, rows, *args, **options):
 def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path):
     path = table(
         tmp_path / "t.parquet",
-        [{"task_id": 7, "code": PROGRAM, "more": 1}, {"task_id": 8, "code": "broken("}],
+        [{"task_id": 7, "code": EMPTY, "more": 1}, {"task_id": 8, "code": "broken("}],
     )
     (task,) = tables.load(path, {"7"})
-    assert (task.task_id, task.name, task.code, task.entry_point) == ("7", "7", PROGRAM, "Model")
+    assert (task.task_id, task.name, task.code, task.entry_point) == ("7", "7", EMPTY, "Model")
     with pytest.raises(UsageError, match=r"row 1 \(8\) is not Python"):
         tables.load(path)
 
@@ -68,25 +68,25 @@ def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path):
     ],
 )
 def test_tasks_in_kernelbenchs_columns_and_in_ours(tmp_path, row, task_id):
-    (task,) = tables.load(table(tmp_path / "t.parquet", [{"code": PROGRAM} | row]))
-    assert task.task_id == task_id and (task == TASK or task.code == PROGRAM)
+    (task,) = tables.load(table(tmp_path / "t.parquet", [{"code": EMPTY} | row]))
+    assert task.task_id == task_id and (task == TASK or task.code == EMPTY)
 
 
 def test_tasks_of_folders_globs_and_source_files(tmp_path):
     for number in range(2):
-        table(tmp_path / f"part-{number}.parquet", [{"task_id": f"t{number}", "code": PROGRAM}])
+        table(tmp_path / f"part-{number}.parquet", [{"task_id": f"t{number}", "code": EMPTY}])
     for location in (tmp_path, tmp_path / "part-*.parquet"):
         assert [task.task_id for task in tables.load(location)] == ["t0", "t1"]
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "mine.py").write_text(PROGRAM)
+    (tmp_path / "code" / "mine.py").write_text(EMPTY)
     assert [task.task_id for task in tables.load(tmp_path / "code")] == ["user/mine"]
 
 
 def test_one_task_has_one_program(tmp_path):
-    path, one = tmp_path / "t.parquet", {"task_id": "t", "code": PROGRAM}
+    path, one = tmp_path / "t.parquet", {"task_id": "t", "code": EMPTY}
     assert len(tables.load(table(path, [one, one]))) == 1
     with pytest.raises(UsageError, match="gives task 't' a second program"):
-        tables.load(table(path, [one, one | {"code": PROGRAM + "#"}]))
+        tables.load(table(path, [one, one | {"code": EMPTY + "#"}]))
 
 
 # -- candidates ------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_identity_is_the_content_and_not_the_name_or_the_place(tmp_path):
     others = [
         *candidates(tmp_path, [{**base, "code": CODE + "#"}], name="3"),
         *candidates(tmp_path, [{**base, "task_id": "u"}], name="4"),
-        *candidates(tmp_path, [base], PROGRAM + "#", name="5"),
+        *candidates(tmp_path, [base], EMPTY + "#", name="5"),
     ]
     ids = {row["candidate_id"] for row in others}
     assert len(ids) == 3 and known["candidate_id"] not in ids
@@ -339,9 +339,9 @@ def test_a_data_set_on_the_hub(tmp_path, monkeypatch):
 def test_tasks_of_a_level_a_checkout_and_lines_and_by_their_names(tmp_path):
     level = tmp_path / "repository" / "KernelBench" / "level1"
     level.mkdir(parents=True)
-    (level / "3_Softmax.py").write_text(PROGRAM)
+    (level / "3_Softmax.py").write_text(EMPTY)
     (tmp_path / "t.jsonl").write_text(
-        json.dumps({"level": 1, "problem_id": 3, "name": "3_Softmax", "code": PROGRAM})
+        json.dumps({"level": 1, "problem_id": 3, "name": "3_Softmax", "code": EMPTY})
     )
     for place in (level, level.parent, level.parent.parent, tmp_path / "t.jsonl"):
         (task,) = tables.load(place, {"kernelbench/L1/3"})

@@ -13,6 +13,7 @@ from tasks.tables import CURATED
 from tasks.training import stage
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HISTORY
+from tests.support.samples import finished
 from tests.support.training import row
 
 RECIPE = TrainingRecipe()
@@ -21,10 +22,9 @@ PROMPTS = {each["task_id"]: each["prompt"] for each in ROWS}
 
 
 def curated(root, strategy, rows):
-    snapshot = Snapshot(str(root), "curation", strategy)
     values = [{name: each.get(name) for name in CURATED.names} for each in rows]
-    snapshot.append(values, CURATED)
-    return snapshot.publish(config={"strategy": strategy}).ref
+    config = {"strategy": strategy}
+    return finished(root, "curation", values, CURATED, strategy, config=config)
 
 
 def finish(trained):

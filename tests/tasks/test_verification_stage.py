@@ -23,14 +23,16 @@ from kernels_eval.records import Candidate, Language, Verdict, candidate_id
 from tasks import retry
 from tasks.progress import observed_by
 from tasks.sources import bundled
+from tasks.sources.stage import keep
 from tasks.store.lookup import known_rows
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.parsing import parse_response
-from tasks.tables import CANDIDATES, TASKS, VERDICTS
+from tasks.tables import CANDIDATES, VERDICTS
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 from tasks.verification.step import _verify_a_chunk
 from tests.support.pools import PoolAlone
+from tests.support.samples import finished
 
 CONFIG = VerificationConfig(
     eval=EvalConfig(timing=TimingConfig(max_s=0.3)), workers=1, builders=1, chunk_size=2
@@ -86,16 +88,12 @@ class Given:
 
     def __init__(self, root, tasks):
         self.root, self._numbers = str(root), itertools.count()
-        snapshot = Snapshot(self.root, "tasks", "t")
-        snapshot.append([task.model_dump(mode="json") for task in tasks], TASKS)
-        self.tasks = snapshot.publish(config={}).ref
+        self.tasks = keep(tasks, self.root, {})
 
     def candidates(self, asked):
         """A finished snapshot of them, another one each time."""
-        snapshot = Snapshot(self.root, "synthesis", f"c{next(self._numbers)}")
         rows = [c.model_dump(mode="json") | {"request_key": f"r-{c.candidate_id}"} for c in asked]
-        snapshot.append(rows, CANDIDATES)
-        return snapshot.publish(config={}).ref
+        return finished(self.root, "synthesis", rows, CANDIDATES, f"c{next(self._numbers)}")
 
     def work(self, asked, judge=None, config=CONFIG):
         """The stage; with a judge, without workers."""
@@ -441,13 +439,12 @@ def test_work_goes_by_task_however_it_was_written(given, tasks):
 
 def test_the_texts_of_a_candidate_are_never_read(given, tasks):
     """They weigh ten times what verification needs: it must do with a snapshot that lacks them."""
-    snapshot = Snapshot(given.root, "synthesis", "light")
     light = pa.schema([field for field in CANDIDATES if field.name in stage.READ])
     rows = [candidate.model_dump(mode="json") for candidate in numbered(tasks, 2)]
-    snapshot.append([{name: row[name] for name in light.names} for row in rows], light)
-    snapshot.publish(config={})
+    rows = [{name: row[name] for name in light.names} for row in rows]
+    ref = finished(given.root, "synthesis", rows, light)
     assert not {"response", "reasoning", "answer"} & set(light.names)
-    assert len(verdicts_of(given.run(snapshot.ref, Judge()))) == 4
+    assert len(verdicts_of(given.run(ref, Judge()))) == 4
 
 
 def test_a_candidate_of_an_unknown_task_is_named(tmp_path, tasks):

@@ -201,7 +201,9 @@ def write_records_of_others(place):
     run.mkdir(parents=True)
     entry = {"sample_id": 0, "compiled": True, "correctness": True, "metadata": {}, "runtime": 1.0}
     (run / "eval_results.json").write_text(json.dumps({"3": [{**entry, "ref_runtime": 2.0}]}))
-    (run / "level_1_problem_3_sample_0_kernel.py").write_text("x = 1")
+    (run / "level_1_problem_3_sample_0_kernel.py").touch()  # judged without a worker
+    problem = {"level": 1, "problem_id": 3, "name": "3_x", "code": PROGRAM.format("3")}
+    pl.DataFrame([problem]).write_parquet(place / "kernelbench.parquet")
     (run / "generation_config.yaml").write_text("model_name: Qwen/QwQ-32B\n")
     for name, device in {"on-a100": "NVIDIA A100", "on-h100": "NVIDIA H100 80GB HBM3"}.items():
         rows = [

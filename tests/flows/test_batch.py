@@ -108,7 +108,10 @@ def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     assert {key: after[key] for key in before} == before  # the very same rows, timings included
     data = json.loads(second.text)  # alone on stdout
     this_run, correct = data["this_run"], data["statuses"]["correct"]
-    assert (this_run["judged"], this_run["reused_or_without_code"]) == (6 - len(before), len(before))
+    assert (this_run["judged"], this_run["reused_or_without_code"]) == (
+        6 - len(before),
+        len(before),
+    )
     assert data["candidates"] == sum(data["statuses"].values()) == 6 and data["tasks"] == 2
     assert data["reasons"]["no_code"] == {"no_code_block": 1}
     assert "no_code_block" in [row["reason"] for row in data["not_correct"]]

@@ -43,7 +43,9 @@ def may_have_structure(value: object) -> bool:
 
 def structures_of(values: Sequence[Any], index: int, note: InputNote) -> Iterator[Structure]:
     """What may be kept of an argument, the fewest invariants first."""
-    found: list[Structure] = _moves(values[index])
+    x = values[index]
+    trusted = _whole(x) and _needed(values, index, note)
+    found: list[Structure] = [names for names in moves_of(x) if not trusted or names == ("gaps",)]
     for division in _divisions(values, index):
         names = _invariants(values, index, division, note)
         needed = _needed(values, index, note)
@@ -57,28 +59,34 @@ def structures_of(values: Sequence[Any], index: int, note: InputNote) -> Iterato
 
 EXCLUSIVE = {"elements", "distinct", "before", "after"}
 """Of these, one tells how elements are drawn."""
-MOVES = {"relabelled": 1, "conjugated": 1, "both": 1, "along0": 3, "along1": 3}
-"""What keeps all that does not hang on how labels, rows or columns are numbered, and as how many
-invariants more each counts."""
+TOGETHER: tuple[Structure, ...] = (("relabelled",), ("conjugated",), ("both",))
+"""What gives several arguments the same new labels."""
+MOVES = {"relabelled": 1, "conjugated": 1, "both": 1, "gaps": 2, "along0": 3, "along1": 3}
+"""What keeps all that does not hang on how labels, rows or columns are numbered, or on the order of
+gaps, and as how many invariants more each counts."""
 
 
 def _needed(values: Sequence[Any], index: int, note: InputNote) -> set[str]:
     """What operators may trust without a look: bounds that divide another argument, or its sum."""
-    if note.is_mask or SUM in note.keeps or not _whole(values[index]):
-        return {"elements"}
+    x = values[index]
+    if note.is_mask or SUM in note.keeps or not _whole(x):
+        return {"rising"} if x.is_floating_point() and _in_order(x) else {"elements"}
     sizes = {x.numel() for x in values if isinstance(x, Tensor)}
     divides = any(_boundaries(values[index], size) is not None for size in sizes)
     return {"rising", "ends"} if divides and not note.varied else set()
 
 
-def _moves(x: Tensor) -> list[Structure]:
+def moves_of(x: Tensor) -> list[Structure]:
+    """Structures that only renumber."""
     found: list[Structure] = []
     if x.dim() > 1:
         found += [(f"along{axis}",) for axis in (0, 1) if x.shape[axis] > 1]
         found += [("both",)] if x.shape[-1] == x.shape[-2] else []
+    if x.dtype != torch.bool and _in_order(x):
+        found.append(("gaps",))
     if _whole(x) and _range(x) <= MOST_SHUFFLED:
         found += [("relabelled",), ("relabelled", "ends")]
-        if x.dim() == 1 and int(x.min()) >= 0 and int(x.max()) < len(x):
+        if int(x.min()) >= 0 and int(x.max()) < len(x):
             found += [("conjugated",), ("conjugated", "ends")]
     return found
 
@@ -137,7 +145,7 @@ def _invariants(
     """What holds of an argument in these groups."""
     x, groups = values[index], _groups(values, index, division)
     if note.is_mask or not _whole(x):
-        return ["elements"]
+        return ["rising", "ends"] if x.is_floating_point() and _in_order(x) else ["elements"]
     flat = x.reshape(-1).long()
     within = groups.of.diff() == 0
     rising = flat[groups.order(flat)].diff()
@@ -206,11 +214,17 @@ class _Redraw:
             axis = int(move[-1])
             return x.index_select(axis, self._order(x.shape[axis]))
         if move == "both":
-            order = self._order(x.shape[-1])
-            return x[..., order, :][..., order]
+            labels = self._labels(x.shape[-1], 0, ends=False)
+            return x[..., labels, :][..., labels]
         if move == "conjugated":
             labels = self._labels(len(x), 0, ends=ends)
-            return torch.empty_like(x).scatter_(0, labels, labels[x.long()].to(x.dtype))
+            drawn = torch.empty_like(x).index_copy_(0, labels, labels[x.long()].to(x.dtype))
+            return drawn.sort(-1).values if x.dim() > 1 and _in_order(x) else drawn
+        if move == "gaps":
+            gaps = x.diff()[..., self._order(x.shape[-1] - 1)]
+            drawn = torch.cat([x[..., :1], gaps], -1).cumsum(-1)
+            drawn[..., -1] = x[..., -1]
+            return drawn
         least = int(x.min())
         labels = self._labels(_range(x), least, ends=ends) + least
         return _in_order_as(labels[x.long() - least].to(x.dtype), x)
@@ -265,10 +279,13 @@ class _Redraw:
 
     def _within(self, flat: Tensor, names: set[str]) -> Tensor:
         """Between limits, or as declared where these leave no room."""
-        x, own, place = self.x, flat.long(), _places(self.x)
+        x, place = self.x, _places(self.x)
         rows = flat.view(-1, x.shape[-1]) if "rows" in names else flat.view(1, -1)
-        low = rows.amin(1, keepdim=True).expand(rows.shape).reshape(-1).long()
-        high = rows.amax(1, keepdim=True).expand(rows.shape).reshape(-1).long()
+        low = rows.amin(1, keepdim=True).expand(rows.shape).reshape(-1)
+        high = rows.amax(1, keepdim=True).expand(rows.shape).reshape(-1)
+        if x.is_floating_point():
+            return torch.lerp(low, high, self._uniform().to(x.dtype))
+        own, low, high = flat.long(), low.long(), high.long()
         least = {"after": place + 1, "not_before": place}
         most = {"before": place - 1, "not_after": place}
         for name in names:
@@ -283,6 +300,11 @@ class _Redraw:
         kept = (high < low) | (self._uniform() >= self.random.choice((1, 1, 1 / 8)))
         kept &= (own >= low) & (own <= high) | (high < low)
         return torch.where(kept, own, drawn)
+
+
+def _in_order(x: Tensor) -> bool:
+    """Whether its rows rise."""
+    return x.dim() > 0 and x.shape[-1] > 2 and bool((x.diff() >= 0).all())
 
 
 def _in_order_as(drawn: Tensor, x: Tensor) -> Tensor:

@@ -11,7 +11,13 @@ from torch.utils._pytree import tree_leaves
 from kernels_eval.config import STRUCTURE_S, STRUCTURE_TRIES
 from kernels_eval.model.measurement import as_real, computable, same_all
 from kernels_eval.model.redraws import VARIATIONS_BY_DRAW
-from kernels_eval.model.structures import Structure, may_have_structure, structures_of
+from kernels_eval.model.structures import (
+    TOGETHER,
+    Structure,
+    may_have_structure,
+    moves_of,
+    structures_of,
+)
 from kernels_eval.protocol import (
     DECLARED,
     DOMAINS,
@@ -90,6 +96,7 @@ class _Search:
             for index in places:
                 if found[index] == FIXED:
                     found[index] = self._structure_of(index, found)
+        found |= self._together(found)
         while not self._takes_all(found):
             last = max(i for i, structure in found.items() if structure not in (FREE, FIXED))
             found[last] = FIXED
@@ -97,8 +104,11 @@ class _Search:
 
     @property
     def over(self) -> bool:
-        late = self.task.work_s(self.started) > STRUCTURE_S
-        return late or self.tries >= STRUCTURE_TRIES
+        return self.late or self.tries >= STRUCTURE_TRIES
+
+    @property
+    def late(self) -> bool:
+        return self.task.work_s(self.started) > STRUCTURE_S
 
     def _takes_free(self, places: Sequence[int]) -> bool:
         """Whether a task takes these arguments as trials draw them, others as declared."""
@@ -108,9 +118,7 @@ class _Search:
             normal = (f"normal{domain}" for domain in DOMAINS)
             return any(self._takes(plan, name) for name in (*VARIATIONS_BY_DRAW, *normal))
         names = [f"{MUTATED}_{self.seed + number}{WITHIN}" for number in range(MUTATIONS)]
-        varied = len(vary) == len(places) or any(
-            self._takes(plan, name) for name in VARIATIONS_BY_DRAW
-        )
+        varied = any(self._takes(plan, name) for name in VARIATIONS_BY_DRAW)
         notes = self.own.notes
         stay = [index for index in places if not (notes[index].vary or notes[index].varied)]
         return varied and any(self._takes(plan, name, stay) for name in names)
@@ -122,6 +130,16 @@ class _Search:
             if self._takes_all({**found, index: structure}, [index]):
                 return structure
         return FIXED
+
+    def _together(self, found: Mapping[int, Structure]) -> dict[int, Structure]:
+        """What several arguments share that the task takes as declared only if one alone varies."""
+        fixed = [index for index, structure in found.items() if structure == FIXED]
+        for move in TOGETHER:
+            suit = [index for index in fixed if move in moves_of(self.leaves[index])]
+            moved = dict.fromkeys(suit, move)
+            if len(suit) > 1 and not self.late and self._takes_all({**found, **moved}, suit):
+                return moved
+        return {}
 
     def _takes_all(self, found: Mapping[int, Structure], changing: Sequence[int] = ()) -> bool:
         """Whether a task takes arguments with these structures."""

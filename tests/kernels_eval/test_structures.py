@@ -36,6 +36,15 @@ def leads_back_both_ways(edges):
     return pairs == {(j, i) for i, j in pairs} and all(i != j for i, j in pairs)
 
 
+def takes_steps_of_one_at_most(x):
+    return int(x[0]) == 0 and bool(((x.diff() == 0) | (x.diff() == 1)).all()) and int(x[-1]) == 31
+
+
+def are_others_in_order(x):
+    other = bool((x != torch.arange(len(x))[:, None]).all())
+    return other and bool((x.diff() > 0).all())
+
+
 RING = torch.stack([EVERY, (EVERY + 1) % 96])
 TASKS = {
     "permutation": ([EVERY.view(8, 12).T.flatten()], is_permutation),
@@ -47,6 +56,15 @@ TASKS = {
     "orders": (
         [torch.arange(16).repeat(8, 1)],
         lambda x: all(map(is_permutation, x)),
+    ),
+    "segments": ([EVERY // 3], takes_steps_of_one_at_most),
+    "neighbours": (
+        [torch.stack([EVERY - 1, EVERY + 1], 1) % 96],
+        lambda x: are_others_in_order(x.sort(1).values),
+    ),
+    "knots": (
+        [torch.linspace(0, 1, 33)],
+        lambda x: x[0] == 0 and x[-1] == 1 and bool((x.diff() > 0).all()),
     ),
     "graph": ([torch.cat([RING, RING.flip(0)], 1)], leads_back_both_ways),
     "four_a_row": (

@@ -208,7 +208,7 @@ class Expectations:
 
     def _find_structures(self) -> None:
         """Learn in which structures the task takes arguments that it refuses otherwise."""
-        request = FindStructures(seed=secrets.randbits(31))
+        request = FindStructures(seed=self.task.trials[0].seed)
         asks = bool(self.task.loaded.plan.notes)
         if found := self._answer_if_suitable(request, STRUCTURES) if asks else None:
             loaded = self.task.loaded.model_copy(update={"plan": found.plan})

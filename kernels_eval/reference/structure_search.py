@@ -173,7 +173,11 @@ class _Search:
 
 
 def _forms(outputs: Sequence[Tensor]) -> list[object]:
-    return [(x.shape, x.dtype, bool(computable(as_real(x)).isfinite().all())) for x in outputs]
+    """What stays where values decide the sizes of outputs."""
+    return [
+        (x.dim(), x.dtype, x.numel() > 0, bool(computable(as_real(x)).isfinite().all()))
+        for x in outputs
+    ]
 
 
 def _with(plan: InputPlan, found: Mapping[int, Structure]) -> InputPlan:

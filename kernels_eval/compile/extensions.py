@@ -392,13 +392,13 @@ class Builder:
     def warm(self, share: int = 0, shares: int = 1) -> None:
         """Make this builder's share of what most builds need. Raises ToolchainError."""
         with blaming_the_disk(self.tools.cache):
-            for job in list(self._parts(cuda=True).values())[share::shares]:
+            for job in list(self.parts(cuda=True).values())[share::shares]:
                 job()
 
     def begin_warm(self, *, cuda: bool) -> None:
         """Begin all at once what `warm` would make one after the other: beside other work, each
         compiler has a share of the processors. What fails is made, and blamed, by the build."""
-        missing = [job for path, job in self._parts(cuda=cuda).items() if not path.exists()]
+        missing = [job for path, job in self.parts(cuda=cuda).items() if not path.exists()]
         if not missing:
             return
         self.say(
@@ -421,7 +421,7 @@ class Builder:
         for thread in self._warming:
             thread.join()
 
-    def _parts(self, *, cuda: bool) -> dict[Path, Callable[[], object]]:
+    def parts(self, *, cuda: bool) -> dict[Path, Callable[[], object]]:
         """What most builds need, the longest work first: 16, 12, 7 s on one core."""
         made = self.prepared
         parts: dict[Path, Callable[[], object]] = {

@@ -16,9 +16,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from kernels_eval.compile.extensions import Builder
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
@@ -123,6 +125,8 @@ class Pool:
     _short: int = 0
     _checked: float = 0.0
     _looked: float = 0.0
+    _headers: list[Path] | None = None
+    """What all builds need, where a part was missing when nothing was built for long."""
     _full_at: float = 0.0
     """When others were last seen to use all devices (time.monotonic)."""
 
@@ -422,6 +426,8 @@ class Pool:
                 return next(slot for slot in busy if slot.pending is done)
             if not pending:
                 time.sleep(patience_s)
+            if not starting and patience_s == WATCH_S:
+                self._say_headers()
             self._host.require_node()
             now = time.monotonic()
             if starting and self._waits_for_others(since):
@@ -433,6 +439,21 @@ class Pool:
                 )
             if now > began + wait_s:
                 return None
+
+    def _say_headers(self) -> None:
+        """Say how far the headers are that this node's builders make once, until they are made."""
+        here = self._here and self._here.node
+        elsewhere = here and all(slot.device and slot.device[0] != here for slot in self._builders)
+        if self.language.jit or elsewhere:
+            return
+        if self._headers is None:
+            parts = list(Builder(self.config.build, cuda_arch=self.cuda_arch).parts(cuda=True))
+            self._headers = [] if all(path.exists() for path in parts) else parts
+        if self._headers:
+            made = sum(path.exists() for path in self._headers)
+            total = len(self._headers)
+            self.waiting(f"headers: {made} of {total} parts, compiled once for all kernels")
+            self._headers = self._headers if made < total else []
 
     def _waits_for_others(self, since: float) -> bool:
         """Whether no worker can start before others end; says so. Raises BusyError."""

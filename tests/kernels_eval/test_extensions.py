@@ -47,7 +47,7 @@ def builder():
 
 
 def test_what_most_builds_need_is_begun_at_once_where_it_is_missing(builder, monkeypatch):
-    assert all(path.exists() for path in builder._parts(cuda=True))
+    assert all(path.exists() for path in builder.parts(cuda=True))
     said = []
     monkeypatch.setattr(builder, "say", said.append)
     builder.begin_warm(cuda=True)
@@ -59,7 +59,7 @@ def test_what_most_builds_need_is_begun_at_once_where_it_is_missing(builder, mon
         raise ToolchainError("the build says so", "doctor")
 
     parts = {Path("a"): meet.wait, Path("b"): fail, Path(__file__): meet.abort}
-    monkeypatch.setattr(builder, "_parts", lambda cuda: parts)
+    monkeypatch.setattr(builder, "parts", lambda cuda: parts)
     builder.begin_warm(cuda=True)
     builder.end_warm()
     assert not meet.broken and "(2 parts)" in said[0]

@@ -11,7 +11,9 @@ from queue import SimpleQueue
 import psutil
 import pytest
 
+from kernels_eval.compile.extensions import Builder
 from kernels_eval.errors import BusyError, GpuLostError, SandboxError
+from kernels_eval.pool import pool as pool_module
 from kernels_eval.pool.held import held, holders
 from kernels_eval.pool.local import LostError, Machine
 from kernels_eval.pool.pool import Pool
@@ -84,8 +86,43 @@ def test_real_candidates_are_judged_without_ray():
             "build_failed",
         ]
         workers = [slot.actor.process.pid for slot in pool._slots]
+        builder, runner = (psutil.Process(pid).nice() for pid in workers)
+    assert runner == psutil.Process().nice(), "what times kernels gives way to nobody"
+    assert runner < builder < 19 or runner >= 14, "a builder does, and is not starved"
     assert not any(map(psutil.pid_exists, workers))
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+
+
+class Waits(Quick):
+    """Builds once somebody writes to the pipe `GATE`."""
+
+    def build(self, task, candidate, *_):
+        Path(os.environ["GATE"]).read_bytes()
+        return super().build(task, candidate)
+
+
+def test_a_pool_says_how_far_the_headers_are_that_its_builders_make(monkeypatch, tmp_path):
+    gate, parts, said = tmp_path / "gate", [tmp_path / "first", tmp_path / "second"], []
+    os.mkfifo(gate)
+    parts[0].touch()
+    monkeypatch.setenv("GATE", str(gate))
+    monkeypatch.setattr(Builder, "parts", lambda self, cuda: dict.fromkeys(parts))
+    monkeypatch.setattr(pool_module, "WATCH_S", 0.05)
+
+    def say(text):
+        said.append(text)
+        if "1 of 2" in text:
+            parts[1].touch()
+        elif "2 of 2" in text:
+            gate.write_bytes(b"go")
+
+    options = {"builder": Waits, "runner": Quick, "waiting": say}
+    with Pool(Language.CPP, workers=1, builders=1, **options) as pool:
+        asked = many(1)
+        assert outcomes(asked, list(pool.verify(asked))) == ["ok"]
+    told = "compiled once for all kernels"
+    headers = [f"headers: {made} of 2 parts, {told}" for made in (1, 2)]
+    assert [line for line in said if line.startswith("headers")] == headers
 
 
 class Unreadable:

@@ -155,15 +155,17 @@ def _shift_from(x: Tensor, likes: list[Tensor], draw: Draw, share: float) -> Non
     size = -(-x.shape[over] // MOST_SHIFTS) if over != axis else len(x)
     every = range(0, x.shape[over], size)
     places = draw.random.sample(every, math.ceil(share * len(every)))
+    moved = x.clone()
     for nth, place in enumerate(places):
-        like = draw.random.choice(likes)
         length = min(size, x.shape[over] - place)
-        part, like = (each.narrow(over, place, length) for each in (x, like))
-        by = int((nth + draw.random.random()) / len(places) * part.shape[axis])
-        drawn = blended(part, like.roll(by, axis), draw, runs=False)
-        if draw.random.random() < 1 / 2:  # what leaves at one end does not return at the other
-            drawn.narrow(axis, 0, by).copy_(part.narrow(axis, 0, by))
-        part.copy_(drawn)
+        like = draw.random.choice(likes).narrow(over, place, length)
+        by = int((nth + draw.random.random()) / len(places) * like.shape[axis])
+        # half of what leaves at one end does not return at the other
+        kept = by * draw.random.randrange(2)
+        part = moved.narrow(over, place, length)
+        rest = part.shape[axis] - kept
+        part.narrow(axis, kept, rest).copy_(like.roll(by, axis).narrow(axis, kept, rest))
+    x.copy_(blended(x, moved, draw, runs=False))
 
 
 def _copy_all_from(x: Tensor, other: Tensor, draw: Draw) -> None:

@@ -231,7 +231,9 @@ TRIALS = (
     flagged(UNSTRUCTURED, has_promises, "unstructured_inputs_differ"),
     # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN
     flagged(NON_FINITE, flags_non_finite, "non_finite_inputs_differ"),
-    other_shape(OTHER_INTEGER, draws=("one_more", "one_less"), when=has_settings),
+    other_shape(
+        OTHER_INTEGER, draws=("apart", "one_more", "two_more", "one_less"), when=has_settings
+    ),
     other_shape("batch_1", shape="batch_1"),
     *(other_shape(f"tail_{tail}", tail=tail, screen=tail == SCREEN_TAIL) for tail in TAILS),
     unlike(

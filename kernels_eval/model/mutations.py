@@ -27,7 +27,7 @@ from kernels_eval.model.integer_changes import (
 from kernels_eval.model.invariants import is_one_number
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.model.number_changes import CHANGES, REGULAR
-from kernels_eval.model.redraws import KEEP, moved_numbers, redrawn
+from kernels_eval.model.redraws import KEEP, VARIED_EDGES, moved_numbers, redrawn
 from kernels_eval.model.relations import relate
 from kernels_eval.model.structures import restructured
 from kernels_eval.protocol import (
@@ -43,6 +43,9 @@ from kernels_eval.protocol import (
     InputPlan,
     domain_of,
 )
+
+NUMBERS = (VARIED, VARIED_EDGES)
+"""Draws of floats below the declared one, and above."""
 
 
 def mutated(
@@ -67,7 +70,7 @@ def mutated(
         if note.structure:
             pass  # drawn below
         elif note.varied == "number":
-            value = redrawn(value, note, seed + index, VARIED)
+            value = redrawn(value, note, seed + index, random.choice(NUMBERS))
         elif isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
             generator = Generator(value.device).manual_seed(seed + index)
             draw = Draw(random, generator, less, str(seed) if few else "")

@@ -10,6 +10,7 @@ arguments, blocks or draws, factors) holds no more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -54,11 +55,9 @@ VARIED_EDGES, VARIED_OTHERWISE = f"{VARIED}_edges", f"{VARIED}_otherwise"
 answer for these."""
 
 DISORDERED = (UNSORTED, UNSTRUCTURED)
-SETTINGS: dict[str, Callable[[int], int]] = {
-    "one_more": lambda value: not value if type(value) is bool else value + 1,
-    "one_less": lambda value: value if type(value) is bool else value - 1,
-}
-"""Other integers of Python, which stay in all other draws."""
+SETTINGS = {"apart": (1, 2), "one_more": (1,), "two_more": (2,), "one_less": (-1,)}
+"""By how much integers of Python differ, each by one of these; they stay in all other draws. Those
+that are equal differ `apart`, and what must be odd stays so."""
 
 Keep = Callable[[Tensor, Tensor], Tensor]
 """Gives drawn elements, and the declared ones, an invariant."""
@@ -91,11 +90,12 @@ def redrawn(
     """
     if note.structure:
         return value
-    if note.varied == "number":  # half to all of it, or of 1 in place of 0
-        varies = distribution in VARIATIONS_BY_DRAW
-        return (value or 1.0) * Random(seed).uniform(0.5, 1) if varies else value
+    if note.varied == "number":
+        above, varies = distribution == VARIED_EDGES, distribution in VARIATIONS_BY_DRAW
+        return _other_float(value, Random(seed), above=above) if varies else value
     if note.rare == "setting":
-        return value if distribution not in SETTINGS else SETTINGS[distribution](value)
+        by = Random(seed).choice(SETTINGS.get(distribution, (0,)))
+        return value ^ (by > 0) if type(value) is bool else value + by
     forms = FORMS.get(distribution)
     form = note.rare if distribution in (RARE, PATH) else note.varied
     if distribution == UNSTRUCTURED:
@@ -125,6 +125,15 @@ def redrawn(
         drawn = KEEP["definite" if definite else name](drawn, value)
     drawn = drawn.to(value.dtype)
     return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
+
+
+def _other_float(value: float, random: Random, *, above: bool) -> float:
+    """Half to all of it (or of 1 in place of 0); or `above`: between it and 1, beyond 1 up to twice
+    it."""
+    if not above:
+        return (value or 1.0) * random.uniform(0.5, 1)
+    room = abs(value) if abs(value) >= 1 else 1 - abs(value)
+    return value + math.copysign(room, value) * random.uniform(0.5, 1)
 
 
 def _uniform(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -20,7 +20,7 @@ from kernels_eval.model.inputs import (
 )
 from kernels_eval.model.invariants import note_of
 from kernels_eval.model.operators import reference_operators
-from kernels_eval.model.redraws import VARIED_EDGES, VARIED_OTHERWISE, redrawn
+from kernels_eval.model.redraws import SETTINGS, VARIED_EDGES, VARIED_OTHERWISE, redrawn
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.task_text import code_of, promised_by
 from kernels_eval.protocol import (
@@ -534,6 +534,27 @@ def test_offsets_are_equal_once():
     value = torch.arange(0, 64, 4)
     note = note_of([value], {"_embedding_bag.offsets"})
     assert int((redrawn(value, note, 5, VARIED_EDGES).diff() == 0).sum()) == 1
+
+
+@pytest.mark.parametrize(
+    "value, draw, least, most",
+    [
+        (0.9, "varied", 0.45, 0.9),
+        (0.9, "varied_edges", 0.95, 1.0),
+        (1.5, "varied_edges", 2.25, 3.0),
+        (-0.5, "varied_edges", -1.0, -0.75),
+        (0.0, "varied_edges", 0.5, 1.0),
+    ],
+)
+def test_pythons_floats_lie_below_theirs_or_above(value, draw, least, most):
+    drawn = {redrawn(value, note_of([value]), seed, draw) for seed in range(20)}
+    assert len(drawn) == 20 and all(least <= each <= most for each in drawn)
+
+
+def test_pythons_integers_that_are_equal_differ_in_one_draw():
+    drawn = [[redrawn(3, note_of([3]), s, draw) for s in range(20)] for draw in SETTINGS]
+    assert list(map(set, drawn)) == [{4, 5}, {4}, {5}, {2}]
+    assert redrawn(True, note_of([True]), 0, "apart") is False
 
 
 def test_complex_numbers_lists_and_pythons_floats_vary():

@@ -278,7 +278,7 @@ DIGEST_SAMPLE = 64
 RIGHT_ANGLE = 1e-4
 """Largest cosine between rows of a weight that are made to be at right angles: random rows of 10^6
 elements have 1e-3. A choice."""
-OWN_SHARE, RUN_SHARE, RUNS, OWN_PART = (2.0**-8, 2.0**-2), (1 / 32, 1 / 2), 1 / 3, 2.0**-6
+OWN_SHARE, RUN_SHARE, RUNS, OWN_PART = (2.0**-8, 2.0**-2), (1 / 32, 1 / 2), 1 / 8, 2.0**-6
 """How many of its elements a slice that is like another one has of its own, here and there or in a
 run, how many slices have runs, and how much of the others. Choices."""
 MOST_SHIFTS, MOST_PLACES = 32, 1024

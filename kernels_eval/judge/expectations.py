@@ -111,8 +111,8 @@ class Expectations:
 
     @property
     def most_output_bytes(self) -> int:
-        """Of any trial: with one more of what an integer counts, outputs are larger."""
-        return self.output_bytes * (2 if has_settings(self.task) else 1)
+        """Of any trial: with two more of what an integer counts, outputs are larger."""
+        return self.output_bytes * (3 if has_settings(self.task) else 1)
 
     @property
     def doubtful(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from kernels_eval.config import STRUCTURE_S, STRUCTURE_TRIES
+from kernels_eval.config import FEWEST_NUMBERS, STRUCTURE_S, STRUCTURE_TRIES
 from kernels_eval.model.measurement import as_real, computable, same_all
 from kernels_eval.model.redraws import VARIATIONS_BY_DRAW
 from kernels_eval.model.structures import (
@@ -174,10 +174,13 @@ class _Search:
 
 def _forms(outputs: Sequence[Tensor]) -> list[object]:
     """What stays where values decide the sizes of outputs."""
-    return [
-        (x.dim(), x.dtype, x.numel() > 0, bool(computable(as_real(x)).isfinite().all()))
-        for x in outputs
-    ]
+    return [(x.dim(), x.dtype, x.numel() > 0, _answers(computable(as_real(x)))) for x in outputs]
+
+
+def _answers(x: Tensor) -> bool:
+    """Whether it is of numbers; an infinity may be one (`masked_fill`)."""
+    finite = x.isfinite()
+    return not bool(x.isnan().any()) and float(finite.double().mean()) >= FEWEST_NUMBERS
 
 
 def _with(plan: InputPlan, found: Mapping[int, Structure]) -> InputPlan:

@@ -18,7 +18,7 @@ from flows.cli.main import main
 from flows.cli.render import label, render, text_of
 from flows.morning.history import entered
 from tasks.store import SnapshotRef
-from tests.support import commands, curated
+from tests.support import commands, curated, samples
 
 TASK = (commands.ROOT / "tasks/sources/bundled/tasks/softmax_rows.py").read_text("utf-8")
 SAMPLES = [
@@ -26,7 +26,7 @@ SAMPLES = [
     curated.sample("kernelbench/L1/1", 1, 300, 2.0),
     curated.sample("kernelbench/L1/2", 0, 200, 7.0),
     curated.sample("kernelbench/L1/2", 1, 900, None),
-    curated.sample("kernelbench/L1/3", 0, 400, 8.0, ops=curated.SINGLE),
+    curated.sample("kernelbench/L1/3", 0, 400, 8.0, ops=samples.SINGLE),
     curated.sample("kernelbench/L1/4", 0, 400, 0.0042),
 ]
 READY = {"loss_first": 0.6, "rows": 3, "base_model": "small", "rank": 4, "adapter": "/a"}

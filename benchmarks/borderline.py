@@ -4,8 +4,8 @@
 
 Each verdict is one at level `confirm`, with secret seeds and a new process of the reference; those
 of `TIMED` are timed, in half a second. `--load` spins as many processes beside them. Verdicts are
-appended to --out as they come, and a run that is stopped goes on where it was. Prints how often
-each case was given each reason. Needs what kernels_eval needs, and pyyaml.
+appended to --out as they come, and a run that is stopped resumes. Prints how often each case was
+given each reason. Needs what kernels_eval needs, and pyyaml.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="verdicts at a time")
     parser.add_argument("--load", type=int, default=0, help="processes that spin beside them")
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    asked = parser.parse_args()
-    trials = [trial for trial in borderline() if asked.only in trial.name]
+    options = parser.parse_args()
+    trials = [trial for trial in borderline() if options.only in trial.name]
     spin = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(spin) for _ in range(asked.load)]
+    spinning = [subprocess.Popen(spin) for _ in range(options.load)]
     try:
-        judge_all(trials, asked.runs, asked.processes, asked.out)
+        judge_all(trials, options.runs, options.processes, options.out)
     finally:
         for process in spinning:
             process.kill()
-    print(table(trials, rows_of(asked.out)))
+    print(table(trials, rows_of(options.out)))
     return 0
 
 

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,10 +59,13 @@ class Check(Record):
     fix: str = ""
 
 
-def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
-    """Every check; the profile's needs are marked as required. Raises UsageError for an unreadable
-    profile."""
+def examine(
+    profile: str, overrides: tuple[str, ...] = (), *, say: Callable[[str], None] = lambda _: None
+) -> list[Check]:
+    """Every check; the profile's needs are marked as required. `say` is told that they begin.
+    Raises UsageError for an unreadable profile."""
     config = load_profile(profile, overrides)
+    say("checking tools, devices and models: seconds, half a minute where the machine is busy")
     synthesis = config.synthesis
 
     def only(needed: bool, work: Work) -> Work | None:

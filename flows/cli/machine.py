@@ -24,12 +24,9 @@ def doctor(
     Options:
         profile: Profile (name or YAML file) to check; its requirements decide the exit status.
     """
-    from flows.config import load_profile
     from flows.doctor import examine, runs
 
-    load_profile(profile, tuple(overrides))
-    tell("checking tools, devices and models: seconds, half a minute where the machine is busy")
-    checks = examine(profile, tuple(overrides))
+    checks = examine(profile, tuple(overrides), say=tell)
     found = runs(checks)
     return {
         "profile": profile,

@@ -208,11 +208,11 @@ class Expectations:
 
     def _find_structures(self) -> None:
         """Learn in which structures the task takes arguments that it refuses otherwise."""
+        if not self.task.loaded.plan.notes:
+            return
         request = FindStructures(seed=self.task.trials[0].seed)
-        asks = bool(self.task.loaded.plan.notes)
-        if found := self._answer_if_suitable(request, STRUCTURES) if asks else None:
-            loaded = self.task.loaded.model_copy(update={"plan": found.plan})
-            self.task.loaded = loaded
+        if found := self._answer_if_suitable(request, STRUCTURES):
+            self.task.loaded = self.task.loaded.model_copy(update={"plan": found.plan})
 
     def _unvaried(self) -> list[str]:
         """A flag for each argument that is as declared in every trial."""

@@ -19,6 +19,7 @@ from kernels_eval.config import (
     SANITIZED_TRIALS,
     EvalConfig,
 )
+from kernels_eval.errors import EvalError
 from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner
@@ -63,27 +64,27 @@ class Tool:
         self.runner, self.name, self.kernels = runner, name, kernels[:SANITIZED_KERNELS]
         self.timeout_s = config.compute_sanitizer_s
         self.child = Child(runner.server, "sanitizer", config.limits, processes=True)
-        self.path = self.child.scratch / "request.json"
-        self._asked = self.path.open("w", encoding="utf-8")
-        flock(self._asked, LOCK_EX)
-        under = [sys.executable, "-P", "-m", "kernels_eval.candidate.sanitized", str(self.path)]
+        path = self.child.scratch / "request.json"
+        self._request = path.open("w", encoding="utf-8")
+        flock(self._request, LOCK_EX)
+        under = [sys.executable, "-P", "-m", "kernels_eval.candidate.sanitized", str(path)]
         run = RunProgram(
             program=[str(installed()), *_options(name, self.kernels), *under],
             environment=ENVIRONMENT,
         )
         runner.warm_pool.beside.append(self.child)
-        with suppress(ChildFailure):  # which `run` says
+        with suppress(ChildFailure, EvalError):  # which `run` raises
             self.child.begin(run.message())
 
     def looks_at(self, kernels: list[str]) -> bool:
         return set(kernels[:SANITIZED_KERNELS]) <= set(self.kernels)
 
     def run(self, replay: Callable[[Child], Replay]) -> str:
-        """What it prints. Raises ChildFailure where it does not end."""
+        """What it prints. Raises ChildFailure where it does not end, and as `Child.request`."""
         readable = [str(path) for path in places_of(self.runner.builder.tools.cache)]
-        asked = ConfinedReplay(replay=replay(self.child), readable=readable, done=DONE)
-        with self._asked as file:
-            file.write(asked.model_dump_json())
+        request = ConfinedReplay(replay=replay(self.child), readable=readable, done=DONE)
+        with self._request as file:
+            file.write(request.model_dump_json())
         return str(self.child.finish(self.timeout_s).get("said"))
 
     def __enter__(self) -> Tool:
@@ -91,7 +92,7 @@ class Tool:
 
     def __exit__(self, *_: object) -> None:
         self.runner.warm_pool.beside.remove(self.child)
-        self._asked.close()
+        self._request.close()
         self.child.close()
 
 

@@ -76,7 +76,8 @@ def show(
     root: str | None = None,
     rows: Annotated[int, Option(min=0)] = 3,
 ) -> Json:
-    """Show a snapshot: what it holds, its first rows and its columns. Or a candidate's verdict.
+    """Show a snapshot: what it holds, its first rows and its columns. Or a candidate: its verdict
+    and its kernel.
 
     Options:
         fingerprint FINGERPRINT: The beginning of a fingerprint or of a candidate's id, a
@@ -136,8 +137,18 @@ def verdict_on(root: str, name: str) -> Json | None:
             said = f"{len(found)} candidates of {snapshot.path} begin with {name!r}"
             raise UsageError(said, "give more of the id")
         for row in snapshot.rows_by("candidate_id", found):
-            return {"given_id": names.get(row["candidate_id"])} | row
+            given = {"given_id": names.get(row["candidate_id"])}
+            return given | row | kernel_of(snapshot, row["candidate_id"])
     return None
+
+
+def kernel_of(snapshot: Snapshot, candidate_id: str) -> Json:
+    """Return the `code` of a candidate that was judged; nothing where it is not stored or gave
+    none."""
+    candidates = snapshot.above("synthesis", "candidates", "improved")
+    if candidates is None:
+        return {}
+    return next(candidates.rows_by("candidate_id", [candidate_id], ["code"]), {})
 
 
 def first_rows(snapshot: Snapshot, most: int) -> list[Json]:

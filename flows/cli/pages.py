@@ -17,7 +17,7 @@ from kernels_eval.grouping import grouped
 from kernels_eval.installation import command_name
 from tasks.progress import duration
 from tasks.reporting.choice import choice_of
-from tasks.reporting.text import SHORT_ID, interval, p_value, plural
+from tasks.reporting.text import SHORT_ID, interval, p_value, plural, printable
 
 ROW_COLUMNS = 8
 """Most columns of a snapshot's rows that are shown, of those that tell the rows apart."""
@@ -45,14 +45,17 @@ def of_shown(data: Json) -> str:
 
 
 def of_verdict(row: Json) -> str:
-    """Which candidate it is, and its verdict as `concur verify` prints it."""
+    """Which candidate it is, its verdict as `concur verify` prints it, and its kernel."""
     from flows.cli.verdict import render
     from kernels_eval.records import Verdict
 
     known = {name: value for name, value in row.items() if name in Verdict.model_fields}
     name = row.get("given_id") or row["candidate_id"][:SHORT_ID]
     verdict = Verdict.model_validate(known)
-    return clean_line(f"{name} of {verdict.task_id}") + "\n" + render(verdict, name)
+    lines = [clean_line(f"{name} of {verdict.task_id}"), render(verdict, name)]
+    if code := row.get("code"):
+        lines += ["", *map(printable, code.expandtabs(4).splitlines())]
+    return "\n".join(lines)
 
 
 def of_snapshot(data: Json) -> str:

@@ -14,8 +14,9 @@ from flows.cli.main import main
 from flows.cli.pages import of_list, of_snapshot
 from flows.config import load_profile, profile_names, shipped_dir
 from flows.morning.history import entered, refreshes
+from kernels_eval.records import Verdict
 from tasks.store import Snapshot, fingerprint
-from tasks.tables import TASKS, VERDICTS
+from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.verification.config import VerificationConfig
 from tests.support.samples import finished
 from tests.support.typed import data_of, refused, typed
@@ -131,6 +132,20 @@ def test_show_finds_what_verify_batch_wrote_here(root, tmp_path):
     assert data_of("show 1234abcd")["verdict"]["status"] == "correct"
     assert data_of("show 1234abcd --root older")["verdict"]["status"] == "incorrect"
     assert "give --root" in refused("show 9999")
+
+
+def test_show_prints_the_kernel_of_a_candidate_below_its_verdict(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = {"candidate_id": "1234abcd", "task_id": "user/t", "language": "cpp"}
+    row = told | {"code": f"a = 1\n\tb = '{HOSTILE}'\n"}
+    written = finished(".concur", "synthesis", [row], CANDIDATES)
+    verdict = Verdict.model_validate(told | {"status": "correct", "reason": "ok"})
+    rows = [verdict.model_dump(mode="json")]
+    finished(".concur", "verification", rows, VERDICTS, upstream=[written.fingerprint])
+    head, _, code = typed("show 1234").partition("\n\n")
+    assert head.startswith("1234abcd of user/t\ncorrect (ok)")
+    assert code == "a = 1\n    b = ' [2Jgone'\n"
+    assert data_of("show 1234")["verdict"]["code"] == row["code"]
 
 
 def test_every_command_takes_the_root_of_the_shell(root, tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ def _sources(root: str) -> list[tuple[str, Source]]:
             verdicts = Snapshot(root, "verification", name)
             if verdicts.finished and verdicts.path != found[0][1].verdicts.path:
                 found.append(("benchmark", Source(verdicts.path, None, root)))
-    return found
+    return found if len(found) > 1 else [("", found[0][1])]
 
 
 def _training_sets(source: Source) -> dict[str, Snapshot]:

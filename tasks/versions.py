@@ -26,7 +26,7 @@ SEARCH_VERSION = 4
 TRAINING_VERSION = 8
 SCORING_VERSION = 6
 REPORT_VERSION = 18
-VIEWER_VERSION = 8
+VIEWER_VERSION = 9
 PUBLISHING_VERSION = 9
 
 _TOLD: dict[str, dict[str, list[str]]] = table_beside(__file__)

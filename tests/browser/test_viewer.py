@@ -134,6 +134,17 @@ def test_the_leaderboards_of_tasks_and_models(browser, site):
     page.get_by_text("4 of 21 candidates").wait_for()
 
 
+def test_a_long_name_loses_whole_parts_before_its_end(browser, site):
+    page = at(browser, site, "", ROWS)
+    file = "level_1_problem_3_sample_0_kernel.py"
+    names = {
+        "smooth_l1_rows_sample_2.py": "smooth_l1_rows_sample_2.py",
+        "3f" * 32: "3f3f3f3f…",
+        f"runs/qwq-32b/{file}": f"…{file}",
+    }
+    assert {name: page.evaluate("name => short(name)", name) for name in names} == names
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_fits_the_screen(browser, site, width, scheme):

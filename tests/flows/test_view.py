@@ -310,6 +310,10 @@ def test_a_folder_of_verify_batch_is_found_and_gets_the_site(tmp_path, root):
     shutil.copytree(root, tmp_path / "verified" / "snapshots")
     page = Path(write_view(str(tmp_path / "verified"))["page"])
     assert page == tmp_path / "verified/view/index.html" and page.exists()
+    assert set(index_of(page.parent)["set"]) == {"training", "benchmark"}
+    shutil.rmtree(tmp_path / "verified/snapshots/benchmark")
+    write_view(str(tmp_path / "verified"))
+    assert set(index_of(page.parent)["set"]) == {""}, "of one set there is none to choose"
 
 
 @pytest.mark.parametrize(

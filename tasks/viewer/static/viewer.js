@@ -41,7 +41,9 @@ const percent = (value) => value == null ? "" : `${(100 * value).toPrecision(val
 const faster = (row) => row.speedup == null ? "" : `${row.screened ? "~" : ""}${ratio(row.speedup)}x`;
 const interval = (row) => row.lower == null ? "" : row.screened ? "rough" : `${ratio(row.lower)} to ${ratio(row.upper)}`;
 const words = (text) => (text ?? "").replaceAll("_", " ");
-const short = (id) => id.length <= 16 ? id : /^[0-9a-f]+$/.test(id) ? id.slice(0, 8) + "…" : "…" + id.slice(-15); // a file's name differs at its end
+// a file's name differs at its end: a long one loses whole parts before it
+const tail = (name) => name.length <= 40 ? name : "…" + (name.match(/(?<=[/_.-]).{1,36}$/)?.[0] ?? name.slice(-36));
+const short = (id) => /^[0-9a-f]{17,}$/.test(id) ? id.slice(0, 8) + "…" : tail(id);
 const page = (row) => `#c/${encodeURIComponent(row.id)}`;
 const listed = (filters) => "#list?" + new URLSearchParams(filters);
 
@@ -77,6 +79,7 @@ const number = (digits) => (cell) => document.createTextNode(form(cell.getValue(
 const anchor = (show) => (cell) => link(page(cell.getData()), show(cell.getValue()));
 // names break after their separators
 const broken = (name) => el("span", {}, ...name.split(/(?<=[/_])/).flatMap((part) => [part, el("wbr")]));
+const named = (id) => broken(short(id));
 const numeric = { sorter: "number", sorterParams: { alignEmptyValues: "bottom" }, hozAlign: "right", headerHozAlign: "right" };
 const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, variableHeight: true, headerWordWrap: true, ...more });
 const speeds = [
@@ -101,7 +104,7 @@ async function showList(query) {
     }
     table = await drawn("table", about.rows, [
       { formatter: "rowSelection", headerSort: false, width: 36, minWidth: 36, responsive: 0, hozAlign: "center" },
-      wide("Candidate", "id", anchor(short), 3, { minWidth: 100, maxWidth: 120 }),
+      wide("Candidate", "id", anchor(named), 3, { minWidth: 100, maxWidth: 160 }),
       wide("Task", "task", anchor(broken), 0, { widthGrow: 2, minWidth: 110 }),
       wide("Model", "model", (cell) => broken(cell.getValue()), 3),
       wide("Status", "status", (cell) => status(cell.getValue()), 1, { minWidth: 104 }),
@@ -209,7 +212,7 @@ async function showTasks() {
   }
   taskTable = await drawn("tasks-table", [...best.values()].map((entry, i) => ({ i, ...entry })), [
     wide("Task", "task", (cell) => link(listed({ task: cell.getValue() }), broken(cell.getValue())), 0, { widthGrow: 3, minWidth: 120 }),
-    wide("Fastest", "id", (cell) => cell.getValue() ? anchor(short)(cell) : document.createTextNode("none correct"), 0, { minWidth: 100 }),
+    wide("Fastest", "id", (cell) => cell.getValue() ? anchor(named)(cell) : document.createTextNode("none correct"), 0, { minWidth: 100 }),
     wide("By", "model", (cell) => broken(cell.getValue() ?? ""), 2), ...speeds,
     wide("Correct", "correct", (cell) => document.createTextNode(`${cell.getValue()} of ${cell.getData().samples}`), 3, numeric),
   ], { ...tall, initialSort: [{ column: "speedup", dir: "desc" }] });

@@ -49,7 +49,7 @@ def _type(kind: str) -> pa.DataType:
 
 
 def columns_of(schema: pa.Schema) -> pl.Schema:
-    return pl.DataFrame(schema.empty_table()).schema
+    return pl.Schema(schema)  # of a table, polars would ask pyarrow, which imports pandas
 
 
 def completed(

@@ -12,14 +12,16 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
-from datasketch import MinHash, MinHashLSH
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Row
 from tasks.decontamination.config import LEVELS, Level
+
+if TYPE_CHECKING:
+    from datasketch import MinHash, MinHashLSH
 
 MIN_OPERATORS = 3
 """Fewer operators say too little of a task once their numbers are left out."""
@@ -178,10 +180,14 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 
 def _lsh() -> MinHashLSH:
+    from datasketch import MinHashLSH  # it imports scipy, two seconds
+
     return MinHashLSH(threshold=NEAR_THRESHOLD, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
 
 
 def _minhash(shingles: frozenset[int]) -> MinHash:
+    from datasketch import MinHash
+
     sketch = MinHash(num_perm=PERMUTATIONS, hashfunc=int)  # shingles are hashes already
     sketch.update_batch(list(shingles))
     return sketch

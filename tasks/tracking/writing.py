@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import fsspec
 import polars as pl
-import pyarrow.dataset
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, stable_hash
@@ -199,6 +198,7 @@ def require_paths(record: StageRecord) -> None:
 def dataset_input(dataset: DatasetRef) -> DatasetInput:
     """Name, fingerprint, source, columns and row count, from the Parquet footers alone to save
     memory."""
+    import pyarrow.dataset  # it imports pandas
     from mlflow.data.polars_dataset import infer_schema
     from mlflow.entities import Dataset, DatasetInput
 

@@ -168,9 +168,7 @@ def whole_line(
         configuration(run, candidates, curation, training, benchmark, advanced=advanced), *PARTS
     )
     with devices(config, None):
-        result = concur_line.fn(config)
-    link_mlflow(config, result.mlflow_run, "report.html")
-    return result
+        return concur_line.fn(config)
 
 
 @flow(name="weekly ablations", flow_run_name=run_name("compare strategies of"))

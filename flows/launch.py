@@ -13,19 +13,17 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig, load_profile
-from flows.runtime.log import under_way
 from flows.runtime.terminal import TerminalProgress
 from kernels_eval.installation import command_at
 from kernels_eval.records import Json
 from kernels_eval.sandbox import reaper
-from tasks.files import atomic_write, explain_write_errors, make_writable
-from tasks.progress import report
+from tasks.files import explain_write_errors, make_writable
 
 if TYPE_CHECKING:
     from flows.ablation.plan import AblationConfig
     from flows.ready import Part
 
-STARTS_SERVER, SERVER_SAY_S = "starts a Prefect server of its own", 15.0
+STARTS_SERVER = "starts a Prefect server of its own"
 NOTHING_NEW = "nothing was new, all snapshots existed already"
 REPORT_COMES = "comes with training and benchmark: the same command without --only refresh"
 QUIET = {
@@ -134,10 +132,8 @@ def _whole_line(config: PipelineConfig) -> tuple[Json, str | None]:
     from tasks.benchmark.report.files import read_summary
 
     result = concur_line(config)
-    # the newest report under a name that does not change, beside the snapshots
-    page = (Path(result.report_dir) / "report.html").read_bytes()
-    report = str(atomic_write(Path(config.root) / "report.html", page))
-    return {"summary": dict(read_summary(result.report_dir)), "report": report}, result.mlflow_run
+    summary = dict(read_summary(result.report_dir))
+    return {"summary": summary, "report": result.report}, result.mlflow_run
 
 
 def mlflow_pages(config: PipelineConfig, run: str | None, view: str = "scores") -> Json:
@@ -195,18 +191,12 @@ def start_server_apart() -> None:
                 reaper.watch(child.pid)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def served_and_shown() -> Iterator[TerminalProgress]:
     """Run flows in the block: Prefect's server is there, and progress is shown on stderr."""
     progress = TerminalProgress()  # its seconds begin here: a person waits for the server, too
-    with under_way(_say, SERVER_SAY_S):
-        if "PREFECT_API_URL" not in os.environ:
-            _say(STARTS_SERVER)
-            report(STARTS_SERVER, 0, 0)
-        start_server_apart()
+    if "PREFECT_API_URL" not in os.environ:
+        print(STARTS_SERVER, file=sys.stderr, flush=True)
+    start_server_apart()
     with progress:
         yield progress

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prefect import flow
 
 from flows.artifacts import (
@@ -20,7 +22,9 @@ from flows.runtime.guard import guarding
 from flows.track import run_record, track
 from flows.train import train_adapter
 from kernels_eval.records import Record
+from tasks.benchmark.report.files import Report
 from tasks.benchmark.stage import scores_of
+from tasks.files import atomic_write
 from tasks.store.snapshot import SnapshotRef
 
 DEFAULTS = PipelineConfig()
@@ -33,6 +37,8 @@ class LineResult(Record):
     trained: SnapshotRef
     benchmarked: Benchmarked
     report_dir: str
+    report: str
+    """the page of the newest run of this root, whose name does not change"""
     mlflow_run: str | None
 
 
@@ -61,5 +67,13 @@ def run_line(config: PipelineConfig) -> LineResult:
         trained=trained,
         benchmarked=benchmarked,
         report_dir=report.directory,
+        report=_newest_page(config, report),
         mlflow_run=run_id,
     )
+
+
+def _newest_page(config: PipelineConfig, report: Report) -> str:
+    page = Path(report.directory) / "report.html"
+    if "://" in config.root:
+        return str(page)
+    return str(atomic_write(Path(config.root) / page.name, page.read_bytes()))

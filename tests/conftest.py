@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from flows.cli import silence
 from kernels_eval.toolchain import default_cache
 from tests.support.seeding import seed_generators
 
@@ -30,6 +31,7 @@ for name, value in {
     "PREFECT_LOGGING_LEVEL": "WARNING",
 }.items():
     os.environ.setdefault(name, value)
+silence.QUIET_S = 1e6  # what a command prints does not hang on how busy the machine is
 
 
 def leave_home():

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from enum import StrEnum
 from functools import wraps
@@ -29,6 +29,7 @@ import typer.core
 from typer import Argument, Option
 
 from flows.cli.render import render
+from flows.cli.silence import never_silent
 from flows.extras import extra_of, require_extras
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.installation import install_command
@@ -167,6 +168,7 @@ def command(
     needs: Sequence[str] = (),
     succeeded: str = "",
     prints: bool = True,
+    serves: bool = False,
     page: Callable[[Json], str] = render,
 ) -> Callable[[Function], Function]:
     """Register a function as the command of its name.
@@ -174,7 +176,7 @@ def command(
     `needs` are extras that must be installed. The data it returns is printed, as JSON with
     `--json`, else as `page` draws it, and text as it is; the exit status is 1 where
     `data[succeeded]` is false. With `prints=False` the function prints by itself, and `--json` is
-    its own affair.
+    its own affair. One that `serves` may be silent.
     """
 
     def register(function: Function) -> Function:
@@ -196,7 +198,7 @@ def command(
         def run(**options: Any) -> None:
             as_json = options["as_json"] if wants_json else options.pop("as_json", False)
             _accept_interrupts()
-            with exit_statuses():
+            with nullcontext() if serves else never_silent(name), exit_statuses():
                 require_extras(needs, name)
                 data = function(**options)
             if isinstance(data, str):

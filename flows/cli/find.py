@@ -23,6 +23,7 @@ from flows.cli.common import (
     command,
     setting,
 )
+from flows.cli.silence import now_at
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -163,10 +164,11 @@ def first_rows(snapshot: Snapshot, most: int) -> list[Json]:
 
 def under_their_names(rows: list[Json], snapshot: Snapshot) -> list[Json]:
     """The rows, each with the name that its candidate has in the table or folder it is from."""
-    names = names_of(snapshot)
-    if not names:
+    from tasks.verification.batch import under_its_name
+
+    if not (names := names_of(snapshot)):
         return rows
-    return [{"given_id": names.get(row["candidate_id"])} | row for row in rows]
+    return [under_its_name({"given_id": names.get(row["candidate_id"])} | row) for row in rows]
 
 
 def names_of(snapshot: Snapshot) -> dict[str, str]:
@@ -202,6 +204,7 @@ def view(
     """
     from flows.view import write_view
 
+    now_at(f"writes the pages of {place or root}")
     found = write_view(place or root, candidates, tasks=tasks, out=out)
     if opened:
         webbrowser.open(Path(found["page"]).as_uri())

@@ -29,6 +29,7 @@ from flows.cli.common import (
     setting,
     tell,
 )
+from flows.cli.silence import now_at
 
 PROTOCOL: Any = setting("the protocol", "timing.max_s=1.0")
 Workers = Annotated[
@@ -74,6 +75,8 @@ def verify(
     def say(text: str) -> None:
         if progress or sys.stderr.isatty():
             say_always(text)
+        else:
+            now_at(text)
 
     # before the imports that follow; what is given may change its number of threads
     with nullcontext() if overrides else closing(ServerProcess()) as started:
@@ -153,7 +156,7 @@ def verify_batch(
         return verify_batch(table, tasks, out, config, chosen, patience_s=timeout_s)
 
 
-@command(Group.VERIFY, needs=["batch", "serve"], prints=False)
+@command(Group.VERIFY, needs=["batch", "serve"], prints=False, serves=True)
 def serve(
     *,
     overrides: list[str] = PROTOCOL,
@@ -213,7 +216,7 @@ def serve(
     run(service, host, port, token)
 
 
-@command(Group.VERIFY, needs=["batch", "mcp"], prints=False)
+@command(Group.VERIFY, needs=["batch", "mcp"], prints=False, serves=True)
 def mcp(
     *,
     url: str = "http://127.0.0.1:8700",

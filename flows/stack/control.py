@@ -235,7 +235,7 @@ def status(root: str) -> Json:
             "root": str(layout.root),
             "supervisor_pid": None,
             "healthy": False,
-            "note": f"no stack is running: `{start}` starts one",
+            "note": f"no stack is running: `{start}` starts one{_or_another(layout)}",
             "parts": [],
         }
     supervisor = Supervisor(layout)
@@ -293,11 +293,24 @@ def how_to_start(root: str) -> str | None:
     if "://" in root:
         return None
     text = command_at("up", root)
-    roots = {environment_variable(pid, ROOT_VARIABLE) for pid in psutil.pids()}
-    for other in sorted(filter(None, roots - {str(Layout(root).root)}))[:1]:
+    for other in _other_roots(Layout(root))[:1]:
         down = command_at("down", other)
         text += f" (the stack of {other} is up: `{down}` first, or give other ports)"
     return text
+
+
+def _other_roots(layout: Layout) -> list[str]:
+    """The roots of other stacks that run here."""
+    roots = {environment_variable(pid, ROOT_VARIABLE) for pid in psutil.pids()}
+    return sorted(filter(None, roots - {str(layout.root)}))
+
+
+def _or_another(layout: Layout) -> str:
+    """Which stack runs instead, if one does, and how to use it."""
+    return "".join(
+        f"; one runs for {other}: give --root {other}, or set CONCUR_ROOT"
+        for other in _other_roots(layout)[:1]
+    )
 
 
 def export_lines(root: str) -> list[str]:
@@ -307,7 +320,7 @@ def export_lines(root: str) -> list[str]:
     if settings is None:
         raise UsageError(
             f"no stack is running for {layout.root}",
-            f"start one with `{command_at('up', root)}`",
+            f"start one with `{command_at('up', root)}`{_or_another(layout)}",
         )
     variables = client_environment(layout, settings)
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
+import kernels_eval
 from kernels_eval.languages import Language
 from kernels_eval.protocol import ErrorReport
 from kernels_eval.records import Reason
@@ -45,6 +47,7 @@ CUDA_SAYS = ("CUDA error", "Triton Error [CUDA]", "illegal memory access")
 ERROR_LINE = re.compile(r"\berror\b|\bfatal\b|undefined", re.IGNORECASE)
 PLACE = re.compile(r"at \d+:\d+:")
 CARET = re.compile(r"\s*\^[\s^~]*")
+OWN_FILES = str(Path(kernels_eval.__file__).parent)
 
 
 def report(error: Exception) -> ErrorReport:
@@ -53,8 +56,19 @@ def report(error: Exception) -> ErrorReport:
     return ErrorReport(
         error=reason.value,
         detail=f"{type(cause).__name__}: {said}"[:2000],
-        trace=traceback.format_exc()[-4000:],
+        trace=_trace(error)[-4000:],
     )
+
+
+def _trace(error: BaseException) -> str:
+    """Its traceback as far as it lies outside of this package, where any of it does."""
+    told: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+    said = told
+    while told:
+        theirs = [frame for frame in told.stack if not frame.filename.startswith(OWN_FILES)]
+        told.stack = traceback.StackSummary.from_list(theirs) if theirs else told.stack
+        told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
+    return "".join(said.format()) if said else ""
 
 
 def classify(error: BaseException) -> tuple[Reason, BaseException]:

@@ -92,7 +92,10 @@ class Telemetry:
         seen = self.summary()
         lasting = seen["wall_s"] >= RATE_AFTER_S
         rate = f"{seen['candidates_per_hour']:,.0f}/h, " if lasting else ""
-        return f"{rate}devices {seen['device_busy_share']:.0%} busy, {self.queue_depth} waiting"
+        return (
+            f"{rate}builders {seen['builder_busy_share']:.0%} busy, devices"
+            f" {seen['device_busy_share']:.0%}, {self.queue_depth} built and waiting"
+        )
 
 
 def _share(part: float, whole: float) -> float:

@@ -238,12 +238,13 @@ def _not_correct(named: pl.DataFrame) -> list[Json]:
     """The first candidates that are not correct, by task, and why."""
     wrong = named.filter(pl.col("status") != "correct").head(SHOWN_WRONG)
     columns = ["task_id", "given_id", "candidate_id", "reason", "detail"]
-    return [_under_its_name(row) for row in wrong.select(columns).to_dicts()]
+    return [under_its_name(row) for row in wrong.select(columns).to_dicts()]
 
 
-def _under_its_name(row: Json) -> Json:
-    if given := row["given_id"]:
-        row["detail"] = _OWN_COPY.sub(lambda _: given, row["detail"] or "")
+def under_its_name(row: Json) -> Json:
+    """A row whose detail names the candidate's file as the user does, where it has a `given_id`."""
+    if (given := row["given_id"]) and row.get("detail"):
+        row["detail"] = _OWN_COPY.sub(lambda _: given, row["detail"])
     return row
 
 

@@ -72,6 +72,8 @@ def test_a_page_is_named_where_a_server_shows_the_run_s_own_root(tmp_path, monke
         until(lambda: environment_variable(process.pid, ROOT_VARIABLE), "it has begun")
         command = mlflow_pages(config, "run")["start_mlflow"]
         assert f"the stack of {other} is up" in command and f"down --root {other}" in command
+        instead = f"one runs for {other}: give --root {other}, or set CONCUR_ROOT"
+        assert status(str(tmp_path / "mine"))["note"].endswith(instead)
     assert other not in mlflow_pages(config, "run")["start_mlflow"]
 
 

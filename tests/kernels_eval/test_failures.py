@@ -3,6 +3,7 @@
 import pytest
 
 from kernels_eval.candidate.build_interception import BuildFailed
+from kernels_eval.model import failures
 from kernels_eval.model.failures import classify, compiler_line, report
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.child import CHATTER
@@ -65,6 +66,25 @@ def test_what_is_raised_below_a_compiler_is_about_the_source():
     with pytest.raises(KeyError) as caught:
         names["visit"]()
     assert classify(caught.value)[0] == "exception"
+
+
+def test_a_trace_has_a_candidates_frames_and_none_of_the_judges():
+    judge, other = {}, {}
+    exec(compile("def launch(f):\n    f()", failures.__file__, "exec"), judge)
+    exec(compile("def forward(launch, f):\n    launch(f)", "theirs.py", "exec"), other)
+
+    def kernel():
+        raise ValueError("too many threads")
+
+    with pytest.raises(ValueError) as caught:
+        other["forward"](judge["launch"], kernel)
+    trace = report(caught.value).trace
+    assert "theirs.py" in trace and "in kernel" in trace
+    assert failures.__file__ not in trace and trace.endswith("ValueError: too many threads\n")
+    with pytest.raises(TypeError) as caught:
+        judge["launch"](None)
+    caught.value.__traceback__ = caught.tb.tb_next
+    assert failures.__file__ in report(caught.value).trace, "all of it is ours"
 
 
 def test_known_exceptions_keep_their_reasons():

@@ -80,7 +80,8 @@ def test_shares_and_depths_follow_the_clock(clock):
         and shown["seconds"]["correctness_s"] == 1.5
     )
     assert shown["statuses"] == {"compile_error": 1, "incorrect": 2}
-    assert seen.line() == "devices 75% busy, 2 waiting", "half a minute is no rate"
+    busy = "builders 25% busy, devices 75%, 2 built and waiting"
+    assert seen.line() == busy, "half a minute is no rate"
     json.dumps(shown)
     clock.now += 570
     seen.tick(2)

@@ -160,7 +160,7 @@ def test_the_summary_is_the_run_in_rows():
     assert (rows["curated by concise_and_fast"], rows["curated by high_speedup"]) == ("1", "0")
     told = dict(summary_table(context(choice=("kept 1 of 2 correct", "1 is slower"))))
     assert "choice" not in rows and told["choice"] == "kept 1 of 2 correct; 1 is slower"
-    assert rows["training loss, first to last epoch"] == "2.750 to 1.750 (4 steps)"
+    assert rows["training loss, first to last"] == "2.750 to 1.750 (4 steps)"
     assert rows["recorded, custom kernel"].startswith(
         "Exec@1 75.0 % (19.2 to 100.0), fast_1@1 75.0 %"
     )
@@ -220,7 +220,7 @@ def test_page_and_markdown_hold_the_same_facts(render):
 
 def test_a_run_without_training_or_benchmark_says_so():
     bare = ReportContext(run_name="r", language="cuda", tasks=0, candidates=0)
-    assert ("training loss, first to last epoch", "not trained") in summary_table(bare)
+    assert ("training loss, first to last", "not trained") in summary_table(bare)
     assert "No benchmark was run." in Page(build_report(bare)).words
     assert "No benchmark was run." in to_markdown(bare)
     assert figures(bare) == {}
@@ -246,6 +246,7 @@ def test_whether_to_trust_it_follows_from_the_data():
     [
         ([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], (2.0, 1.0)),
         ([{"step": 1, "epoch": 3.0, "loss": 2.0}], (2.0, 2.0)),
+        ([{"step": n, "epoch": n / 2, "loss": 3.0 - n} for n in (1, 2)], (2.0, 1.0)),
         ([], None),
     ],
 )

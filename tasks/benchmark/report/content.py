@@ -171,7 +171,7 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
     rows += [(f"curated by {name}", f"{n:,}") for name, n in context.criterion_counts.items()]
     rows += [("choice", "; ".join(context.choice))] * bool(context.choice)
     loss = f"{losses[0]:.3f} to {losses[1]:.3f} ({steps})" if losses else "not trained"
-    rows.append(("training loss, first to last epoch", loss))
+    rows.append(("training loss, first to last", loss))
     known = [row for row in eager(context) if row["metric"] in (EXEC, FAST)]
     smallest = min((row["k"] for row in known), default=None)
     cells = grouped(

@@ -83,15 +83,15 @@ class ReportContext(Record):
 
     @property
     def losses(self) -> tuple[float, float] | None:
-        """Mean loss of the first and last epoch, over the same rows; without epochs, of the first
-        and last step. None without a log."""
+        """Mean loss of the first and last epoch, over the same rows; within one epoch, or without
+        any, of the first and last step. None without a log."""
         logged = [(step.loss, step.epoch) for step in self.history if step.loss is not None]
         if not logged:
             return None
         by_epoch = [(loss, epoch) for loss, epoch in logged if epoch is not None]
-        if len(by_epoch) < len(logged):
+        end = by_epoch[-1][1] if by_epoch else 0.0
+        if len(by_epoch) < len(logged) or end <= 1:
             return logged[0][0], logged[-1][0]
-        end = by_epoch[-1][1]
         first = [loss for loss, epoch in by_epoch if epoch <= 1] or [by_epoch[0][0]]
         last = [loss for loss, epoch in by_epoch if epoch > end - 1]
         return statistics.fmean(first), statistics.fmean(last)

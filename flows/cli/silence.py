@@ -1,0 +1,71 @@
+"""A line on stderr after each ten seconds in which a command has said nothing: what is silent looks
+hung."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+QUIET_S, LATER_S = 10.0, 60.0
+"""Seconds of silence before a line: within the first minute of it, and after."""
+CHARS = 110
+CLOCK = re.compile(r"^\s*[\d.]+ s\s+|^still at work after [^:]*: ")
+
+_last = ""
+"""What was said last, or is under way."""
+
+
+class _Heard:
+    """A stream that notes when it was written to, and its last line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.written_at = stream, time.monotonic()
+
+    def write(self, text: str) -> int:
+        self.written_at = time.monotonic()
+        if line := text.strip():
+            now_at(line.splitlines()[-1])
+        return self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def now_at(stage: str) -> None:
+    """Name what is under way without a line of its own."""
+    global _last
+    _last = CLOCK.sub("", stage)[:CHARS]
+
+
+@contextmanager
+def never_silent(name: str) -> Iterator[None]:
+    """Say during the block what the command of this name is at, wherever it says nothing."""
+    now_at(name)
+    heard, began_at = _Heard(sys.stderr), time.monotonic()
+    ended = threading.Event()
+
+    def speak() -> None:
+        told_at = began_at
+        while not ended.wait(QUIET_S / 10):
+            now = time.monotonic()
+            every_s = QUIET_S if now - heard.written_at < LATER_S else LATER_S
+            if now - max(told_at, heard.written_at) >= every_s:
+                told_at = now
+                said = f"still at work after {now - began_at:.0f} s: {_last}\n"
+                heard.stream.write(said)
+                heard.stream.flush()
+
+    speaker = threading.Thread(target=speak, name="silence", daemon=True)
+    speaker.start()
+    sys.stderr = heard
+    try:
+        yield
+    finally:
+        sys.stderr = heard.stream
+        ended.set()
+        speaker.join()

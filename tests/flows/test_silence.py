@@ -1,0 +1,71 @@
+"""What a command says while it is silent."""
+
+import io
+import sys
+import threading
+
+import pytest
+
+from flows.cli import silence
+from flows.cli.common import tell
+
+
+class Screen(io.StringIO):
+    """What is on it, and an event for its next whole line."""
+
+    def __init__(self):
+        super().__init__()
+        self.grew = threading.Event()
+
+    def flush(self):
+        self.grew.set()
+
+    def next_line(self):
+        self.grew.clear()
+        assert self.grew.wait(60)
+        return self.getvalue().splitlines()[-1]
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Puts a screen in place of stderr, in the test itself: pytest has its own in each phase."""
+
+    def put():
+        monkeypatch.setattr(sys, "stderr", found := Screen())
+        return found
+
+    return put
+
+
+def test_what_is_silent_says_what_it_is_at_and_what_speaks_says_no_more(screen, monkeypatch):
+    screen = screen()
+    monkeypatch.setattr(silence, "QUIET_S", 0.01)
+    with silence.never_silent("doctor"):
+        assert screen.next_line() == "still at work after 0 s: doctor"
+        tell("  4.1 s  build")
+        while not (line := screen.next_line()).startswith("still"):
+            assert line == "  4.1 s  build"
+        assert line.endswith(" s: build")
+        silence.now_at("screen")
+        while (line := screen.next_line()).endswith(" s: build"):
+            pass
+        assert line.endswith(" s: screen")
+    assert sys.stderr is screen
+    before = screen.getvalue()
+    tell("more")
+    assert screen.getvalue() == f"{before}more\n"
+
+
+def test_what_speaks_in_time_is_all_that_is_there(screen, monkeypatch):
+    screen = screen()
+    monkeypatch.setattr(silence, "QUIET_S", 3600.0)
+    with silence.never_silent("doctor"):
+        tell("looks")
+        print("and sees", file=sys.stderr)
+    assert screen.getvalue() == "looks\nand sees\n"
+
+
+def test_a_stream_is_what_it_was_but_for_its_writes(screen):
+    screen()
+    with silence.never_silent("doctor"):
+        assert sys.stderr.isatty() is False and sys.stderr.getvalue() == ""

@@ -73,7 +73,7 @@ def test_real_candidates_are_judged_without_ray():
             "class ModelNew(\n",
             module(
                 "return ext.broken(x)",
-                extension=load_inline("torch::Tensor broken(torch::Tensor x) { return unheard_of; }"),
+                extension=load_inline("at::Tensor broken(at::Tensor x) { return unheard_of; }"),
             ),
         )
     ]

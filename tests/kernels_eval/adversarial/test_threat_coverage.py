@@ -29,6 +29,11 @@ def test_every_threat_has_a_cheat_and_a_twin():
     assert found.keys() <= set(range(1, 86)), "a number that is not on the list"
 
 
+def test_of_every_threat_a_cheat_and_a_twin_are_not_left_to_slow_runs():
+    quick = [trial for trial in test_corpus.TRIALS if not trial.slow]
+    assert both(quick) == both(test_corpus.TRIALS)
+
+
 def test_most_threats_need_no_gpu():
     complete = [threat for threat, kinds in both(HERE).items() if len(kinds) == 2]
     assert len(complete) >= 32, f"only {sorted(complete)} have a cheat and a twin that need no GPU"

@@ -120,22 +120,31 @@ class Evaluator:
             draft.device = reference.loaded.device_name
             draft.reference_operators = reference.loaded.operators
             try:
-                if self.config.level == "confirm":
-                    self._try_declared(reference, candidate, prepared, draft)
-                with sanitizer.begun(self.runner, self.config, candidate) as tool:
-                    libraries = self._verify_on_device(reference, candidate, prepared, draft)
-                    self._find_memory_errors(reference, candidate, prepared, draft)
-                    self._sanitize(reference, candidate, libraries, draft, tool)
-                return
-            except Stop as stop:
-                if not reference.opened:
-                    with draft.phase("reference_s"):
-                        self._blame_task(reference, stop, draft)
-                raise
+                return self._verify_against(reference, candidate, prepared, draft)
             except MadeElsewhere:
                 construct_on = "cpu"
             except ReferenceRestarted:
                 continue
+
+    def _verify_against(
+        self,
+        reference: ReferenceProcess,
+        candidate: Candidate,
+        prepared: Prepared,
+        draft: VerdictDraft,
+    ) -> None:
+        try:
+            if self.config.level == "confirm":
+                self._try_declared(reference, candidate, prepared, draft)
+            with sanitizer.begun(self.runner, self.config, candidate) as tool:
+                libraries = self._verify_on_device(reference, candidate, prepared, draft)
+                self._find_memory_errors(reference, candidate, prepared, draft)
+                self._sanitize(reference, candidate, libraries, draft, tool)
+        except Stop as stop:
+            if not reference.opened:
+                with draft.phase("reference_s"):
+                    self._blame_task(reference, stop, draft)
+            raise
 
     def _blame_task(self, reference: ReferenceProcess, stop: Stop, draft: VerdictDraft) -> None:
         compared = draft.correctness is not None

@@ -7,7 +7,6 @@ candidate's process does not hold their code.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from importlib import import_module
 
 from kernels_eval.candidate.candidate import CandidateRole
@@ -58,8 +57,10 @@ def serve(role: str, channel: Channel) -> None:
         except Exception as error:
             answer = report(error)
         if hasattr(session, "end_command"):
-            with suppress(RuntimeError):  # a broken device: the next command says so
+            try:
                 session.end_command(command)
+            except RuntimeError as error:  # a broken device, of which its handler knows nothing
+                answer = report(error)
         descriptors, channel.attached = tuple(channel.attached), []
         channel.send(answer.model_dump(mode="json"), descriptors)
         for descriptor in descriptors:

@@ -34,49 +34,29 @@ from kernels_eval.protocol import (
     A,
     Expectation,
     FindDecisive,
+    FindIgnoredInputs,
     FindStructures,
     FindUnvaried,
     ForgetTrial,
     Request,
     domain_of,
 )
-from kernels_eval.sandbox.child import Child
 
 DECISIVE = TrialRow(DECISIONS[0], grades_task=False, differs=True, steady=True, other_forms=True)
 """Inputs that change what the other trials seldom decide otherwise; searched, not drawn."""
 
 
-STRUCTURES = "structures"
+class Reference(Protocol):
+    """The reference process's answers. Raises Stop (REFERENCE_FAILED)."""
 
+    def request(self, request: Request[A], /) -> A: ...
 
-class RequestOf(Protocol):
-    """The reference process's answer to a request. Raises Stop (REFERENCE_FAILED)."""
-
-    def __call__(self, request: Request[A], /) -> A: ...
-
-
-class UnsuitableTrial(Exception):
-    """A trial that breaks the reference's CUDA context (labels out of range, say) and its
-    process.
-    """
-
-    def __init__(self, trial: str) -> None:
-        super().__init__(trial)
-        self.trial = trial
+    def answer_if_suitable(self, request: Request[A], name: str = "", /) -> A | None: ...
 
 
 class Expectations:
-    def __init__(
-        self,
-        request: RequestOf,
-        child: Child,
-        gates: TaskGates,
-        task: TaskFindings,
-        unsuitable: set[str],
-    ) -> None:
-        """`unsuitable`: trials to leave out."""
-        self.request, self.child, self.gates = request, child, gates
-        self.task, self.unsuitable = task, unsuitable
+    def __init__(self, reference: Reference, gates: TaskGates, task: TaskFindings) -> None:
+        self.reference, self.gates, self.task = reference, gates, task
         self.output_bytes = 0
         self.flags: list[str] = []
         """what the task does not tell, once all values are there"""
@@ -87,12 +67,13 @@ class Expectations:
         self._expect_row(self._declared)
 
     def complete(self) -> None:
-        """Compute all other values. Raises Stop (task_error) or UnsuitableTrial."""
+        """Compute all other values. Raises Stop (task_error), or what the reference raises once
+        it has begun again."""
         self._find_structures()
         self._expect_rows([row for row in self._others if row.grades_task])
         loosest = self.gates.loosest
         try:
-            self.flags = quarantine_degenerate(self.task, self.gates, self.request)
+            self.flags = quarantine_degenerate(self.task, self.gates, self._ignored)
         except Stop:
             # the rows of screening may tell nothing of a task that all rows tell enough of
             every = rows_of(self.task.config, "confirm")
@@ -102,7 +83,7 @@ class Expectations:
                 raise
             self.gates.loosest = loosest
             self._expect_rows(more)
-            self.flags = quarantine_degenerate(self.task, self.gates, self.request)
+            self.flags = quarantine_degenerate(self.task, self.gates, self._ignored)
         self._expect_rows([row for row in self._others if not row.grades_task])
         if self.task.level == "confirm" and self.task.loaded.plan.notes:
             self._expect_decisions()
@@ -199,7 +180,7 @@ class Expectations:
         for name in DECISIONS:
             asked = [trial.name for trial in self.task.trials if asks(trial)]
             request = FindDecisive(trials=asked, seed=seed, domain=self.task.domains[0])
-            found = self._answer_if_suitable(request, DECISIVE.name)
+            found = self.reference.answer_if_suitable(request)
             lines = found.lines if found else []
             if not found or not found.distribution or len(self.task.trials) == most:
                 break
@@ -211,14 +192,24 @@ class Expectations:
         if not self.task.loaded.plan.notes:
             return
         request = FindStructures(seed=self.task.trials[0].seed)
-        if found := self._answer_if_suitable(request, STRUCTURES):
+        if found := self.reference.answer_if_suitable(request):
             self.task.loaded = self.task.loaded.model_copy(update={"plan": found.plan})
 
     def _unvaried(self) -> list[str]:
         """A flag for each argument that is as declared in every trial."""
         trials = [x.name for x in self.task.trials if x.own_mode and x.distribution != DECLARED]
-        found = self.request(FindUnvaried(trials=trials)).arguments if trials else []
-        return [f"argument_never_varies:{index}" for index in found]
+        if not trials:
+            return []
+        found = self.reference.request(FindUnvaried(trials=trials))
+        return [f"argument_never_varies:{index}" for index in found.arguments]
+
+    def _ignored(self) -> list[str]:
+        """A flag for each argument that changes no answer."""
+        if not self.task.loaded.plan.notes:
+            return []
+        request = FindIgnoredInputs(seed=self.task.trials[0].seed)
+        found = self.reference.answer_if_suitable(request)
+        return [f"task_ignores_input:{index}" for index in found.ignored] if found else []
 
     def _mutation(self, draw: str) -> str:
         """Under a seed of its own, in the widest domain that the task has accepted."""
@@ -226,7 +217,7 @@ class Expectations:
         return f"{MUTATED}_{secrets.randbits(31)}{form}{self.task.domains[0]}"
 
     def _expect_own(self, trial: Trial) -> Expectation:
-        seen = self.request(trial.expect())
+        seen = self.reference.request(trial.expect())
         if not seen.deterministic:
             raise degenerate("two runs of the reference on the same inputs differ")
         if not seen.finite_share:
@@ -234,29 +225,17 @@ class Expectations:
         return seen
 
     def _expect_if_suitable(self, trial: Trial) -> Expectation | None:
-        """Expected values of a variation; None where unsuitable. Raises UnsuitableTrial."""
-        seen = self._answer_if_suitable(trial.expect(), trial.name)
+        """Expected values of a variation; None where unsuitable."""
+        seen = self.reference.answer_if_suitable(trial.expect(), trial.name)
         if seen is None:
             return None
         declared = self.task.expected[DECLARED]
         if trial.row.stage is not Stage.VARIATIONS and seen.shapes != declared.shapes:
             self.task.shapes_vary = True
         if not trial.suits(seen, declared, takes_infinities=takes_infinities(self.task)):
-            self.request(ForgetTrial(trial=trial.name))
+            self.reference.request(ForgetTrial(trial=trial.name))
             return None
         return seen
-
-    def _answer_if_suitable(self, request: Request[A], trial: str) -> A | None:
-        if trial in self.unsuitable:
-            return None
-        try:
-            return self.request(request)
-        except Stop as stop:
-            if self.child.dead:
-                raise
-            if "CUDA error" in stop.finding.detail:
-                raise UnsuitableTrial(trial) from stop
-            return None
 
     def _add(self, trial: Trial, seen: Expectation) -> None:
         trial.outputs = seen.outputs

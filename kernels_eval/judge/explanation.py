@@ -28,7 +28,6 @@ from kernels_eval.protocol import (
     UNTAMED,
     VARIED,
     Comparison,
-    ExplainError,
     domain_of,
     operands_in,
 )
@@ -251,7 +250,7 @@ def _cause(trial: Trial, found: Comparison, process: CandidateProcess) -> tuple[
         kept = mantissa - found.lost_bits
         why = f"its outputs keep {kept} bits of mantissa, {found.precision} has {mantissa}; "
         return Reason.PRECISION_DOWNCAST, why
-    by = reference.request(ExplainError(trial=trial.name)).by
+    by = reference.explain(trial.name)
     if by == "TF32" and _on_gpu(process):
         return Reason.PRECISION_DOWNCAST, f"{EXPLANATIONS[by][1]}{NO_TF32}; "
     return EXPLANATIONS.get(by)

@@ -252,7 +252,8 @@ class PairedClock:
         self._restore_inputs()
         children = self.process.child, self.reference.child
         began = [self._processor_ns(child) for child in children]
-        sample = self.reference.request(self._sample(calls)).ns
+        with self.reference.trying_draws([self.reference.timed_distribution]):
+            sample = self.reference.request(self._sample(calls)).ns
         used, own = (
             self._processor_ns(child) - then for child, then in zip(children, began, strict=True)
         )

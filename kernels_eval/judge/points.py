@@ -24,7 +24,6 @@ from kernels_eval.config import (
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.explanation import EXPLANATIONS, errors_of
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.reference_handle import ReferenceRestarted
 from kernels_eval.judge.trial import Trial, TrialRow
 from kernels_eval.protocol import (
     CHANGED,
@@ -35,7 +34,6 @@ from kernels_eval.protocol import (
     MUTATED,
     WITHIN,
     Comparison,
-    ExplainError,
     ForgetTrial,
     GlanceAt,
     LikenError,
@@ -83,7 +81,7 @@ class Point:
 def explore(process: CandidateProcess) -> None:
     """Compare at points near the task: every other one at random, the others a step from the one
     with the largest error; at none where another formula was seen already. Raises Stop for a wrong
-    answer, ReferenceRestarted where a point breaks the reference's process.
+    answer.
     """
     reference, spent = process.reference, 0
     left_out = EXPLORED.name in reference.unsuitable or process.draft.approximation
@@ -136,12 +134,8 @@ def _worked_ns(process: CandidateProcess) -> int:
 def _glanced_at(trial: Trial, process: CandidateProcess) -> Comparison | None:
     """The errors of an answer, beside the reference's on its own inputs."""
     reference = process.reference
-    try:
-        seen = reference.request(GlanceAt(trial=trial.expect()))
-    except Stop as stop:
-        _pass_on(stop, process)
-        return None
-    if not seen.finite or seen.outputs != reference.trials[0].outputs:
+    seen = reference.answer_if_suitable(GlanceAt(trial=trial.expect()), EXPLORED.name)
+    if seen is None or not seen.finite or seen.outputs != reference.trials[0].outputs:
         return None
     trial.outputs = seen.outputs
     return _compared(trial, process)
@@ -150,12 +144,8 @@ def _glanced_at(trial: Trial, process: CandidateProcess) -> Comparison | None:
 def _far_off(trial: Trial, process: CandidateProcess) -> Comparison | None:
     """The errors of an answer that is far beyond its gates, where these can be told."""
     reference = process.reference
-    try:
-        seen = reference.request(trial.expect())
-    except Stop as stop:
-        _pass_on(stop, process)
-        return None
-    if not trial.suits(seen, reference.expected.task.expected[DECLARED]):
+    seen = reference.answer_if_suitable(trial.expect(), EXPLORED.name)
+    if seen is None or not trial.suits(seen, reference.expected.task.expected[DECLARED]):
         return None
     trial.outputs = seen.outputs
     found = _compared(trial, process)
@@ -179,15 +169,6 @@ def _stays(trial: Trial, process: CandidateProcess) -> bool:
     )
 
 
-def _pass_on(stop: Stop, process: CandidateProcess) -> None:
-    """A point that the reference does not take is none; but its process must live."""
-    if "CUDA error" in stop.finding.detail:
-        process.reference.begin_without(EXPLORED.name)
-        raise ReferenceRestarted from stop
-    if process.reference.child.dead:
-        raise stop
-
-
 def _compared(trial: Trial, process: CandidateProcess) -> Comparison | None:
     """None where a candidate raises: there may be no such inputs for it."""
     try:
@@ -204,7 +185,7 @@ def _few_differ(found: Comparison, outputs: list[OutputForm]) -> bool:
 
 def _wrong(point: Point, found: Comparison, process: CandidateProcess) -> Stop:
     what = "weights" * bool(point.weights), "inputs" * bool(point.inputs)
-    by = process.reference.request(ExplainError(trial=EXPLORED.name)).by
+    by = process.reference.explain(EXPLORED.name)
     fewer = (
         "does it make fewer steps, iterations or terms than the task, or leave out what others"
         " seldom need?; "

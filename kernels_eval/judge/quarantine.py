@@ -4,8 +4,7 @@ inputs have one answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from kernels_eval.config import NARROWED_SHARE
 from kernels_eval.judge.conditions import has_one_answer, one_answer
@@ -13,13 +12,7 @@ from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trial import Stage, TaskFindings, Trial
 from kernels_eval.judge.trials import HARD_TRIALS
-from kernels_eval.protocol import (
-    DECLARED,
-    NON_FINITE,
-    Expectation,
-    FindIgnoredInputs,
-    IgnoredInputs,
-)
+from kernels_eval.protocol import DECLARED, NON_FINITE, Expectation
 from kernels_eval.records import Reason
 
 CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
@@ -30,17 +23,16 @@ PASSING = (Reason.OK, Reason.APPROXIMATION)
 """What is right, or may be by `correctness.formula`."""
 
 
-class FindIgnored(Protocol):
-    def __call__(self, request: FindIgnoredInputs, /) -> IgnoredInputs: ...
-
-
 def degenerate(detail: str) -> Stop:
     return Stop(Reason.DEGENERATE_TASK, detail)
 
 
-def quarantine_degenerate(task: TaskFindings, gates: TaskGates, request: FindIgnored) -> list[str]:
-    """Flags of what a task does not tell. Narrows `gates` that an answer which ignores the inputs
-    would pass. Raises Stop (DEGENERATE_TASK) for a task that cannot tell right from wrong.
+def quarantine_degenerate(
+    task: TaskFindings, gates: TaskGates, ignored: Callable[[], list[str]]
+) -> list[str]:
+    """Flags of what a task does not tell, `ignored` arguments among them. Narrows `gates` that an
+    answer which ignores the inputs would pass. Raises Stop (DEGENERATE_TASK) for a task that cannot
+    tell right from wrong.
     """
     expected = task.expected
     _raise_for_shapes(task.trials)
@@ -48,10 +40,7 @@ def quarantine_degenerate(task: TaskFindings, gates: TaskGates, request: FindIgn
         raise degenerate(
             f"the reference's output is the same for all inputs ({len(expected)} draws, one answer)"
         )
-    flags = _narrow_gates(task, gates)
-    if task.loaded.plan.notes:
-        ignored = request(FindIgnoredInputs(seed=task.trials[0].seed)).ignored
-        flags += [f"task_ignores_input:{index}" for index in ignored]
+    flags = _narrow_gates(task, gates) + ignored()
     if constant_passes({DECLARED: expected[DECLARED]}, gates):
         # its own inputs and weights tell nothing; other ones do
         flags.append("zeros_pass_declared")

@@ -7,7 +7,7 @@ SIGKILL not blamed on it, and the fork server's death, pass through as SandboxEr
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.installation import require_unchanged
 from kernels_eval.judge.conditions import reduces_masked, sums_products
-from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
+from kernels_eval.judge.expectations import Expectations
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, one_line
 from kernels_eval.judge.quarantine import degenerate
@@ -35,6 +35,8 @@ from kernels_eval.protocol import (
     DECLARED,
     DOMAINS,
     MOVED,
+    OTHER_INPUTS,
+    OTHER_ROUNDING,
     SCALED,
     VARIED,
     A,
@@ -42,6 +44,7 @@ from kernels_eval.protocol import (
     Comparison,
     EndTiming,
     EstimateUsedBytes,
+    ExplainError,
     ForgetTrial,
     GlanceAt,
     LeaveOut,
@@ -57,10 +60,13 @@ from kernels_eval.sandbox.channel import Answer, Fds, Message
 from kernels_eval.sandbox.child import Child, ChildFailure
 
 OUT_OF_MEMORY = "out of memory"
+CRASHES = (Reason.CRASHED, Reason.EXITED_EARLY)
 
 
 class ReferenceRestarted(Exception):
-    """A trial broke its process, whose memory a candidate shares."""
+    """A request broke its process, which begins again without what was asked: expected values are
+    to be computed anew, and a candidate that shares its memory begins again, too.
+    """
 
 
 class Crowded(Exception):
@@ -104,10 +110,13 @@ class ReferenceProcess:
         deadlines.
         """
         self.unsuitable: set[str] = set()
+        """Trials, distributions and searches that break its process (labels out of range end a
+        CUDA context, say), and are left out."""
+        self._tried: tuple[str, ...] = ()
+        self._refusal_counts = False
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
-        self._few_terms: dict[str, LeftOut] = {}
         self._found: dict[str, Any] = {}
         """of the model's specification, by running it"""
         self._start_child()
@@ -116,6 +125,7 @@ class ReferenceProcess:
         self.__dict__.pop("timed_distribution", None)  # other trials may suit without one
         self.child = self._start()
         self._is_loaded = self._is_declared = False
+        self._few_terms: dict[str, LeftOut] = {}
         self.child.channel.accepts_descriptors = True  # it runs the task's code, which is trusted
         self.path = self.child.write_file("task.py", self.task.code)
         on_device = self.device.startswith("cuda")
@@ -129,10 +139,10 @@ class ReferenceProcess:
 
     def load(self) -> None:
         """Load the task, once; later calls repeat its failure. Raises Stop with a task_error."""
-        if self._is_loaded:
-            return
-        self._attempt(self._load)
-        self._is_loaded = True
+        while not self._is_loaded:
+            with suppress(ReferenceRestarted):
+                self._attempt(self._load)
+                self._is_loaded = True
 
     def declare(self) -> None:
         """Load the task, and compute what is right on its own inputs, once."""
@@ -146,21 +156,13 @@ class ReferenceProcess:
         candidate.
         """
         while not self.opened:
-            self.declare()
             try:
+                self.declare()
                 self._attempt(self.expected.complete)
                 self.opened = True
-            except UnsuitableTrial as unsuitable:
-                self.begin_without(unsuitable.trial)
+            except ReferenceRestarted:
                 if self.beside:
-                    raise ReferenceRestarted from unsuitable
-
-    def begin_without(self, trial: str) -> None:
-        """Once more from the start: its process is of no more use."""
-        self.unsuitable.add(trial)
-        self.opened = False
-        self.close()
-        self._start_child()
+                    raise
 
     def _attempt(self, work: Callable[[], None]) -> None:
         if self.failure:
@@ -173,7 +175,7 @@ class ReferenceProcess:
 
     def _load(self) -> None:
         self.begin_load()
-        with memory_shared(self.crowded):
+        with self.trying(OTHER_INPUTS), self._unbroken(), memory_shared(self.crowded):
             limit = self.config.limits.reference_s
             answer = _answered(self.child, lambda: self.child.finish(limit))
         self.loaded = self.memory.loaded = _parsed(self._load_request, answer)
@@ -184,15 +186,18 @@ class ReferenceProcess:
 
     def _declare(self) -> None:
         findings = TaskFindings(self.loaded, self.config.correctness, self.config.level)
-        self.expected = Expectations(
-            self.request, self.child, self.gates, findings, self.unsuitable
-        )
+        self.expected = Expectations(self, self.gates, findings)
         self.expected.declare()
         self.memory.share(self.expected.most_output_bytes, "candidate")
 
     @property
     def _load_request(self) -> LoadTask:
-        return LoadTask(path=str(self.path), spec=self.spec, oracle_max_bytes=ORACLE_MAX_BYTES)
+        return LoadTask(
+            path=str(self.path),
+            spec=self.spec,
+            oracle_max_bytes=ORACLE_MAX_BYTES,
+            left_out=sorted(self.unsuitable),
+        )
 
     @property
     def spec(self) -> ModelSpec:
@@ -217,8 +222,69 @@ class ReferenceProcess:
         self.turns.give_way()
         # a stop takes 3 ms; what a candidate can gain without it, `confirm` does not grant
         beside = self.beside if self.config.level == "confirm" else None
-        with alone(beside), memory_shared(self.crowded):
+        with self._unbroken(), alone(beside), memory_shared(self.crowded):
             return _answered(self.child, lambda: self.child.request(request, limit, fds))
+
+    def answer_if_suitable(self, request: Request[A], name: str = "") -> A | None:
+        """The answer to a request about inputs that the task may refuse; None where it does, or
+        where what has this `name` (the request's own) is left out. Raises ReferenceRestarted where
+        it breaks the process.
+        """
+        name = name or request.command
+        if name in self.unsuitable:
+            return None
+        try:
+            with self.trying(name):
+                return self.request(request)
+        except Stop:
+            if self.child.dead:
+                raise
+            return None
+
+    @contextmanager
+    def trying(self, *names: str, refusal_counts: bool = False) -> Iterator[None]:
+        """Leave these out, from a new start on, where a request of the block breaks the process or,
+        if `refusal_counts`, has no answer.
+        """
+        before = self._tried, self._refusal_counts
+        self._tried, self._refusal_counts = names, refusal_counts
+        try:
+            yield
+        finally:
+            self._tried, self._refusal_counts = before
+
+    def trying_draws(self, distributions: Collection[str]) -> AbstractContextManager[None]:
+        """Of these distributions, of which the task has taken other draws."""
+        names = {trial.distribution: trial.name for trial in reversed(self.trials)}
+        drawn = {names.get(name, name) for name in distributions if name != DECLARED}
+        return self.trying(*drawn, refusal_counts=bool(drawn))
+
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        """Begin again, and raise ReferenceRestarted, where leaving something out may help: what is
+        tried, else runs that round otherwise, which most requests make.
+        """
+        try:
+            yield
+        except Stop as stop:
+            left = {*(self._tried or (OTHER_ROUNDING,))} - self.unsuitable
+            detail = stop.finding.detail
+            refused = self._refusal_counts and OUT_OF_MEMORY not in detail and not self.child.dead
+            if not left or not (refused or self._is_broken(detail)):
+                raise
+            self.unsuitable |= left
+            self.opened = False
+            self.close()
+            self._start_child()
+            raise ReferenceRestarted from stop
+
+    def _is_broken(self, detail: str) -> bool:
+        """Whether its process is of no more use. What killed it, or held it up, was not the task's
+        own error."""
+        dead = self.child.dead
+        if isinstance(dead, ChildFailure):
+            return dead.reason in CRASHES and "SIGKILL" not in dead.detail
+        return "CUDA error" in detail and OUT_OF_MEMORY not in detail
 
     # -- trials ------------------------------------------------------------------------------------
 
@@ -242,11 +308,8 @@ class ReferenceProcess:
         """Whether the task answers such inputs: it may refuse what it demands of its own."""
         seed = secrets.randbits(31)
         trial = Trial(DRAWN_AGAIN.name, DRAWN_AGAIN, seed, distribution=distribution)
-        try:
-            seen = self.request(GlanceAt(trial=trial.expect()))
-        except Stop as stop:
-            if self.child.dead or "CUDA error" in stop.finding.detail:
-                raise
+        seen = self.answer_if_suitable(GlanceAt(trial=trial.expect()), distribution)
+        if seen is None:
             return False
         self.request(ForgetTrial(trial=trial.name))
         return [x.shape for x in seen.outputs] == [x.shape for x in self.trials[0].outputs]
@@ -259,6 +322,11 @@ class ReferenceProcess:
     def compare(self, trial: Trial) -> Comparison:
         marks = trial.row.other_forms and reduces_masked(self.expected.task)
         return self.request(Compare(trial=trial.name, marks=marks))
+
+    def explain(self, trial: str) -> str:
+        """What explains the last answer's error, by its name; empty where nothing does."""
+        found = self.answer_if_suitable(ExplainError(trial=trial))
+        return found.by if found else ""
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
         if trial is None:
@@ -299,7 +367,8 @@ class ReferenceProcess:
         key = tuple(positions)
         if key not in self._matters:
             request = TryOtherWeights(seed=self.trials[0].seed, only=positions)
-            self._matters[key] = self.request(request).matter
+            found = self.answer_if_suitable(request)
+            self._matters[key] = found.matter if found else True
         return self._matters[key]
 
     def used_statistics(self) -> list[list[int]]:
@@ -322,8 +391,8 @@ class ReferenceProcess:
                 continue  # what is around would be no input of the task
             seed = secrets.randbits(31)
             request = LeaveOut(seed=seed, kind=kind, terms=terms, around=around, size=size)
-            found = self.request(request)
-            if not found.length:
+            found = self.answer_if_suitable(request, kind)
+            if found is None or not found.length:
                 return
             if found.less and self.gates.judge(found.less) is not Reason.OK:
                 yield found
@@ -351,7 +420,8 @@ class ReferenceProcess:
     def least_bytes(self) -> float:
         """Bytes that any kernel moves at least: outputs and used inputs."""
         if self._used_bytes is None:
-            self._used_bytes = self.request(EstimateUsedBytes(seed=self.trials[0].seed)).bytes
+            found = self.answer_if_suitable(EstimateUsedBytes(seed=self.trials[0].seed))
+            self._used_bytes = found.bytes if found else 0.0
         return self._used_bytes + self.output_bytes
 
     # -- its end -----------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ class UnseenRounds:
 
     def expect(self) -> None:
         """Have the reference answer the inputs, and draw them again where that changes them."""
-        self.reference.request_unread(self._run("own"))
+        with self.reference.trying_draws(self._drawn[1]):
+            self.reference.request_unread(self._run("own"))
         if self.reference.loaded.changes_arguments:
             self._inputs = self.reference.memory.draw_for_round(*self._drawn)
 

@@ -86,12 +86,19 @@ class LoadedTask(Payload):
         return bool(self.effects and self.effects.arguments)
 
 
+OTHER_INPUTS, OTHER_ROUNDING = "other_inputs", "other_rounding"
+"""What a task may be loaded without: runs on inputs that are not its own while it is loaded, and
+runs in float64 or with operators that round otherwise."""
+
+
 class LoadTask(Request[LoadedTask]):
-    """Load a task and run it once. Oracles in float64 take `oracle_max_bytes` at most."""
+    """Load a task and run it once. Oracles in float64 take `oracle_max_bytes` at most. `left_out`:
+    what has broken its process before."""
 
     path: str
     spec: ModelSpec
     oracle_max_bytes: int = 0
+    left_out: list[str] = []
 
 
 class Comparison(Payload):

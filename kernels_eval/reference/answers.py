@@ -126,6 +126,8 @@ class ReferenceRole:
         return Shared(shared=True)
 
     def end_command(self, command: str) -> None:
+        """Raise RuntimeError where the command has broken the device, which may show late."""
+        self.runner.synchronise()
         # in a round, what follows is timed, and before a candidate comes nobody else needs memory
         kept = {DrawInputs.command: "own" in self.runner.shared, Expect.command: self.alone}
         if not kept.get(command):

@@ -158,6 +158,7 @@ class ExpectedValues:
     @handles(LoadTask)
     def load(self, request: LoadTask) -> LoadedTask:
         self.task.load(request.path, request.spec)
+        self.task.left_out = request.left_out
         self.errors.oracle_max_bytes, self.runner.effects = request.oracle_max_bytes, None
         seed = self.runner.spec.seed
         inputs = self.task.inputs(seed)

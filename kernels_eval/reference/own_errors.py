@@ -32,7 +32,7 @@ from kernels_eval.config import (
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.measurement import all_close, computable, measure, precision_of
 from kernels_eval.model.weights import parameters_of
-from kernels_eval.protocol import Comparison
+from kernels_eval.protocol import OTHER_ROUNDING, Comparison
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.in_float64 import InFloat64, widened
 from kernels_eval.reference.infinities import LargeNumbers, finite_share, told_share
@@ -188,6 +188,7 @@ class OwnErrors:
     ) -> list[Tensor] | None:
         model, earlier = self.runner.model, self.runner.earlier
         try:
+            self.task.require(OTHER_ROUNDING)
             self.runner.earlier = tree_map_only(Tensor, widened, earlier)
             if isinstance(model, torch.nn.Module):
                 self.runner.model = copy.deepcopy(model)._apply(widened)
@@ -218,6 +219,8 @@ class OwnErrors:
         self, inputs: list[Any], seed: int, units: float, units_half: float | None = None
     ) -> list[Tensor]:
         """Outputs of other code of the same formula, which rounds otherwise by some units."""
+        if units:
+            self.task.require(OTHER_ROUNDING)
         generator = torch.Generator(self.runner.device).manual_seed(seed)
         given = copied(inputs)  # not moved themselves
         with LongSums(generator, units, units_half) if units else nullcontext():

@@ -88,6 +88,7 @@ class TaskModel:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.runner = ModelRunner(channel, self.arguments)
+        self.left_out: list[str] = []
         self.plan: InputPlan | None = None
         self._outputs: dict[str, list[Tensor]] = {}
         self.kept: tuple[tuple[int, str, str] | None, list[Any]] = None, []
@@ -104,6 +105,11 @@ class TaskModel:
         if getattr(runner.module, "GRADIENTS", False):
             runner.gradients = asked_gradients(runner.model, self.inputs(spec.seed))
         runner.synchronise()
+
+    def require(self, name: str) -> None:
+        """Raise ValueError, as a task does for what it does not take, where this is left out."""
+        if name in self.left_out:
+            raise ValueError(f"left out: {name}")
 
     def arguments(self, spec: ModelSpec) -> Arguments:
         return constructor_arguments(self.runner.module, spec)

@@ -22,7 +22,7 @@ from kernels_eval.model.measurement import all_close, as_real, computable, same_
 from kernels_eval.model.operators import Named
 from kernels_eval.model.redraws import redrawn, tied
 from kernels_eval.model.task_text import promised_by
-from kernels_eval.protocol import UNSORTED, VARIED, InputPlan
+from kernels_eval.protocol import OTHER_INPUTS, UNSORTED, VARIED, InputPlan
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
@@ -183,6 +183,7 @@ def _takes_unsorted(plan: InputPlan, index: int, task: TaskModel, outputs: Outpu
     inputs = task.inputs(seed)
     x = tree_leaves(inputs)[index]
     with suppress(*REFUSALS):
+        task.require(OTHER_INPUTS)
         x.copy_(redrawn(x, plan.notes[index], seed, UNSORTED))
         return list(map(_form, outputs(inputs))) == list(map(_form, outputs(task.inputs(seed))))
     return False
@@ -195,6 +196,7 @@ def _takes_unstructured(plan: InputPlan, index: int, task: TaskModel, outputs: O
     inputs = task.inputs(seed)
     x = tree_leaves(inputs)[index].detach()
     with suppress(*REFUSALS):
+        task.require(OTHER_INPUTS)
         with Halves() as usual:
             own = list(map(_form, outputs(task.inputs(seed))))
         x.copy_(redrawn(x, plan.notes[index], seed, VARIED))
@@ -219,6 +221,7 @@ def _stays(plan: InputPlan, form: str, change: Change, task: TaskModel, outputs:
         if note.varied == form:
             x.detach().copy_(change(x))
     with suppress(*REFUSALS):
+        task.require(OTHER_INPUTS)
         return all_close(outputs(inputs), outputs(task.inputs(seed)), JUMP)
     return False
 
@@ -272,5 +275,6 @@ def _chosen(chosen: ChosenAs, task: TaskModel, outputs: Outputs, seed: int) -> l
         if isinstance(x, Tensor) and x.is_floating_point():
             x.detach().copy_(tied(x))
     with suppress(*REFUSALS), chosen:
+        task.require(OTHER_INPUTS)
         return outputs(inputs)
     return []

@@ -557,6 +557,7 @@ def test_memory_goes_back_unless_it_is_needed_at_once(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 70 << 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 60 << 30)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+    monkeypatch.setattr(made.runner, "synchronise", lambda: None)
 
     def gives_back(command):
         given_back.clear()

@@ -9,13 +9,12 @@ from kernels_eval.config import EXPLORED_POINTS, EvalConfig
 from kernels_eval.judge import points
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
-from kernels_eval.judge.reference_handle import ReferenceProcess, ReferenceRestarted
+from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.protocol import (
     GELU_BY_TANH,
     Comparison,
     Done,
     Expectation,
-    Explained,
     Glimpse,
     Likeness,
     OutputForm,
@@ -43,8 +42,10 @@ class Process:
     """A candidate with these errors, the reference's own being `own` at points, and what it was
     asked."""
 
-    def __init__(self, errors, own=1e-7, fails="", mapped=True, inputs=True, by="", changed=0.1):
-        self.errors, self.own, self.fails, self.asked = errors, own, fails, []
+    def __init__(
+        self, errors, own=1e-7, refuses=False, mapped=True, inputs=True, by="", changed=0.1
+    ):
+        self.errors, self.own, self.refuses, self.asked = errors, own, refuses, []
         self.by, self.changed = by, changed
         self.known = 1e-7
         self.transposed, self.rebuilt = False, 0
@@ -65,19 +66,20 @@ class Process:
             trials=[SimpleNamespace(outputs=[FORM])],
             gates=TaskGates(),
             request=self.request,
-            begin_without=lambda name: self.asked.append(name),
+            explain=lambda trial: self.by,
+            answer_if_suitable=self.answer_if_suitable,
         )
         self.reference.judge = lambda *given: ReferenceProcess.judge(self.reference, *given)
+
+    def answer_if_suitable(self, request, name):
+        assert name == "explored"
+        return None if self.refuses else self.request(request)
 
     def request(self, request):
         if request.command == "ForgetTrial":
             return Done()
-        if request.command == "ExplainError":
-            return Explained(by=self.by)
         if request.command == "LikenError":
             return Likeness(distance=self.changed)
-        if self.fails:
-            raise Stop(Reason.REFERENCE_FAILED, self.fails)
         if request.command == "GlanceAt":
             self.known = 1e-7
             return Glimpse(finite=True, outputs=[FORM])
@@ -162,11 +164,10 @@ def test_packed_weights_stay():
     assert {trial.weights for trial in process.asked} == {""}
 
 
-def test_a_point_that_breaks_the_device_begins_its_process_anew():
-    process = Process([1e-7], fails="CUDA error: device-side assert")
-    with pytest.raises(ReferenceRestarted):
-        points.explore(process)
-    assert process.asked == ["explored"]
+def test_what_the_task_refuses_is_no_point():
+    process = Process([1e-3], refuses=True)
+    points.explore(process)
+    assert not process.asked and process.rebuilt == 1
 
 
 def test_inputs_change_at_many_places_or_at_few():

@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from contextlib import chdir, closing
+from contextlib import chdir, closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -488,7 +488,13 @@ def test_a_stopped_child_uses_no_processor(server, processes):
 
 
 def test_a_candidate_is_stopped_while_the_reference_works(server):
-    reference = SimpleNamespace(config=kernels.QUICK, turns=Turns(), crowded=False, beside=None)
+    reference = SimpleNamespace(
+        config=kernels.QUICK,
+        turns=Turns(),
+        crowded=False,
+        beside=None,
+        _unbroken=nullcontext,
+    )
     with Child(server, "capture", LIMITS) as candidate, Child(server, "capture", LIMITS) as child:
         run(candidate, SPINS)
         reference.child, reference.beside = child, candidate

@@ -14,11 +14,12 @@ from kernels_eval.config import (
 )
 from kernels_eval.judge import comparison
 from kernels_eval.judge.conditions import takes_infinities
-from kernels_eval.judge.expectations import Expectations, UnsuitableTrial
+from kernels_eval.judge.expectations import Expectations
 from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop, VerdictDraft
 from kernels_eval.judge.quarantine import few_trials
+from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.trial import Stage, TaskFindings, Trial
 from kernels_eval.judge.trials import TRIALS
 from kernels_eval.protocol import (
@@ -61,12 +62,16 @@ class Reference:
     that are `refused`; the answer of `declared` again in `same`. The `decisive` inputs are found
     one by one. Arguments of `unvaried` never vary."""
 
+    answer_if_suitable, trying = ReferenceProcess.answer_if_suitable, ReferenceProcess.trying
+
     def __init__(self, refused=(), same=(), output_bytes=64, decisive=(), unvaried=()):
         self.refused, self.same, self.output_bytes = refused, same, output_bytes
         self.unvaried = unvaried
         self.asked, self.decisive, self.searched = [], list(decisive), []
+        self.unsuitable, self.child = set(), SimpleNamespace(dead=None)
+        self._tried, self._refusal_counts = (), False
 
-    def __call__(self, request, fds=()):
+    def request(self, request):
         if request.command == "FindIgnoredInputs":
             return IgnoredInputs(ignored=[])
         if request.command == "FindDecisive":
@@ -121,8 +126,8 @@ def expected(
         remembers=remembers,
     )
     task = TaskFindings(loaded, CorrectnessConfig(**config), level)
-    child = SimpleNamespace(dead=None)
-    found = Expectations(reference, child, TaskGates(), task, {*unsuitable})
+    reference.unsuitable = {*unsuitable}
+    found = Expectations(reference, TaskGates(), task)
     found.declare()
     assert [trial.name for trial in task.trials] == ["declared"]
     found.complete()
@@ -232,7 +237,7 @@ def test_inputs_that_decide_otherwise_are_searched_last_and_make_two_trials_at_m
 def test_lines_whose_decisions_no_inputs_change_are_flagged():
     assert "decision_not_reached:7" in expected(Reference()).flags
     assert "decision_not_reached:7" not in expected(Reference(), level="screen").flags
-    none = expected(Reference(decisive="a"), unsuitable=["decisions"])
+    none = expected(Reference(decisive="a"), unsuitable=["FindDecisive"])
     assert not any(flag.startswith("decision") for flag in none.flags)
 
 
@@ -304,17 +309,6 @@ def test_what_ignores_the_inputs_is_measured_where_somebody_asks_what_it_tells()
     expected(reference)
     asked = {each.name for each in reference.asked if each.constants}
     assert asked == {*OWN, "other_weights", *SHAPES}
-
-
-def test_a_trial_that_breaks_the_device_is_named():
-    def broken(request):
-        if request.command == "Expect" and request.name == "large":
-            raise Stop(Reason.REFERENCE_FAILED, "CUDA error: device-side assert")
-        return Reference()(request)
-
-    with pytest.raises(UnsuitableTrial) as unsuitable:
-        expected(broken)
-    assert unsuitable.value.trial == "large"
 
 
 OUTPUTS, VARIED, LAST = Stage
@@ -476,7 +470,7 @@ def test_no_downcast_is_named_under_weights_that_forget_late(name, form, reason)
         reference=SimpleNamespace(
             trials=[trial],
             loaded=SimpleNamespace(gradients=None, effects=None),
-            request=lambda _: SimpleNamespace(by="fp16"),
+            explain=lambda _: "fp16",
             device="cpu",
         ),
     )
@@ -495,7 +489,7 @@ def test_a_downcast_is_named_where_it_explains_the_error_in_words_of_the_device(
         reference=SimpleNamespace(
             trials=[trial],
             loaded=SimpleNamespace(gradients=None, effects=None),
-            request=lambda _: SimpleNamespace(by=by),
+            explain=lambda _: by,
             device=device,
         ),
     )

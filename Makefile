@@ -51,14 +51,15 @@ docs: $(STAMP)
 
 install: $(STAMP)
 
-# The stamp is newer than what defines the environment; an interrupted install is done again.
+# The stamp is newer than what defines the environment; an interrupted install is done again. pip compiles on one core, compileall on all;
+# it fails at packages' templates, which are no Python.
 $(STAMP): pyproject.toml constraints.txt experiments/pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or 3.12 is needed and none was found; install one or set PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv, 3 minutes or more (3 GB); nothing is printed meanwhile"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,train,server]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable ./experiments
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable ".[dev,docs,train,server]" --editable ./experiments
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $(STAMP)
 
 # vLLM's CPU build in an environment of its own, for its tests (3.4 GB). The three packages that are removed again are CUDA builds in most

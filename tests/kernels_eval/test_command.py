@@ -132,8 +132,8 @@ def test_the_exit_status_is_the_verdict_s_where_that_is_asked(
 
 def test_a_slow_kernel_does_not_pass_a_speedup(task, candidate, capfd, judging_here):
     candidate.write_text(kernels.module("return ext.affine(x)"))
-    assert verify(task, candidate, check=True) == 0
-    assert verify(task, candidate, min_speedup=1e6) == 1
+    assert verify(task, candidate, check=True, quick=True) == 0
+    assert verify(task, candidate, min_speedup=1e6, quick=True) == 1
     assert "not passed: the speedup is " in capfd.readouterr().err
 
 

@@ -269,7 +269,7 @@ torch::Tensor leaves(torch::Tensor x) {
 class Verifier(kernels.Verifier):
     def __init__(self, run_s=120):
         limits = LIMITS.model_copy(update={"run_s": run_s})
-        super().__init__(UNTIMED.model_copy(update={"limits": limits}))
+        super().__init__(UNTIMED.model_copy(update={"limits": limits}).screened())
         self.made = []
 
     def __call__(self, forward, before=""):

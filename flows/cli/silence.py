@@ -1,5 +1,5 @@
-"""A line on stderr after each ten seconds in which a command has said nothing: what is silent looks
-hung."""
+"""A line on stderr after each twelve seconds in which a command has said nothing: what is silent
+looks hung."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-QUIET_S, LATER_S = 10.0, 60.0
+QUIET_S, LATER_S = 12.0, 60.0
 """Seconds of silence before a line: within the first minute of it, and after."""
 CHARS = 110
+INVISIBLE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\s")
+"""What bars without a row write ten times a second."""
 CLOCK = re.compile(r"^\s*[\d.]+ s\s+|^still at work after [^:]*: ")
 
 _last = ""
@@ -27,9 +29,9 @@ class _Heard:
         self.stream, self.written_at = stream, time.monotonic()
 
     def write(self, text: str) -> int:
-        self.written_at = time.monotonic()
-        if line := text.strip():
-            now_at(line.splitlines()[-1])
+        if INVISIBLE.sub("", text):
+            self.written_at = time.monotonic()
+            now_at(text.strip().splitlines()[-1])
         return self.stream.write(text)
 
     def __getattr__(self, name: str) -> Any:

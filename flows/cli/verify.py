@@ -332,6 +332,7 @@ def export(
     from flows import exchange
     from flows.runtime.terminal import TerminalProgress
 
+    now_at("verifies the kernel again, then packs it" if form == "package" else f"reads for {form}")
     with TerminalProgress():
         return exchange.export(
             sources,

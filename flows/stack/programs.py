@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flows.stack.layout import PART_VARIABLE, PARTS, ROOT_VARIABLE, Layout, Part, StackSettings
+from kernels_eval.pool.ray import NICENESS
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: no file of the working directory may replace a package."""
@@ -159,6 +160,7 @@ def _ray_client(layout: Layout) -> dict[str, str]:
         # Ray ends a driver whose head is away for a minute, and a busy machine needs nearly as long
         # to start another.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
+        **dict([NICENESS]),
     }
 
 

@@ -49,6 +49,10 @@ QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """What every Ray process asks a head node first; only a head node can answer."""
 
 
+NICENESS = "RAY_worker_niceness", "0"
+"""Ray's own is 15: of a busy machine, workers that time get little, and builders next to
+nothing."""
+
 _leaving = threading.Lock()
 
 
@@ -119,6 +123,7 @@ def start_ray(address: str | None = None) -> None:
     """
     # Ray's coming default: actors without a GPU keep CUDA_VISIBLE_DEVICES as it is.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault(*NICENESS)
     import ray
 
     if ray.is_initialized():

@@ -46,6 +46,8 @@ def test_what_is_silent_says_what_it_is_at_and_what_speaks_says_no_more(screen, 
         while not (line := screen.next_line()).startswith("still"):
             assert line == "  4.1 s  build"
         assert line.endswith(" s: build")
+        sys.stderr.write("\r\x1b[2K\x1b[?25l")
+        assert screen.next_line().endswith(" s: build"), "nothing to be seen is nothing said"
         silence.now_at("screen")
         while (line := screen.next_line()).endswith(" s: build"):
             pass

@@ -158,6 +158,7 @@ def test_supervisord_reads_what_was_written_whatever_the_root_is_called(tmp_path
     layout.clean()
     assert set(groups) == set(PARTS)
     assert groups["worker"].environment["CONCUR_ROOT"] == str(layout.root)
+    assert groups["ray"].environment["RAY_worker_niceness"] == "0"
     assert groups["mlflow"].stdout_logfile == str(layout.log("mlflow"))
 
 

@@ -370,6 +370,7 @@ def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch, given, variable
     import ray
 
     asked = []
+    monkeypatch.delenv(cluster.NICENESS[0], raising=False)
     monkeypatch.setenv("RAY_ADDRESS", variable)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(
@@ -378,6 +379,7 @@ def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch, given, variable
     monkeypatch.setattr(ray, "init", lambda **options: asked.append(options["address"]))
     cluster.start_ray(given)
     assert asked == ([f"is there one at {used}?"] if used != "local" else []) + [used]
+    assert os.environ.pop(cluster.NICENESS[0]) == "0", "workers are as nice as what starts them"
 
 
 def test_a_ray_that_does_not_start_is_tried_again_then_a_clear_error(monkeypatch):

@@ -542,6 +542,12 @@ FORMULA_RMS, FORMULA_MAX, FORMULA_TO = 1e-6, 1e-4, 0.1
 like rounding or like another formula: from the fp32 gates on."""
 FORMULA_NAMED = 1e-2
 """Largest relative RMS error that is called another formula: beyond, an answer is plainly wrong."""
+LAYERS = 4
+"""Products one after the other from which on an error's size alone tells of fewer digits. A
+choice."""
+LOOSE_MATH_RMS = 1e-4
+"""Largest relative RMS error that compiler flags which give up digits may explain. A choice: fast
+exp, tanh and division lose 1e-7 to 1e-5."""
 FORMULA_SAMPLE, FORMULA_BINS, FORMULA_SHARE = 1 << 20, 64, 0.45
 """Elements, bins, and the share of the squared error that the bins of another formula explain:
 measured 0.6 and more, and 0.1 (0.38 where digits are cut off) for rounding."""

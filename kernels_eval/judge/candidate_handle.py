@@ -47,9 +47,13 @@ from kernels_eval.protocol import (
     PackedValues,
     PackKernels,
     Rebuild,
+    RecordSample,
     RedrawWeights,
     Renew,
     Request,
+    RunUnseen,
+    Sample,
+    SpoilOutputs,
 )
 from kernels_eval.records import Candidate, Reason, stable_hash
 from kernels_eval.sandbox.channel import Fds, Message
@@ -91,6 +95,25 @@ class BuildsAtHand(BoundedBuilds):
         return found
 
 
+MOMENTS = {
+    LoadCandidate.command: " while it is loaded",
+    Call.command: " on {} inputs",
+    **dict.fromkeys(
+        (Sample.command, RecordSample.command, SpoilOutputs.command), " in timed calls"
+    ),
+    RunUnseen.command: " in calls on unseen inputs",
+}
+"""When a request is made."""
+
+
+def described_fault(detail: str, moment: str) -> str:
+    """A CUDA error's first line, without torch's advice to those who set its environment."""
+    first = detail.partition("\n")[0]
+    if "illegal memory access" in first:
+        moment += ": it reaches outside of its tensors (is a mask or a bound missing?)"
+    return first + moment
+
+
 @dataclass
 class CandidateProcess:
     """A candidate in its process, its reference, and the draft of its verdict."""
@@ -117,6 +140,8 @@ class CandidateProcess:
     """whether it keeps square matrices of weights transposed"""
     frozen_statistics: bool = False
     """whether it keeps running statistics in parameters without gradient"""
+    trial: str = ""
+    """the name of the one that it was asked last"""
 
     def __post_init__(self) -> None:
         self.config, self.libraries = self.reference.config, {**self.prepared.libraries}
@@ -130,6 +155,12 @@ class CandidateProcess:
         """
         on_gpu = self.reference.device.startswith("cuda")
         return not on_gpu and self.child.alone and self.child.processor_ns() > 0
+
+    @property
+    def compiler_flags(self) -> list[str]:
+        """Of all that it asks to build."""
+        specs = (*self.prepared.specs, *self.builds.specs.values())
+        return [flag for x in specs for flag in (*x.extra_cflags, *x.extra_cuda_cflags)]
 
     def work_s(self) -> float:
         """Now, in seconds of its own work where it is timed by its processor."""
@@ -261,9 +292,13 @@ class CandidateProcess:
         if "error" not in answer:
             return answer
         report = parse_report(ErrorReport, answer)
+        reason = Reason(report.error) if report.error in CLAIMABLE else Reason.EXCEPTION
+        detail = report.detail
+        if reason is Reason.CUDA_ERROR:
+            detail = described_fault(detail, MOMENTS.get(request.command, "").format(self.trial))
         raise Stop(
-            Reason(report.error) if report.error in CLAIMABLE else Reason.EXCEPTION,
-            report.detail,
+            reason,
+            detail,
             f"{report.trace}\n{self.child.log_tail(LOG_BYTES // 2)}",
         )
 
@@ -304,7 +339,7 @@ class CandidateProcess:
         return self.compare(answer, trial, keep=trial.own_mode)
 
     def _answer(self, trial: Trial, *, reruns: int = 0) -> Message:
-        seeds = [*trial.earlier_seeds, trial.seed]
+        self.trial, seeds = trial.name, [*trial.earlier_seeds, trial.seed]
         inputs, descriptor = self.reference.memory.draw(seeds, trial.distribution, trial.shape)
         request = Call(
             inputs=inputs,

@@ -11,7 +11,7 @@ import math
 from kernels_eval.config import SCREEN_CALLS_S, SCREEN_FIRST_S
 from kernels_eval.judge.attribution import check_state
 from kernels_eval.judge.candidate_handle import CandidateProcess, unmatched_shapes
-from kernels_eval.judge.explanation import errors_of, explained
+from kernels_eval.judge.explanation import errors_of, explained, loose_math
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trial import Stage, Trial, WrongAnswer
 from kernels_eval.judge.trials import OTHER_INTEGER
@@ -92,7 +92,7 @@ def accepted(trial: Trial, found: Comparison, process: CandidateProcess) -> Reas
         return Reason.OK  # NaN and infinities are asked for, not digits
     process.draft.approximation = process.draft.approximation or (
         "another formula, within KernelBench's 1e-4: the error is a function of the output;"
-        f" {errors_of(trial, found)}"
+        f" {loose_math(found, process)}{errors_of(trial, found)}"
     )
     return Reason.OK
 
@@ -200,9 +200,10 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     if spare < sum(map(math.prod, wanted)):
         raise Stop(
             Reason.STALE_WEIGHTS,
-            f"keeps what the reference has of shape {wanted[:4]}, which changes its output, in no"
-            " nn.Parameter (for running statistics: or buffer) that could be given new values"
-            " (one that was added to another at construction is kept in none)",
+            f"has no nn.Parameter (for running statistics: or buffer) for"
+            f" {_names_without(missing, process)}, of shape {wanted[:4]}, which the reference's"
+            " output hangs on: is it left out, kept as it was constructed, or added to another in"
+            " the constructor?",
         )
     if constant:
         raise Stop(
@@ -214,6 +215,17 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     # packed, perhaps: all parameters of both are then multiplied by one number
     process.draft.flags.append("weights_not_mappable")
     return reference.scaled_weights()
+
+
+def _names_without(missing: list[int], process: CandidateProcess) -> str:
+    """What the reference calls weights that a candidate has no parameter for."""
+    loaded, own = process.reference.loaded, process.loaded.parameter_names
+    shapes = [loaded.parameters[index] for index in missing]
+    pairs = zip(loaded.parameter_names, loaded.parameters, strict=True)
+    lacking = [name for name, shape in pairs if shape in shapes and name not in own]
+    if len(lacking) != len(missing):
+        lacking = [loaded.parameter_names[index] for index in missing]
+    return ", ".join(lacking[:4]) or "running statistics"
 
 
 def _fits_without_frozen(process: CandidateProcess) -> bool:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from kernels_eval.config import ITERATIONS, LEAST_IN_A_ROW
+from kernels_eval.config import ITERATIONS, LAYERS, LEAST_IN_A_ROW
 from kernels_eval.judge.trial import Condition, TaskFindings
 from kernels_eval.protocol import Expectation
 
@@ -84,6 +84,11 @@ def iterates(task: TaskFindings) -> bool:
 
 def sums_products(task: TaskFindings) -> bool:
     return any(map(PRODUCTS.search, task.loaded.operators))
+
+
+def has_layers(task: TaskFindings) -> bool:
+    """Whether errors of products have passed through so many others that they look like chance."""
+    return sum(map(bool, map(PRODUCTS.search, task.loaded.operators))) >= LAYERS
 
 
 def has_one_answer(task: TaskFindings) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 
-from kernels_eval.config import FORMULA_NAMED, SAME_ERROR_SHARE, WIDEST
+from kernels_eval.config import FORMULA_NAMED, LOOSE_MATH_RMS, SAME_ERROR_SHARE, WIDEST
 from kernels_eval.judge.candidate_handle import CandidateProcess
+from kernels_eval.judge.conditions import has_layers, iterates
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trial import Trial
 from kernels_eval.model.correctness import MANTISSA
@@ -40,6 +42,22 @@ NO_TF32 = (
     'Triton\'s tl.dot takes TF32 by default: give it input_precision="ieee", or allow_tf32=False;'
     " in CUDA, no TF32 math mode of cuBLAS or cuDNN, and no mma of tf32"
 )
+MIXED, FAR_INPUTS = "mixed", "normal_x100"
+UNTAMED_TRIALS = ("lasting_weights", "large_weights", "leading_weights")
+OTHER_SIZES = (
+    "right with ordinary weights, not with large ones or rows of different sizes: does it take for"
+    " granted what these give (one sign, a small range, a constant)?; "
+)
+LOST_DIGITS = (
+    "digits are lost for some numbers: do terms cancel there (log(x + sqrt(x^2 + 1)) for negative"
+    " x: of |x|, with x's sign; log1p, expm1)?; "
+)
+OVERFLOWS = (
+    "an exp that overflows? (subtract the maximum of what is summed; take exp(-|x|) for sigmoid,"
+    " softplus and tanh; with -ffast-math, compilers assume that nothing overflows)"
+)
+LOOSE_MATH = re.compile(r"fast[-_]math\b|-Ofast\b|-funsafe-math")
+"""Compiler flags that give up digits."""
 FEW = dict.fromkeys(
     (LONE, OUTLIERS),
     "right for the declared inputs, not with a few other elements or one other row: does it look at"
@@ -52,9 +70,8 @@ FEW = dict.fromkeys(
 )
 RIGHT_ELSEWHERE = {
     "large": (
-        "right on ordinary inputs, not on normal ones times {factor}, where the reference is: an"
-        " exp that overflows? (subtract the maximum of what is summed; take exp(-|x|) for sigmoid,"
-        " softplus and tanh; with -ffast-math, compilers assume that nothing overflows); "
+        "right on ordinary inputs, not on normal ones times {factor}, where the reference is:"
+        f" {OVERFLOWS}; "
     ),
     "offset": (
         "right on ordinary inputs, not around a large mean, where the reference is: what cancels"
@@ -66,7 +83,7 @@ RIGHT_ELSEWHERE = {
         " an epsilon added that it does not add, or elsewhere, or what adds little left out?; "
     ),
     **dict.fromkeys(
-        (BLOCKS, LASTING_INPUTS, "lasting_weights", "large_weights", "leading_weights"),
+        (BLOCKS, LASTING_INPUTS, *UNTAMED_TRIALS),
         "right on ordinary numbers, not on large ones, matrices that are hardly coupled or almost"
         " of rank one or tables of permutations, which forget late: does it make fewer steps,"
         " iterations or terms than the task?; ",
@@ -163,14 +180,18 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         outcome, why = _of_non_finite(trial, found, process)
     elif outcome is Reason.PRECISION_DOWNCAST:
         outcome, why = _unexplained_downcast(trial, found, process)
-        why = why or _right_elsewhere(trial)
+        why = why or _right_elsewhere(trial, found, process)
     else:
         why = _of_wrong_output(trial, found, process) if wrong else ""
-    late = trial.weights in UNTAMED or trial.name == LASTING_INPUTS
-    if outcome is Reason.PRECISION_DOWNCAST and late:
+    if outcome is Reason.PRECISION_DOWNCAST and _late(trial):
         # other trials would have shown it; what is left out may err as much
-        outcome, why = Reason.WRONG_OUTPUT, _right_elsewhere(trial)
+        outcome, why = Reason.WRONG_OUTPUT, _right_elsewhere(trial, found, process)
     return Stop(outcome, why + errors_of(trial, found))
+
+
+def _late(trial: Trial) -> bool:
+    """Whether its inputs or weights forget late: more steps matter there than elsewhere."""
+    return trial.weights in UNTAMED or trial.name == LASTING_INPUTS
 
 
 def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
@@ -187,14 +208,24 @@ def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess)
         )
     if found.offset:
         return "the error is nearly the same number everywhere (is a constant off, or left out?); "
+    if loose := loose_math(found, process):
+        return loose
     if found.systematic and found.rms < FORMULA_NAMED:
         return "another formula (an approximation?): the error is a function of the output; "
     if _has_edges(trial) and found.max < WIDEST.half:
-        return (
-            "digits are lost for some numbers: do terms cancel there (log(x + sqrt(x^2 + 1)) for"
-            " negative x: of |x|, with x's sign; log1p, expm1)?; "
-        )
-    return _right_elsewhere(trial)
+        return LOST_DIGITS
+    return _right_elsewhere(trial, found, process)
+
+
+def loose_math(found: Comparison, process: CandidateProcess) -> str:
+    """What to say of a small error where a candidate's builds ask for fewer digits."""
+    loose = next(filter(LOOSE_MATH.search, process.compiler_flags), "")
+    if not loose or found.rms > LOOSE_MATH_RMS:
+        return ""
+    return (
+        f"built with {loose}, which takes approximations of exp, tanh, sqrt and division, and zero"
+        " for what is tiny: build without it; "
+    )
 
 
 def _has_edges(trial: Trial) -> bool:
@@ -205,12 +236,13 @@ def _of_non_finite(
     trial: Trial, found: Comparison, process: CandidateProcess
 ) -> tuple[Reason, str]:
     if trial.distribution == NON_FINITE:
-        return Reason.NON_FINITE, _right_elsewhere(trial)
+        return Reason.NON_FINITE, _right_elsewhere(trial, found, process)
     if _right_without_fences(trial, process):
         why = "reads before or after the memory of its inputs, where it now finds NaN; "
         return Reason.MEMORY_ERROR, why
-    return Reason.NON_FINITE, "NaN or infinity in other places than in the reference: " + (
-        _right_elsewhere(trial)
+    large = f"{OVERFLOWS}, or " if trial.name == MIXED else ""  # it has large numbers, too
+    return Reason.NON_FINITE, f"NaN or infinity in other places than in the reference: {large}" + (
+        _right_elsewhere(trial, found, process)
         or "is something read out of bounds or of a view, before it is written, or from an answer"
         " that was given?; "
     )
@@ -250,7 +282,7 @@ def _cause(trial: Trial, found: Comparison, process: CandidateProcess) -> tuple[
         kept = mantissa - found.lost_bits
         why = f"its outputs keep {kept} bits of mantissa, {found.precision} has {mantissa}; "
         return Reason.PRECISION_DOWNCAST, why
-    by = reference.explain(trial.name)
+    by = reference.explain(trial.name).by
     if by == "TF32" and _on_gpu(process):
         return Reason.PRECISION_DOWNCAST, f"{EXPLANATIONS[by][1]}{NO_TF32}; "
     return EXPLANATIONS.get(by)
@@ -259,12 +291,23 @@ def _cause(trial: Trial, found: Comparison, process: CandidateProcess) -> tuple[
 def _unexplained_downcast(
     trial: Trial, found: Comparison, process: CandidateProcess
 ) -> tuple[Reason, str]:
-    if found.rms > WIDEST.half:
-        return Reason.WRONG_OUTPUT, ""  # more than TF32 and fp16 cost
-    if found.precision == "fp64":
+    small = found.rms <= WIDEST.half  # as what TF32 and fp16 cost
+    if small and found.precision == "fp64":
         return Reason.PRECISION_DOWNCAST, "the task's precision is fp64: compute in double; "
+    if loose := loose_math(found, process):
+        return Reason.WRONG_OUTPUT, loose
     advice = f" ({NO_TF32})" if _on_gpu(process) else ""
-    if trial not in process.reference.trials:  # right in all of them, and nothing can be asked
+    known = trial in process.reference.trials
+    deep = has_layers(process.reference.expected.task)
+    if deep and known and not _late(trial):
+        if as_large := process.reference.explain(trial.name).as_large:
+            return Reason.WRONG_OUTPUT, (
+                f"the reference errs as much with {as_large}, at other places, as models of many"
+                f" layers do: is it that, or is a term left out?{advice}; "
+            )
+    if not small:
+        return Reason.WRONG_OUTPUT, ""
+    if not known:  # right in all of them, and nothing can be asked
         return Reason.PRECISION_DOWNCAST, f"the error is as large as TF32's and fp16's{advice}; "
     return Reason.WRONG_OUTPUT, (
         "the error is as small as TF32's or fp16's, but is not what the reference gives with these:"
@@ -293,7 +336,9 @@ def _nth_last(names: list[str], after: int, found: Comparison, process: Candidat
     return names[place] if -len(names) <= place < 0 else ""
 
 
-def _right_elsewhere(trial: Trial) -> str:
+def _right_elsewhere(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
+    if trial.name in UNTAMED_TRIALS and not iterates(process.reference.expected.task):
+        return LOST_DIGITS if found.max < WIDEST.half else OTHER_SIZES
     if trial.name in RIGHT_ELSEWHERE:
         drawn = trial.distribution.removesuffix(domain_of(trial.distribution))
         return RIGHT_ELSEWHERE[trial.name].format(factor=drawn.rpartition("_x")[2])
@@ -306,8 +351,8 @@ def _right_elsewhere(trial: Trial) -> str:
         edges = "is it wrong for halves, thresholds, ends of a domain or rows of zeros alone? "
         return edges if _has_edges(trial) else ""
     return (
-        "right with the weights of the earlier calls (are some kept since then, or in another order"
-        " than the reference's parameters of their shape?); "
+        "right with the weights of the earlier calls (are some kept since then, changed in the"
+        " constructor, or in another order than the reference's parameters of their shape?); "
     )
 
 
@@ -335,18 +380,21 @@ def _error_varies(trial: Trial, found: Comparison, process: CandidateProcess) ->
 
 
 def _ignores_inputs(trial: Trial, found: Comparison, process: CandidateProcess) -> bool:
-    if found.equals_answer:
-        return True
     others = [
         other
         for other in process.reference.trials
         if other.shape == DECLARED and not other.weights and other is not trial
     ]
-    if trial.name != DECLARED:
+    if found.equals_answer and not found.constant:
+        return True
+    if trial.name != DECLARED and not found.constant:
         return False
-    another = nullcontext(others[0]) if others else process.reference.drawn_again()
+    form = FAR_INPUTS if found.constant else DECLARED
+    another = nullcontext(others[0]) if others else process.reference.drawn_again(form)
     try:
         with another as other:
+            if found.constant:  # it may come of a clamp, which larger numbers pass
+                return all(process.call(each).constant for each in [other, *others[1:]])
             return DECLARED in process.call(other).equals_answer
     except Stop:
         return False

@@ -22,7 +22,8 @@ from kernels_eval.config import (
     SEEN_RMS,
 )
 from kernels_eval.judge.candidate_handle import CandidateProcess
-from kernels_eval.judge.explanation import EXPLANATIONS, errors_of
+from kernels_eval.judge.conditions import iterates
+from kernels_eval.judge.explanation import EXPLANATIONS, errors_of, loose_math
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trial import Trial, TrialRow
 from kernels_eval.protocol import (
@@ -185,13 +186,12 @@ def _few_differ(found: Comparison, outputs: list[OutputForm]) -> bool:
 
 def _wrong(point: Point, found: Comparison, process: CandidateProcess) -> Stop:
     what = "weights" * bool(point.weights), "inputs" * bool(point.inputs)
-    by = process.reference.explain(EXPLORED.name)
-    fewer = (
-        "does it make fewer steps, iterations or terms than the task, or leave out what others"
-        " seldom need?; "
-    )
+    by = process.reference.explain(EXPLORED.name).by
+    fewer = "make fewer steps, iterations or terms than the task, or "
+    fewer = fewer if iterates(process.reference.expected.task) else ""
+    left_out = loose_math(found, process) or f"does it {fewer}leave out what others seldom need?; "
     # not a downcast, which the trials would have shown
-    why = EXPLANATIONS[by][1] if by == GELU_BY_TANH else fewer
+    why = EXPLANATIONS[by][1] if by == GELU_BY_TANH else left_out
     where = f"wrong where {' and '.join(filter(None, what))} are changed at random, twice"
     detail = f"right in all trials, {where}: {why}{errors_of(point.trial, found)}"
     return Stop(Reason.WRONG_OUTPUT, detail)

@@ -44,6 +44,7 @@ from kernels_eval.protocol import (
     Comparison,
     EndTiming,
     EstimateUsedBytes,
+    Explained,
     ExplainError,
     ForgetTrial,
     GlanceAt,
@@ -302,9 +303,9 @@ class ReferenceProcess:
         wanted = (*((VARIED,) if varied else ()), *(("mixed",) if fixed else ()))
         suit = (trial for trial in self.trials if trial.regular and trial.name in wanted)
         found = [trial.distribution for trial in suit]
-        return found[0] if found else MOVED if self._takes(MOVED) else DECLARED
+        return found[0] if found else MOVED if self.takes(MOVED) else DECLARED
 
-    def _takes(self, distribution: str) -> bool:
+    def takes(self, distribution: str) -> bool:
         """Whether the task answers such inputs: it may refuse what it demands of its own."""
         seed = secrets.randbits(31)
         trial = Trial(DRAWN_AGAIN.name, DRAWN_AGAIN, seed, distribution=distribution)
@@ -323,10 +324,9 @@ class ReferenceProcess:
         marks = trial.row.other_forms and reduces_masked(self.expected.task)
         return self.request(Compare(trial=trial.name, marks=marks))
 
-    def explain(self, trial: str) -> str:
-        """What explains the last answer's error, by its name; empty where nothing does."""
-        found = self.answer_if_suitable(ExplainError(trial=trial))
-        return found.by if found else ""
+    def explain(self, trial: str) -> Explained:
+        """What explains the error of the last answer."""
+        return self.answer_if_suitable(ExplainError(trial=trial)) or Explained()
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
         if trial is None:
@@ -334,10 +334,16 @@ class ReferenceProcess:
         return self.gates.judge(comparison, own_inputs=trial.own_inputs, hard=trial.row.hard)
 
     @contextmanager
-    def drawn_again(self) -> Iterator[Trial]:
-        """A trial of another draw of the task's own inputs, which is then forgotten."""
+    def drawn_again(self, distribution: str = DECLARED) -> Iterator[Trial]:
+        """A trial of another draw of the task's own inputs, or of others, which is then forgotten.
+        Raises Stop where the task refuses them.
+        """
+        seed = secrets.randbits(31)
+        trial = Trial(DRAWN_AGAIN.name, DRAWN_AGAIN, seed, distribution=distribution)
+        if distribution != DECLARED and not self.takes(distribution):
+            raise Stop(Reason.REFERENCE_FAILED, f"the reference takes no {distribution} inputs")
         try:
-            yield self._added(Trial(DRAWN_AGAIN.name, DRAWN_AGAIN, secrets.randbits(31)))
+            yield self._added(trial)
         finally:
             self.request(ForgetTrial(trial=DRAWN_AGAIN.name))
 

@@ -119,7 +119,8 @@ class Comparison(Payload):
     without floating-point type. `only_chosen`: the reference moves and chooses numbers, computes
     none. `ordered`: it sorted them; `misplaced`: neighbours that are in order in its output, not in
     this. `equals_trial` and `equals_answer` name other trials with this as the expected, or the
-    candidate's own, answer. `mutates_inputs` is of timed calls alone.
+    candidate's own, answer; `constant`: it is of one number, which is no other trial's answer.
+    `mutates_inputs` is of timed calls alone.
     `precision`: of the outputs that these errors are of, as `Gates` names it.
     """
 
@@ -150,6 +151,7 @@ class Comparison(Payload):
     ordered: bool = False
     equals_trial: list[str] = []
     equals_answer: list[str] = []
+    constant: bool = False
     mutates_inputs: bool = False
 
 
@@ -292,9 +294,11 @@ def operands_in(name: str) -> str:
 
 class Explained(Payload):
     """What explains a small error of an fp32 task: a format of factors of products,
-    `operands_in` one, or `GELU_BY_TANH`; "": none of these."""
+    `operands_in` one, or `GELU_BY_TANH`; "": none of these. `as_large`: then the first that gives
+    an error of this size, at other places."""
 
     by: str = ""
+    as_large: str = ""
 
 
 class ExplainError(Request[Explained]):

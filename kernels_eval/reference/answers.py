@@ -82,7 +82,7 @@ from kernels_eval.protocol import (
 from kernels_eval.records import Reason
 from kernels_eval.reference.decisions import Decisive
 from kernels_eval.reference.dependences import Dependences
-from kernels_eval.reference.downcasts import EXPLANATIONS, explains, lost_bits
+from kernels_eval.reference.downcasts import EXPLANATIONS, errs_as_much, explains, lost_bits
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import ExpectedValues, Known
 from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
@@ -170,10 +170,12 @@ class ReferenceRole:
             actual = list(map(with_infinities, actual, known.expected))
         found = self._compared(actual, known)
         del known
+        constant = all(map(_is_constant, actual))
         equals_trial = [
             name
             for name in self.values.known
             if found.rms > SAME_ANSWER_RTOL
+            and not constant
             and name != trial
             and name in self.digests  # one that this candidate has been asked
             and all_close(actual, self.values.expected_outputs(name), SAME_ANSWER_RTOL)
@@ -188,6 +190,7 @@ class ReferenceRole:
             update={
                 "equals_trial": equals_trial,
                 "equals_answer": equals_answer,
+                "constant": constant,
             }
         )
 
@@ -200,7 +203,7 @@ class ReferenceRole:
     def explain_error(self, request: ExplainError) -> Explained:
         known = self.values.kept(request.trial)
         actual = read(self.runner.shared["candidate"], known.expected)
-        trial = known.trial
+        trial, as_large = known.trial, ""
         with self.values.model_for(trial):
             for name, ways in EXPLANATIONS.items():
                 for way in ways:
@@ -210,7 +213,8 @@ class ReferenceRole:
                         found = actual, known.expected, known.oracle, predicted
                         if any(map(explains, *found)):
                             return Explained(by=name)
-        return Explained()
+                        as_large = as_large or name * any(map(errs_as_much, *found))
+        return Explained(as_large=as_large)
 
     @handles(LikenError)
     def liken_error(self, request: LikenError) -> Likeness:
@@ -285,9 +289,8 @@ class ReferenceRole:
                 costs = self.values.errors.of(inputs, own, exact=exact is not None)
             costs = both(costs, self.values.own_errors)
             error = self._compared(actual, Known(own, exact or own, costs, trial))
-        others = (
-            other for other in range(count) if error.rms > SAME_ANSWER_RTOL and other != index
-        )
+        telling = error.rms > SAME_ANSWER_RTOL and not all(map(_is_constant, actual))
+        others = (other for other in range(count) if telling and other != index)
         equal = [x for x in others if all_close(actual, self._unseen("own", x), SAME_ANSWER_RTOL)]
         names = {LATER if other > index else EARLIER for other in equal}
         return error.model_copy(update={"equals_trial": sorted(names)})
@@ -436,6 +439,11 @@ def _numbers_alone(x: Tensor, y: Tensor) -> Tensor:
     if finite.all() or int(off.sum()) > max(FEW_BESIDE_STEP, FEW_BESIDE_STEP_SHARE * x.numel()):
         return x
     return torch.where(off, y, x)
+
+
+def _is_constant(x: Tensor) -> bool:
+    """Whether several elements are one number, as where all are clamped."""
+    return x.numel() > 1 and bool((x == x.reshape(-1)[0]).all())
 
 
 def _few(off: Tensor, own: Tensor) -> bool:

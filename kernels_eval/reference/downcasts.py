@@ -30,6 +30,8 @@ from kernels_eval.reference.long_sums import PRODUCTS
 Rounding = Callable[[Tensor], Tensor]
 EXPLAINED = 0.5
 """Share of a squared error that a format must explain: chance explains none of it."""
+AS_MUCH = 2
+"""How many times larger one of two errors of one size may be. A choice."""
 SHORTEST, FEWEST, SPREAD = 4, 64, 1 << 16
 """Bits of the mantissa that outputs lack, and of how many at least and at most, that keep fewer."""
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -144,6 +146,14 @@ def explains(actual: Tensor, expected: Tensor, oracle: Tensor, rounded: Tensor) 
     error, change = (errors - outputs @ (torch.linalg.pinv(outputs) @ errors)).unbind(1)
     left = (error - change).square().sum()
     return bool(left < (1 - EXPLAINED) * error.square().sum())
+
+
+def errs_as_much(actual: Tensor, expected: Tensor, oracle: Tensor, rounded: Tensor) -> bool:
+    """Whether rounding has changed the expected output by about as much as an answer is off: in
+    many layers errors are of one size, but at other places."""
+    pairs = (actual, oracle), (rounded, expected)
+    own, change = (float((x - y).double().norm()) for x, y in pairs)
+    return 0 < own < AS_MUCH * change and change < AS_MUCH * own
 
 
 def lost_bits(actual: Tensor, expected: Tensor) -> int:

@@ -13,6 +13,7 @@ from kernels_eval.config import (
     EvalConfig,
 )
 from kernels_eval.judge import comparison
+from kernels_eval.judge.candidate_handle import MOMENTS, described_fault
 from kernels_eval.judge.conditions import takes_infinities
 from kernels_eval.judge.expectations import Expectations
 from kernels_eval.judge.explanation import explained
@@ -26,6 +27,7 @@ from kernels_eval.protocol import (
     Comparison,
     Done,
     Expectation,
+    Explained,
     FoundDecisive,
     IgnoredInputs,
     InputNote,
@@ -388,6 +390,7 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
         work_s=float,
         call=call,
         child=SimpleNamespace(dead=None),
+        compiler_flags=(),
         request=lambda _: SimpleNamespace(changed={}),
     )
     if isinstance(found, list):
@@ -441,16 +444,30 @@ def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, r
         Comparison(rms=1e-2, reference_rms=0, max=1),
     )
     call = SimpleNamespace(rerun_differs=True, previous_changed=False)
-    process = SimpleNamespace(
-        calls=[call],
-        call=lambda trial: found.model_copy(update={"rms": again}),
-        reference=SimpleNamespace(
-            trials=[trial],
-            loaded=SimpleNamespace(gradients=None, effects=None, layout=0),
-        ),
-    )
+    process = to_explain(trial)
+    process.calls = [call]
+    process.call = lambda trial: found.model_copy(update={"rms": again})
     stop = explained(trial, Reason.WRONG_OUTPUT, found, process)
     assert stop.finding.reason == reason
+
+
+def to_explain(trial, *, by="", as_large="", depth=0, layers=0, flags=(), device="cpu"):
+    """A candidate that was wrong in this trial, and what is known of its task and its error."""
+    operators = ["torch.nn.functional.linear"] * layers
+    loaded = SimpleNamespace(
+        gradients=None, effects=None, layout=0, depth=depth, parameters=[], operators=operators
+    )
+    return SimpleNamespace(
+        calls=[],
+        compiler_flags=flags,
+        reference=SimpleNamespace(
+            trials=[trial],
+            loaded=loaded,
+            expected=SimpleNamespace(task=SimpleNamespace(loaded=loaded)),
+            explain=lambda _: Explained(by=by, as_large=as_large),
+            device=device,
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -461,22 +478,76 @@ def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, r
         ("other_weights", "signed", "precision_downcast"),
     ],
 )
-def test_no_downcast_is_named_under_weights_that_forget_late(name, form, reason):
+@pytest.mark.parametrize("depth", [1, 40])
+def test_no_downcast_is_named_under_weights_that_forget_late(name, form, reason, depth):
     """Ordinary ones would have shown it; what fewer iterations leave out may err as much."""
     trial = Trial(name, ROWS[name, OUTPUTS], 1, weights=form)
     found = Comparison(rms=8e-4, reference_rms=1e-7, max=8e-3, precision="fp32")
-    process = SimpleNamespace(
-        calls=[],
-        reference=SimpleNamespace(
-            trials=[trial],
-            loaded=SimpleNamespace(gradients=None, effects=None),
-            explain=lambda _: "fp16",
-            device="cpu",
-        ),
-    )
+    process = to_explain(trial, by="fp16", depth=depth)
     stop = explained(trial, Reason.PRECISION_DOWNCAST, found, process)
     assert stop.finding.reason == reason
-    assert ("fewer steps" in stop.finding.detail) == (reason == "wrong_output")
+    fewer = reason == "wrong_output" and depth > 1
+    assert ("fewer steps" in stop.finding.detail) == fewer
+
+
+@pytest.mark.parametrize("rms, named", [(3e-6, True), (1e-2, False)])
+@pytest.mark.parametrize("flag", ["--use_fast_math", "-ffast-math", "-Ofast", "-O3"])
+@pytest.mark.parametrize("outcome", ["wrong_output", "precision_downcast"])
+def test_flags_that_give_up_digits_are_named_where_few_are_missing(outcome, flag, rms, named):
+    trial = Trial("lasting_weights", ROWS["lasting_weights", OUTPUTS], 1, weights="lasting")
+    found = Comparison(rms=rms, reference_rms=1e-7, max=3 * rms, precision="fp32")
+    process = to_explain(trial, flags=["-std=c++17", flag])
+    stop = explained(trial, Reason(outcome), found, process)
+    assert stop.finding.reason == "wrong_output"
+    assert (f"built with {flag}" in stop.finding.detail) == (named and flag != "-O3")
+
+
+@pytest.mark.parametrize("layers, named", [(1, False), (24, True)])
+def test_an_error_as_large_as_tf32s_is_said_to_be_so_in_models_of_many_layers(layers, named):
+    trial = Trial("declared", ROWS["declared", OUTPUTS], 1)
+    found = Comparison(rms=2.1e-3, reference_rms=1e-7, max=4.6e-3, precision="fp32")
+    process = to_explain(trial, as_large="TF32", layers=layers)
+    process.reference.drawn_again = None
+    process.copies_weights = True
+    stop = explained(trial, Reason.PRECISION_DOWNCAST, found, process)
+    assert stop.finding.reason == "wrong_output"
+    assert ("errs as much with TF32" in stop.finding.detail) == named
+
+
+@pytest.mark.parametrize("name, says", [("mixed", True), ("normal", False)])
+def test_nan_among_large_and_ordinary_numbers_may_come_of_an_exp(name, says):
+    trial = Trial(name, ROWS[name, OUTPUTS], 1, distribution="ends")
+    found = Comparison(rms=4e-8, reference_rms=1e-7, max=1e-7, masks_match=False)
+    process = to_explain(trial)
+    process.call, process.reference.judge = lambda _: found, lambda *_: Reason.NON_FINITE
+    detail = explained(trial, Reason.NON_FINITE, found, process).finding.detail
+    assert ("an exp that overflows?" in detail) == says and "halves, thresholds" in detail
+
+
+@pytest.mark.parametrize("far, reason", [(True, "input_independent"), (False, "wrong_output")])
+def test_one_number_ignores_the_inputs_where_it_is_the_answer_to_larger_ones_too(far, reason):
+    """Of a clamp, say, it is not."""
+    declared, normal = (Trial(x, ROWS[x, OUTPUTS], 1) for x in ("declared", "normal"))
+    found = Comparison(rms=1.0, reference_rms=0, max=1, equals_answer=["declared"], constant=True)
+    process = to_explain(normal)
+    process.reference.trials = [declared, normal]
+    process.call = lambda trial: found.model_copy(update={"constant": far})
+    stop = explained(normal, Reason.WRONG_OUTPUT, found, process)
+    assert stop.finding.reason == reason
+
+
+@pytest.mark.parametrize(
+    "command, said",
+    [
+        ("Call", "CUDA error: an illegal memory access was encountered on each_1 inputs: it"),
+        ("Sample", "CUDA error: an illegal memory access was encountered in timed calls: it"),
+        ("Rebuild", "CUDA error: an illegal memory access was encountered: it"),
+    ],
+)
+def test_a_fault_of_a_device_is_said_in_one_line_with_the_call_it_came_in(command, said):
+    detail = "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
+    described = described_fault(detail, MOMENTS.get(command, "").format("each_1"))
+    assert described.startswith(said) and "TORCH_USE_CUDA_DSA" not in described
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -484,15 +555,7 @@ def test_no_downcast_is_named_under_weights_that_forget_late(name, form, reason)
 def test_a_downcast_is_named_where_it_explains_the_error_in_words_of_the_device(device, by, reason):
     trial = Trial("normal", ROWS["normal", OUTPUTS], 1, distribution="normal")
     found = Comparison(rms=9e-4, reference_rms=1e-7, max=4e-3, precision="fp32")
-    process = SimpleNamespace(
-        calls=[],
-        reference=SimpleNamespace(
-            trials=[trial],
-            loaded=SimpleNamespace(gradients=None, effects=None),
-            explain=lambda _: by,
-            device=device,
-        ),
-    )
+    process = to_explain(trial, by=by, device=device)
     stop = explained(trial, Reason.PRECISION_DOWNCAST, found, process)
     assert stop.finding.reason == reason
     assert ("Triton" in stop.finding.detail) == (device != "cpu")

@@ -1,5 +1,6 @@
 """What several files of tests share: starting it takes seconds."""
 
+import os
 from contextlib import ExitStack, nullcontext
 from functools import cache
 
@@ -19,12 +20,16 @@ def seeded_draws(monkeypatch):
 def verifiers():
     """A verifier for each configuration that is asked for: the references of its task at hand. All
     share a fork server and a cache of libraries."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with ExitStack() as stack:
 
         @cache
         def made(config=QUICK):
             found = stack.enter_context(verifying(config))
-            found.preparer.builder.warm()
+            builder = found.preparer.builder
+            builder.warm(worker, workers)  # no process waits for what another one makes
+            builder.warm()
             return found
 
         yield made

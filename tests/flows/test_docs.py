@@ -2,8 +2,9 @@
 command in it is run or says why not.
 
 A command of a page is in exactly one class: typed here as it stands, alone or after others (RUN,
-TABLES, TURNS, FILLED, SHELL; LINE after a real refresh, `slow`), or NOT_RUN with a reason, and then
-parsed as far as can be: unknown commands, options, keys, targets, markers and files are failures.
+TABLES, TURNS, FILLED, OPTIONS, SHELL), or in a clone by tests/flows/test_docs_typed.py (SLOW), or
+NOT_RUN with a reason, and then parsed as far as can be: unknown commands, options, keys, targets,
+markers and files are failures.
 """
 
 import ast
@@ -44,15 +45,18 @@ from tests.support.doc_commands import (
     parse_concur,
 )
 from tests.support.hub_server import FakeHub
+from tests.support.reader import write_what_pages_say
 from tests.support.samples import frame
 from tests.support.samples import sample as verified
 
 CONCUR = ".venv/bin/concur "
 TYPED = yaml.safe_load((ROOT / "tests/data/doc_commands.yaml").read_text(encoding="utf-8"))
 RUN, TABLES, TURNS = TYPED["run"], TYPED["tables"], TYPED["turns"]
-FILLED, SHELL, LINE, NOT_RUN = (TYPED[name] for name in ("filled", "shell", "line", "not_run"))
+FILLED, OPTIONS, SHELL = (TYPED[name] for name in ("filled", "options", "shell"))
+LINE, SLOW, NOT_RUN = TYPED["line"], TYPED["slow"], TYPED["not_run"]
 HERE = RUN | TABLES
-TYPED_HERE = {*HERE, *FILLED, *SHELL, *LINE, *(text for turn in TURNS for text in turn)}
+GROUPS = [HERE, FILLED, OPTIONS, SHELL, LINE, *TURNS, *SLOW.values()]
+TYPED_HERE = {text for group in GROUPS for text in group}
 ALL = list(commands())
 PROGRAM = """class Model:
     name = {!r}
@@ -67,8 +71,7 @@ def reasons(command):
 
 def is_run(command):
     # they read snapshots: typed after the refresh
-    read = command.text.startswith((".venv/bin/python -c", "for stage in "))
-    return command.text in TYPED_HERE or read
+    return command.text in TYPED_HERE or command.text.startswith(".venv/bin/python -c")
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.place)
@@ -224,13 +227,6 @@ def write_records_of_others(place):
     (place / "table.jsonl").write_text(json.dumps(row) + "\n")
 
 
-def write_what_pages_say(place):
-    for fence in fences():
-        if fence.title:
-            (place / fence.title).parent.mkdir(parents=True, exist_ok=True)
-            (place / fence.title).write_text(fence.text, encoding="utf-8")
-
-
 def typed(words):
     """What `concur` prints, which must succeed."""
     done = CliRunner().invoke(main, shlex.split(words))
@@ -272,6 +268,11 @@ def test_placeholders_can_be_filled_in(here):
         for name, value in values.items():
             text = text.replace(name, value)
         assert values["said"] in typed(text.removeprefix(CONCUR)).replace("\n", " ")
+
+
+@pytest.mark.parametrize("text", OPTIONS)
+def test_options_that_a_page_lists_are_taken_from_the_command_line(text):
+    assert OPTIONS[text] in " ".join(typed(f"config show --profile paper {text}").split())
 
 
 def test_what_pages_tell_to_type_into_a_shell(here):
@@ -336,33 +337,6 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path):
             with suppress(ProcessLookupError):  # it left nothing behind
                 os.killpg(shell.pid, signal.SIGKILL)
         assert status == 0, (text, (tmp_path / "log").read_text(errors="replace")[-3000:])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_first_example_of_readme_wins_and_prints_what_it_shows(tmp_path):
-    mine = [fence for fence in fences() if fence.page.name == "README.md"]
-    (example,) = (fence for fence in mine if fence.title == "candidate.py")
-    shown = next(fence.text for fence in mine if fence.text.startswith("correct (ok)"))
-    (typed,) = (fence.text for fence in mine if "verify task.py candidate.py" in fence.text)
-    (tmp_path / "candidate.py").write_text(example.text)
-    task = re.search(r"cp (\S+) task.py", typed)[1]
-    (tmp_path / "task.py").write_text((ROOT / task).read_text(encoding="utf-8"))
-    done = support.concur(
-        *("verify", "task.py", "candidate.py", "--min-speedup", "2"),
-        cwd=tmp_path,
-        CUDA_VISIBLE_DEVICES="",
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-    def form(text):
-        """Without figures but the number of trials, and without flags, which a busy machine
-        raises."""
-        figures = r"over \d+ trials|cached|[\d.]+(?:e[+-]\d+)?(?: s)?"
-        masked = re.sub(figures, lambda found: found[0] if " trials" in found[0] else "N", text)
-        return [line for line in masked.splitlines() if not line.startswith("  flag ")]
-
-    assert form(done.stdout) == form(shown)
 
 
 # -- the site --------------------------------------------------------------------------------------

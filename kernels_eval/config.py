@@ -244,6 +244,9 @@ LARGE_INTEGER, WIDE_INTEGER, WIDE_INT32, LARGE_EXPONENT = 2**28, 2**20, 2**17, 1
 these, and 32 bits hold them and a few such added up; those that are multiplied or sorted, too, as
 their products' sums have room in float64, and their counts in memory; and those that are exponents.
 Choices."""
+BEYOND_TIMES, MOST_NUMBERS = 16, 4
+"""How many times their largest whole numbers are that nothing bounds, and with how many numbers of
+the task's source they may be compared: more are places. Choices."""
 DEFINITE_SHARE = 1024
 """One part in so many of the largest element of a positive definite matrix's diagonal is added to
 it: its condition is some thousands then. A choice."""
@@ -291,6 +294,15 @@ CHANGING = 2.0**-10
 """Of states that last, the share that changes in a step. A choice."""
 MOST_FEW, SHARPNESS = 8, (1.0, 7.0)
 """At how many places of an axis few slices change, and the power of what sharpens them. Choices."""
+FEWEST_HELD, HELD_SHARE, PERIODS = 16, 3 / 4, (1, 2, 2, 3, 4)
+"""Along how many elements at least states are held, of how many arguments, and how many elements
+these are in turn. Choices."""
+MOST_EVENTS, EVENT_SHARES = 2, (0, 1 / 16, 1)
+"""Places at most of a line that holds a state where something happens, and in how many lines it
+does. Choices."""
+HELD_S, HELD_TRIES = 0.1, 4
+"""Seconds of processor time in which inputs are searched that hold a state, and tries for each
+length. Choices of time."""
 FEWEST_ALIKE = 5
 """Rows of integers from which on they may be alike: sources and targets of edges differ. A
 choice."""
@@ -347,6 +359,9 @@ ORACLE_MAX_S = 5.0
 LEAST_IN_A_ROW, MOST_IN_A_ROW = 3, 64
 """Calls in a row of a model that keeps something: compared ones, and at most those of a sample or a
 round, after which one whose outputs tell of it is made anew. A choice."""
+LONG_ROW, LONG_ROW_S = 24, 0.05
+"""Calls of the longest compared row at most, and seconds that these may take the reference. Choices
+of time."""
 EXPECTED_MAX_BYTES = 16 << 30
 """Memory for expected values of one task; above it fewer distributions are tried. A choice."""
 LEAST_DISTRIBUTIONS = 4

@@ -39,6 +39,7 @@ FLAGS: Mapping[str, str] = {
     "answers_never_vary": "no draw of the inputs changes the answer, which could be memorised",
     "argument_never_varies": "no other values of this argument suit the task, or were tried",
     "decision_not_reached": "no inputs were found that change what this line of the task decides",
+    "attribute_not_compared": "the task sets this attribute in its calls, which nothing compares",
     "few_trials": "compared on its own inputs alone: no others suit the task, or fit into memory",
     # what to think of the time
     "reference_drift": "the reference takes this many times as long as it first did here",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from kernels_eval.config import ITERATIONS, LAYERS, LEAST_IN_A_ROW
 from kernels_eval.judge.trial import Condition, TaskFindings
-from kernels_eval.protocol import Expectation
+from kernels_eval.protocol import UNBOUNDED, Expectation
 
 
 def one_answer(expected: Iterable[Expectation]) -> bool:
@@ -54,7 +54,15 @@ CLEARING = re.compile(r"nan|isfinite|isinf|\.f(max|min)$")
 
 
 def has_rare_values(task: TaskFindings) -> bool:
-    return any(note.rare not in ("", "setting") for note in task.loaded.plan.notes)
+    return any(note.rare not in ("", "setting", *UNBOUNDED) for note in task.loaded.plan.notes)
+
+
+def takes_others(*, iterating: bool) -> Condition:
+    """Whether nothing bounds some whole numbers, of a task that iterates or does not."""
+    return lambda task: (
+        any(note.rare in UNBOUNDED for note in task.loaded.plan.notes)
+        and iterates(task) is iterating
+    )
 
 
 def has_settings(task: TaskFindings) -> bool:
@@ -105,6 +113,10 @@ def flags_non_finite(task: TaskFindings) -> bool:
 def requires_non_finite(task: TaskFindings) -> bool:
     takes = task.inputs_vary and task.config.non_finite != "off"
     return takes and not flags_non_finite(task)
+
+
+def takes_long_row(task: TaskFindings) -> bool:
+    return task.loaded.remembers and task.loaded.long_row > LEAST_IN_A_ROW
 
 
 def takes_calls(count: int) -> Condition:

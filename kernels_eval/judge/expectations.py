@@ -10,6 +10,7 @@ from kernels_eval.config import (
     DECISION_TRIALS,
     EXPECTED_MAX_BYTES,
     LEAST_DISTRIBUTIONS,
+    LEAST_IN_A_ROW,
     SHARED_ALIGNMENT,
 )
 from kernels_eval.judge.conditions import has_settings, takes_infinities
@@ -29,12 +30,14 @@ from kernels_eval.protocol import (
     DECISIONS,
     DECLARED,
     DOMAINS,
+    LASTING_STATES,
     MUTATED,
     NON_FINITE,
     A,
     Expectation,
     FindDecisive,
     FindIgnoredInputs,
+    FindLasting,
     FindStructures,
     FindUnvaried,
     ForgetTrial,
@@ -42,8 +45,8 @@ from kernels_eval.protocol import (
     domain_of,
 )
 
-DECISIVE = TrialRow(DECISIONS[0], grades_task=False, differs=True, steady=True, other_forms=True)
-"""Inputs that change what the other trials seldom decide otherwise; searched, not drawn."""
+SEARCHED = TrialRow("searched", grades_task=False, differs=True, steady=True, other_forms=True)
+"""Inputs that are searched, not drawn."""
 
 
 class Reference(Protocol):
@@ -86,8 +89,10 @@ class Expectations:
             self.flags = quarantine_degenerate(self.task, self.gates, self._ignored)
         self._expect_rows([row for row in self._others if not row.grades_task])
         if self.task.level == "confirm" and self.task.loaded.plan.notes:
+            self._expect_lasting_states()
             self._expect_decisions()
             self.flags += self._unvaried()
+        self.flags += [f"attribute_not_compared:{x}" for x in self.task.loaded.attributes]
         self.flags += ["few_trials"] if few_trials(self.task) else []
 
     @property
@@ -164,7 +169,8 @@ class Expectations:
             drawn = [f"{draw}{domain}" for domain in domains for draw in drawn]
         if row.draws[0].startswith(MUTATED):
             drawn = [self._mutation(draw) for draw in drawn]
-        earlier = tuple(secrets.randbits(31) for _ in range(row.earlier))
+        calls = min(row.earlier, max(LEAST_IN_A_ROW, self.task.loaded.long_row) - 1)
+        earlier = tuple(secrets.randbits(31) for _ in range(calls))
         return [
             Trial(name, row, seed, distribution=draw, shape=shape, earlier_seeds=earlier)
             for draw in drawn
@@ -184,8 +190,16 @@ class Expectations:
             lines = found.lines if found else []
             if not found or not found.distribution or len(self.task.trials) == most:
                 break
-            self._expect_trial(Trial(name, DECISIVE, found.seed, distribution=found.distribution))
+            self._expect_trial(Trial(name, SEARCHED, found.seed, distribution=found.distribution))
         self.flags += [f"decision_not_reached:{line}" for line in lines]
+
+    def _expect_lasting_states(self) -> None:
+        """Add trials of inputs that hold a state for long."""
+        seed = secrets.randbits(31)
+        request = FindLasting(seed=seed, domain=self.task.domains[0])
+        found = self.reference.answer_if_suitable(request)
+        for name, drawn in zip(LASTING_STATES, found.found if found else (), strict=False):
+            self._expect_trial(Trial(name, SEARCHED, seed, distribution=drawn))
 
     def _find_structures(self) -> None:
         """Learn in which structures the task takes arguments that it refuses otherwise."""

@@ -12,12 +12,14 @@ from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trial import Trial
 from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import (
+    BEYOND,
     BLOCKS,
     DECISIONS,
     DECLARED,
     FEW_SLICES,
     GELU_BY_TANH,
     LASTING_INPUTS,
+    LASTING_STATES,
     LATER,
     LONE,
     MUTATED,
@@ -92,6 +94,11 @@ RIGHT_ELSEWHERE = {
         "right for ids in order only, though the task takes them in any order (one that needs them"
         " in order raises otherwise): or is an argument not read?; "
     ),
+    **dict.fromkeys(
+        LASTING_STATES,
+        "right on ordinary inputs, not where most elements along an axis are one, or few in turn,"
+        " and what comes last still depends on what comes first: is a part of it not read?; ",
+    ),
     PATH: "right on ordinary masks, not on one long path: does it iterate less than the task?; ",
     VARIED: (
         "right only for arguments with what the declared ones happen to have (all one number, zeros"
@@ -101,6 +108,10 @@ RIGHT_ELSEWHERE = {
     RARE: (
         "right only for arguments without what these have: a probability of 0, a row that is masked"
         " whole, integers up to 2^28 (sorted or multiplied ones: 2^20), exponents up to 16; "
+    ),
+    BEYOND[0]: (
+        "right within the declared range of whole numbers that nothing bounds (counts, levels,"
+        " times), not for larger or negative ones, which the task takes; "
     ),
     **dict.fromkeys(
         (MUTATED, RELATED, FEW_SLICES),

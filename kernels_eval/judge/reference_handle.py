@@ -441,7 +441,7 @@ class ReferenceProcess:
         self.child.close()
 
 
-FOUND = "precision", "gradients", "effects"
+FOUND = "precision", "gradients", "effects", "padded"
 DRAWN_AGAIN = TrialRow("drawn_again")
 """Tells whether a candidate whose first answer is wrong ignores its inputs."""
 SCALED_WEIGHTS = TrialRow(SCALED)

@@ -105,7 +105,7 @@ class TrialRow:
     evaluate: bool = False
     """in evaluation mode"""
     earlier: int = 0
-    """calls that a model has made before, on other inputs"""
+    """calls that a model has made before, on other inputs, or as many of these as are compared"""
     shape: str = DECLARED
     """another shape, by its name in the task's plan"""
     tail: str = ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from kernels_eval.config import (
     LEAST_IN_A_ROW,
+    LONG_ROW,
     SCREEN_TAIL,
     TAILS,
     CorrectnessConfig,
@@ -29,6 +30,8 @@ from kernels_eval.judge.conditions import (
     requires_non_finite,
     sums_products,
     takes_calls,
+    takes_long_row,
+    takes_others,
 )
 from kernels_eval.judge.trial import (
     Condition,
@@ -36,6 +39,7 @@ from kernels_eval.judge.trial import (
     TrialRow,
 )
 from kernels_eval.protocol import (
+    BEYOND,
     BLOCKS,
     DECLARED,
     FEW,
@@ -209,6 +213,9 @@ TRIALS = (
         screen=True,
     ),
     flagged(RARE, has_sentinels, "full_masks_differ"),
+    # integers that nothing bounds; iterations (shortest paths, say) may need positive ones
+    unlike(BEYOND[0], draws=BEYOND, when=takes_others(iterating=False), steady=True),
+    unlike(BEYOND[0], draws=BEYOND[1:], when=takes_others(iterating=True), steady=True),
     # fewer iterations than the task's, which ordinary inputs do not need, show
     *(
         unlike(name, draws=(name,), when=iterates, steady=True, screen=name == BLOCKS)
@@ -225,6 +232,7 @@ TRIALS = (
         )
         for count in range(2, LEAST_IN_A_ROW + 1)
     ),
+    TrialRow("long_row", earlier=LONG_ROW - 1, when=takes_long_row, grades_task=False, steady=True),
     # what the task replaces or counts is required
     TrialRow(NON_FINITE, draws=(NON_FINITE,), when=requires_non_finite, grades_task=False),
     # without symmetry, or half of zeros, that the task's text promises

@@ -183,13 +183,14 @@ def plan_inputs(
     """
     code = code_of(text)
     leaves = [tree_leaves(values) for values in draws]
+    sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
+    largest = max((max(size, default=0) for size in sizes if size), default=0)
     notes = [
-        note_of(list(drawn), used, code)
+        note_of(list(drawn), used, code, largest)
         for drawn, used in zip(
             zip(*leaves, strict=True), uses or [set()] * len(leaves[0]), strict=True
         )
     ]
-    sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
     fixed = any(map(decides_shapes, leaves[0], notes))
     shapes = {} if fixed else smaller_shapes(sizes, Random(seed), parts)
     return InputPlan(notes=notes, shapes=shapes, constants=constants_in(code))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels_eval.config import DENSITY
 from kernels_eval.model.draw import Change, Draw
+from kernels_eval.model.held import hold
 from kernels_eval.model.redraws import OTHERWISE
 from kernels_eval.model.relations import copy_slices, exchange_slices, relate
 from kernels_eval.protocol import SUM, InputNote
@@ -103,12 +104,23 @@ def relate_mask(x: Tensor, others: list[Tensor], draw: Draw) -> Tensor:
     return torch.where(_with_both(drawn == 1, own, draw), largest, least)
 
 
-def _with_both(drawn: Tensor, own: Tensor, draw: Draw) -> Tensor:
-    """With one at least of the truth values that each row has of its own, where it lacks it."""
+def hold_mask(x: Tensor, note: InputNote, draw: Draw, length: int) -> Tensor:
+    """With states that are held; each row that has both numbers has them still, one at its first
+    place."""
+    least, largest = x.aminmax()
+    own = x == largest
+    drawn = hold(x, note, draw, length) == largest
+    return torch.where(_with_both(drawn, own, None), largest, least)
+
+
+def _with_both(drawn: Tensor, own: Tensor, draw: Draw | None) -> Tensor:
+    """With one at least of the truth values that each row has of its own, where it lacks it: at
+    any of their places, or without a draw the first one."""
     axis = [axis for axis, size in enumerate(own.shape) if size > 1][-1]
     for number in (False, True):
         kept = own == number
-        place = (kept * (1 + draw.uniform(*own.shape))).argmax(axis, keepdim=True)
+        likely = kept * (1 + draw.uniform(*own.shape)) if draw else kept.long()
+        place = likely.argmax(axis, keepdim=True)
         lacks = kept.any(axis, keepdim=True) & ~(drawn == number).any(axis, keepdim=True)
         drawn = drawn.scatter(axis, place, drawn.gather(axis, place) ^ lacks)
     return drawn

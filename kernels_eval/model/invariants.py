@@ -48,6 +48,18 @@ EXACT = re.compile(
 """These, and operators that other code computes in fewer digits, or for declared ranges alone;
 comparisons of arguments alone: an index is compared with numbers."""
 DIVISIONS = re.compile(r"^(div|floor_divide|remainder|fmod|gcd|lcm)\.")
+PLACES = re.compile(
+    rf"{BOUNDED.pattern}|{ORDERED.pattern}|\.(itself\d|neighbours|exponent|\w*lengths)$|shift"
+    r"|\b(eq|ne|lt|le|gt|ge)\.(self|other)$|\b(isin|histc|bucketize|searchsorted)\."
+)
+"""Operators whose integers are places, lengths or classes, or are compared with any of these."""
+COMPARED = re.compile(r"\.(both|number)$|\b(maximum|minimum|clamp\w*|relu)\.")
+MASKED = re.compile(r"\b(eq|ne)\.")
+UNSIGNED = re.compile(
+    r"^reads div\.|\b(floor_divide|remainder|fmod|gcd|lcm|bitwise_\w+|__[lr]?(and|or|xor)__"
+    r"|(arg|cum|a)?(max|min)\w*|m?sort|argsort|topk|\w*unique\w*)\."
+)
+"""Operators whose kernels may take for granted that integers are not negative."""
 IGNORED = re.compile(r"(?:ignore_index|padding_idx)\s*=\s*(-?\d+)")
 IGNORING = re.compile(r"nll_loss|embedding")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
@@ -145,9 +157,12 @@ def _lacks_rank(rows: Tensor) -> bool:
 # -- what an argument is ---------------------------------------------------------------------------
 
 
-def note_of(draws: list[Any], uses: Collection[str] = (), code: str = "") -> InputNote:
+def note_of(
+    draws: list[Any], uses: Collection[str] = (), code: str = "", size: int = 0
+) -> InputNote:
     """What may vary about an argument, by declared draws of it, the operators' arguments that it
-    flows into (`operator.argument`), and the task's code. Python's integers may count.
+    flows into (`operator.argument`), the task's code, and the largest `size` of its arguments.
+    Python's integers may count.
     """
     value = draws[0]
     if type(value) is float:
@@ -165,7 +180,8 @@ def note_of(draws: list[Any], uses: Collection[str] = (), code: str = "") -> Inp
                 return InputNote(vary=False, keeps=_sum(uses))
             return InputNote(vary=False, varied="one_integer", also=_also(samples, uses, code))
         vary = not whole and not all(map(_are_probabilities, samples))
-        return InputNote(vary=vary, varied="constant", timed=True)
+        rare = "" if vary or integers else _of_one_number(samples[0], uses)
+        return InputNote(vary=vary, varied="constant", timed=True, rare=rare)
     if not whole and all(map(_are_probabilities, samples)):
         return InputNote(vary=False, varied="probabilities", rare="one_hot")
     fixed = integers and any(map(AS_DECLARED.search, uses))
@@ -173,10 +189,11 @@ def note_of(draws: list[Any], uses: Collection[str] = (), code: str = "") -> Inp
         masks = integers or any(bool((x == 0).any()) for x in samples)
         return InputNote(vary=False, varied="shuffled", timed=not masks, rare="full_rows")
     if integers:
-        return _note_of_integers(samples, uses, code)
+        return _note_of_integers(samples, uses, code, size)
     order = _order(samples) if any(map(ORDERED.search, uses)) else ()
     if whole:
-        return InputNote(vary=False, varied="between", keeps=order, timed=not order)
+        rare = _unbounded(samples, uses, size)
+        return InputNote(vary=False, varied="between", keeps=order, timed=not order, rare=rare)
     keeps = (*_matrix(samples, uses), *order)
     saves_work = keeps or all(map(_is_ordered, samples)) or all(map(has_low_rank, samples))
     if not saves_work or order or "definite" in keeps:
@@ -186,7 +203,9 @@ def note_of(draws: list[Any], uses: Collection[str] = (), code: str = "") -> Inp
     return InputNote(vary=True, keeps=keeps, varied="shuffled", timed=True, matrix=matrix)
 
 
-def _note_of_integers(samples: list[Tensor], uses: Collection[str], code: str) -> InputNote:
+def _note_of_integers(
+    samples: list[Tensor], uses: Collection[str], code: str, size: int
+) -> InputNote:
     """Indices, labels, counts: those that torch does not read are read otherwise."""
     order = _order(samples) or _order_of_rows(samples)
     if _stay(uses):
@@ -213,7 +232,7 @@ def _note_of_integers(samples: list[Tensor], uses: Collection[str], code: str) -
         and bool(reads)
         and all(map(WRAPS.search, reads)),
         also=_also(samples, uses, code),
-        rare=_enlarged(samples, uses),
+        rare=_enlarged(samples, uses) or _unbounded(samples, uses, size),
     )
 
 
@@ -236,9 +255,33 @@ def _enlarged(samples: list[Tensor], uses: Collection[str]) -> str:
     if divided and fits:
         return "large"
     exact = bool(uses) and all(map(EXACT.search, uses)) and not all(map(ARITHMETIC.search, uses))
-    bytes_alone = all(bool(((x >= 0) & (x < 256)).all()) for x in samples)
     fits = dtype in (torch.int32, torch.int64)
-    return "wide" if exact and fits and not bytes_alone else ""
+    return "wide" if exact and fits and not _are_bytes(samples) else ""
+
+
+def _are_bytes(samples: list[Tensor]) -> bool:
+    return all(bool(((x >= 0) & (x < 256)).all()) for x in samples)
+
+
+def _unbounded(samples: list[Tensor], uses: Collection[str], size: int) -> str:
+    """The form of whole numbers that no operator bounds, and that fill no bytes. Compared ones may
+    be letters, or places of what has this `size`."""
+    narrow = not samples[0].is_floating_point() and samples[0].element_size() < 4
+    if narrow or not uses or any(map(PLACES.search, uses)):
+        return ""
+    largest = max(float(x.abs().amax()) for x in samples)
+    compared, bytes_alone = any(map(COMPARED.search, uses)), _are_bytes(samples)
+    if (bytes_alone and (compared or largest >= 128)) or (compared and largest <= size):
+        return ""
+    return "positive" if any(map(UNSIGNED.search, uses)) else "unbounded"
+
+
+def _of_one_number(x: Tensor, uses: Collection[str]) -> str:
+    """The same of floats that are all one number. Of a mask, others would mean nothing."""
+    zeros = not bool(x.any())
+    if x.numel() == 1 or (zeros and any(map(MASKED.search, uses))):
+        return ""
+    return "zeros" if zeros and uses else _unbounded([x], uses, 0)
 
 
 def _also(samples: list[Tensor], uses: Collection[str], code: str) -> int | None:
@@ -296,8 +339,8 @@ def uses_matter(value: Tensor) -> bool:
     x = as_real(value.detach())
     if x.layout != torch.strided or x.numel() < 2 or x.dtype == torch.bool:
         return False
-    if not x.is_floating_point():
-        return True
     x = computable(x)
+    if is_whole(x):
+        return True
     row = x.reshape(-1)[: x.shape[-1]]
     return _rises(row) or _falls(row) or _is_symmetric(x) or is_triangular(x)

@@ -17,10 +17,12 @@ from torch import Generator, Tensor
 from kernels_eval.config import ALIKE_SHARE, BEYOND, FEWEST_ALIKE
 from kernels_eval.model.copies import may_repeat, repeat_parts
 from kernels_eval.model.draw import Draw
+from kernels_eval.model.held import hold, may_hold
 from kernels_eval.model.integer_changes import (
     change_integers,
     change_mask,
     change_one_number,
+    hold_mask,
     relate_mask,
     shuffle,
 )
@@ -33,6 +35,7 @@ from kernels_eval.model.structures import restructured
 from kernels_eval.protocol import (
     ALIKE,
     FEW,
+    HELD,
     LESS,
     MOVED,
     MUTATED,
@@ -57,11 +60,13 @@ def mutated(
     less: bool = False,
     few: bool = False,
     alike: bool = False,
+    held: int = 0,
 ) -> list[Any]:
     """These arguments, each like itself at other places and like an earlier one of its type, and
     then changed in some ways, within a domain (`less`: no numbers, whose size and mean look as they
     did, and half of the others). `few`: only slices at one to eight places change; arguments of
-    one length have the same places. `alike`: a few parts become exactly like others.
+    one length have the same places. `alike`: a few parts become exactly like others. `held`: along
+    axes of this length, most elements are one or few in turn, and nothing else changes.
     """
     found: list[tuple[Any, InputNote]] = []
     for index, (value, note) in enumerate(zip(arguments, plan.notes, strict=True)):
@@ -78,10 +83,14 @@ def mutated(
             wide = torch.float64 if own.dtype == torch.float64 else torch.float32
             wide = wide if own.is_floating_point() else torch.int64
             drawn = own.to(wide, copy=True, memory_format=torch.contiguous_format)
-            unsorted = bool(note.order) and not alike and random.random() < 1 / 2
-            if unsorted:
+            unsorted = bool(note.order) and not alike and (bool(held) or random.random() < 1 / 2)
+            if unsorted and not held:
                 shuffle(drawn, draw)
-            if alike:
+            if held:
+                if may_hold(value, note, singular=plan.singular):
+                    change = hold_mask if note.is_mask else hold
+                    drawn = change(drawn, note, draw, held)
+            elif alike:
                 before = [x for x, _ in found]
                 rest = arguments[index + 1 :]
                 others = [as_real(x) for x in (*before, *rest) if _same_type(x, value)]
@@ -102,12 +111,16 @@ def mutated(
 
 
 def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:
-    """As a trial's name says: `mutated_SEED`, perhaps several, each perhaps `_less`, `_few` or
-    `_alike`, and a domain; `mutated_movedNUMBER_SEED`: with each number a little smaller."""
+    """As a trial's name says: `mutated_SEED`, perhaps several, each perhaps `_less`, `_few`,
+    `_alike` or `_heldLENGTH`, and a domain; `mutated_movedNUMBER_SEED`: with each number a little
+    smaller."""
     domain = domain_of(distribution)
-    for seed, form in re.findall(rf"_(\d+)({LESS}|{FEW}|{ALIKE})?", distribution):
+    for seed, form, length in re.findall(
+        rf"_(\d+)({LESS}|{FEW}|{ALIKE}|{HELD}(\d+))?", distribution
+    ):
         ways = {"less": form == LESS, "few": form == FEW, "alike": form == ALIKE}
-        arguments = mutated(arguments, plan, int(seed), domain=domain, **ways)
+        held = int(length or 0)
+        arguments = mutated(arguments, plan, int(seed), domain=domain, **ways, held=held)
     if moved := re.match(rf"{MUTATED}_{MOVED}(\d+)", distribution):
         first = len(arguments) * int(moved[1])
         pairs = enumerate(zip(arguments, plan.notes, strict=True), first)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import (
+    BEYOND_TIMES,
     CHANGING,
     DEFINITE_SHARE,
     LARGE_EXPONENT,
@@ -34,6 +36,7 @@ from kernels_eval.model.invariants import is_distinct, is_square, is_whole
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.model.task_text import MATRICES
 from kernels_eval.protocol import (
+    BEYOND,
     BLOCKS,
     LASTING_INPUTS,
     LONE,
@@ -54,6 +57,7 @@ VARIED_EDGES, VARIED_OTHERWISE = f"{VARIED}_edges", f"{VARIED}_otherwise"
 """With integers that declared ones lack, too; and a milder form, for tasks that give no finite
 answer for these."""
 
+LARGEST_INT32 = 2.0**31 - 1
 DISORDERED = (UNSORTED, UNSTRUCTURED)
 SETTINGS = {"apart": (1, 2), "one_more": (1,), "two_more": (2,), "one_less": (-1,)}
 """By how much integers of Python differ, each by one of these; they stay in all other draws. Those
@@ -97,7 +101,7 @@ def redrawn(
         by = Random(seed).choice(SETTINGS.get(distribution, (0,)))
         return value ^ (by > 0) if type(value) is bool else value + by
     forms = FORMS.get(distribution)
-    form = note.rare if distribution in (RARE, PATH) else note.varied
+    form = note.rare if distribution in (RARE, PATH, *BEYOND) else note.varied
     if distribution == UNSTRUCTURED:
         form = note.matrix * note.promised
     keeps = (*note.keeps, *note.order)
@@ -292,6 +296,28 @@ def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor
     return torch.where(chosen, value + value.sign() * size, value)
 
 
+def _beyond(
+    value: Tensor,
+    generator: torch.Generator,
+    note: InputNote,
+    *,
+    times: int = BEYOND_TIMES,
+    signed: bool = False,
+) -> Tensor:
+    """One in eight, or all of one number, up to so many times as large as the largest (or 1), of
+    either sign where any is negative or `signed`. What 32 bits hold stays in these."""
+    largest = float(value.abs().amax()) or 1.0
+    most = min(times * largest, max(largest, LARGEST_INT32))
+    share, size, side = (_uniform(value, generator).double() for _ in range(3))
+    share.view(-1)[share.argmin()] = 0.0
+    drawn = most * size.square()
+    if signed or bool((value < 0).any()):
+        drawn = torch.where(side < 0.5, -drawn, drawn)
+    if note.varied == "constant":
+        return drawn
+    return torch.where(share < VARIED_SHARE, drawn.round().to(value.dtype), value)
+
+
 def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """Two blocks near the largest element, the rest near the least, in an order of their own: what
     iterates converges slowly. The blocks are not of one size: else they would be in balance at
@@ -382,7 +408,11 @@ RARE_FORMS: dict[str, Variation] = {
     "wide": _large,
     "exponents": _large,
 }
+_signed, _less_beyond = partial(_beyond, signed=True), partial(_beyond, times=BEYOND_TIMES // 4)
 FORMS = VARIATIONS_BY_DRAW | {
+    BEYOND[0]: {"unbounded": _signed, "positive": _beyond, "zeros": _signed},
+    BEYOND[1]: {"unbounded": _beyond, "positive": _beyond, "zeros": _signed},
+    BEYOND[2]: {"unbounded": _less_beyond, "positive": _less_beyond, "zeros": _signed},
     MOVED: {"moved": moved_numbers, "tied": moved_numbers},
     RARE: RARE_FORMS,
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},

@@ -42,6 +42,13 @@ def state_of(model: Any) -> State:
     return found
 
 
+def plain_tensors(model: Any, names: Collection[str]) -> list[str]:
+    """Those of these names of its state that are no buffers and hold a tensor."""
+    state, held = state_of(model), tensors_of(model)
+    plain = [name for name in names if name not in held]
+    return [name for name in plain if any(isinstance(x, Tensor) for x in state[name])]
+
+
 def _leaf(x: Any) -> Any:
     return x.get_state() if isinstance(x, torch.Generator) else copy_of(x)
 

@@ -164,10 +164,15 @@ def _untame(drawn: Tensor, form: str, generator: torch.Generator) -> None:
     drawn /= 2 ** form.count(LESS)
 
 
+def padded_shapes(model: Any) -> list[list[int]]:
+    """Shapes of tables of which no training changes a row, as their module says (`padding_idx`)."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    padded = [each for each in modules if getattr(each, "padding_idx", None) is not None]
+    return [squeezed(x) for each in padded for x in each.parameters(recurse=False)]
+
+
 def _row_of_padding(weight: Tensor) -> Tensor:
-    """The one row of zeros of a matrix, as an embedding has at its `padding_idx`, where no training
-    changes it.
-    """
+    """The one row of zeros of a matrix."""
     if weight.dim() != 2 or min(weight.shape) < 2:
         return torch.empty(0)
     rows = (computable(weight) == 0).all(1).nonzero()
@@ -182,13 +187,15 @@ def randomise_weights(
     but: Collection[str] = (),
     *,
     form: str = POSITIVE_VECTORS,
+    padded: Collection[list[int]] = (),
 ) -> None:
     """Refill floating parameters from (seed, shape, how many of that shape came before), whatever
     their names and dimensions of size 1.
 
     Those of `names` are filled first, in their order. `only`: positions; `but`: not these
-    names. A row for padding stays. `form`: as of `_refill`, or `SCALED`, which multiplies all by
-    one number of few digits, with which packing and transposing commute.
+    names. In those of `padded` shapes the one row of zeros stays. `form`: as of `_refill`, or
+    `SCALED`, which multiplies all by one number of few digits, with which packing and transposing
+    commute.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in parameters_of(model).items() if name not in but}
@@ -202,9 +209,9 @@ def randomise_weights(
         shape = tuple(squeezed(parameter))
         if only is None or index in only:
             nth = seen[shape] = seen.get(shape, -1) + 1
-            padding = _row_of_padding(parameter.detach())
+            stays = _row_of_padding(parameter.detach()) if [*shape] in padded else torch.empty(0)
             _refill(parameter, [seed, shape, nth], form)
-            padding.zero_()
+            stays.zero_()
 
 
 def exchange_elements(model: Any, seed: int) -> None:

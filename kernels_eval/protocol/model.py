@@ -39,11 +39,21 @@ are near the identity."""
 RARE, BLOCKS, PATH = "rare", "blocks", "path"
 """As declared, but for values that a task may be given and no other draw has; and, for tasks that
 iterate, matrices of two blocks that are hardly coupled, and masks that are one path."""
+BEYOND = ("beyond", "above", "above_x4")
+"""As declared, but for whole numbers that nothing bounds, which are up to 16 times as large, or
+negative; or none negative; or up to 4 times as large."""
+UNBOUNDED = ("unbounded", "positive", "zeros")
+"""These numbers; those whose signs operators read; and floats that are all 0, which are of either
+sign in each of these draws."""
 MUTATED, RELATED, FEW_SLICES = "mutated", "related", "few_slices"
 """Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`, with
 `_less` such that their slices look natural one by one, which is the trial called `related`, with
-`_few` at one to eight places of an axis alone, which is the one called `few_slices`, and with
-`_alike` such that a few parts are exactly like others (`kernels_eval.model.copies`)."""
+`_few` at one to eight places of an axis alone, which is the one called `few_slices`, with `_alike`
+such that a few parts are exactly like others (`kernels_eval.model.copies`), and with `_heldLENGTH`
+such that states are held along an axis (`kernels_eval.model.held`)."""
+LASTING_STATES = ("lasting_states", "lasting_states_2")
+"""Trials of inputs that hold a state for long, on which the reference still tells what was before
+it."""
 DECISIONS = ("decisions", "decisions_2", "decisions_3", "decisions_4")
 """Trials of inputs that change what others seldom decide otherwise
 (`kernels_eval.reference.decisions`)."""
@@ -52,7 +62,7 @@ SUM = "sum"
 FIXED = ("fixed",)
 """The structure of an argument that a task takes as declared only."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
-LESS, FEW, ALIKE, CHANGED = "_less", "_few", "_alike", "_changed"
+LESS, FEW, ALIKE, HELD, CHANGED = "_less", "_few", "_alike", "_held", "_changed"
 LASTING, LARGE, LEADING = (
     (form, f"{form}{LESS}", f"{form}{LESS}{LESS}") for form in ("lasting", "large", "leading")
 )
@@ -86,11 +96,12 @@ class InputNote(Payload):
     is drawn from other distributions, and `keeps` these invariants; `varied`: the form in which it
     lacks what saves work, `timed` calls too. Empty: it stays as declared. Of integers, what else
     some may be: counted from the end (`wraps`), or this number (`also`). `rare`: its form
-    with values that no other draw has. Integers in an `order` that no operator needs have it in
-    most draws; those that are places in themselves, along axis `into_itself`, are permutations in
-    one. What a task takes in a `structure` only is drawn within it
-    (`kernels_eval.model.structures`). A symmetric or triangular `matrix` is none in one draw; where
-    a docstring has `promised` it, a wrong answer there is a flag.
+    with values that no other draw has, of whole numbers that nothing bounds one of `UNBOUNDED`.
+    Integers in an `order` that no operator needs have it in most draws; those that are places in
+    themselves, along axis `into_itself`, are permutations in one. What a task takes in a
+    `structure` only is drawn within it (`kernels_eval.model.structures`). A symmetric or triangular
+    `matrix` is none in one draw; where a docstring has `promised` it, a wrong answer there is a
+    flag.
     """
 
     vary: bool
@@ -190,14 +201,16 @@ def by_kind(forms: Sequence[BufferForm]) -> list[list[BufferForm]]:
 
 class SideEffects(Payload):
     """What a task's reference changes in a call: `arguments` by position, and `buffers`. `names`
-    says what each tensor is that therefore follows the outputs. `calls`: so many in a row it takes;
-    where it `remembers` them, putting its buffers back is not enough, and it is made anew.
+    says what each tensor is that therefore follows the outputs. `calls`: so many in a row it takes,
+    of which `row` are compared at most; where it `remembers` them, putting its buffers back is not
+    enough, and it is made anew.
     """
 
     arguments: list[int]
     buffers: list[BufferForm]
     names: list[str]
     calls: int = 1
+    row: int = 1
     remembers: bool = False
 
     def told(self, names: Collection[str]) -> list[int]:
@@ -214,7 +227,8 @@ class ModelSpec(Payload):
     """How a process makes a task's model; one seed gives the same weights.
 
     Weights are made on `construct_on`, then moved to `device`. The task's module asks for
-    `precision` (empty: as made) and `gradients`; running it has shown its `effects`.
+    `precision` (empty: as made) and `gradients`; running it has shown its `effects`. `padded`:
+    shapes of tables with a row for padding.
     """
 
     entry_point: str
@@ -226,6 +240,7 @@ class ModelSpec(Payload):
     precision: str = ""
     gradients: Gradients | None = None
     effects: SideEffects | None = None
+    padded: list[list[int]] = []
 
 
 class SharedMemory(Payload):

@@ -34,9 +34,10 @@ class LoadedTask(Payload):
     infinity (`kernels_eval.reference.infinities`); `input_bytes` are those of one
     set of inputs; `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's
     arguments and the weights take in shared memory.
-    `precision`, `gradients` and `effects` as in `ModelSpec`. `peak_bytes_per_s`: of the device's
-    memory, 0 for a task that its cache holds. `memory_share`: of a GPU's memory, what loading and
-    one run took.
+    `precision`, `gradients`, `effects` and `padded` as in `ModelSpec`. `peak_bytes_per_s`: of the
+    device's memory, 0 for a task that its cache holds. `memory_share`: of a GPU's memory, what
+    loading and one run took.
+    `attributes`: plain ones that a call sets to tensors, which nothing compares.
     `layout`: of the reference's outputs (`layout_of`). `ambiguous`: why no answer can be told to be
     right, as there are several.
     """
@@ -60,16 +61,23 @@ class LoadedTask(Payload):
     precision: str
     gradients: Gradients | None
     effects: SideEffects | None
+    padded: list[list[int]] = []
     peak_bytes_per_s: float
     cache_bytes: int
     memory_share: float = 0.0
     layout: int = 0
+    attributes: list[str] = []
     ambiguous: str = ""
 
     @property
     def calls_in_a_row(self) -> int:
         """How many calls of a model tell what it keeps from one to the next; 1 for most."""
         return self.effects.calls if self.effects else 1
+
+    @property
+    def long_row(self) -> int:
+        """How many calls the longest row has that is compared."""
+        return self.effects.row if self.effects else 1
 
     @property
     def remembers(self) -> bool:
@@ -385,6 +393,20 @@ class FindDecisive(Request[FoundDecisive]):
     the declared one first, so that the answer changes with it."""
 
     trials: list[str]
+    seed: int
+    domain: str
+
+
+class FoundLasting(Payload):
+    """Distributions."""
+
+    found: list[str]
+
+
+class FindLasting(Request[FoundLasting]):
+    """Search inputs, within a `domain`, that hold a state for long, and on which the reference's
+    last outputs still tell what came before it; of each length along which they do one."""
+
     seed: int
     domain: str
 

@@ -79,7 +79,7 @@ class Dependences:
         base = self.task.outputs(self.task.inputs(seed))
         try:
             self.runner.model = self.runner.build()
-            randomise_weights(self.runner.model, seed, only=only)
+            randomise_weights(self.runner.model, seed, only=only, padded=self.runner.spec.padded)
             redraw_statistics([] if only else self.runner.statistics, seed)
             outputs = self.task.outputs(self.task.inputs(seed))
         finally:

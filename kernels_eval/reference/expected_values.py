@@ -8,7 +8,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,12 +21,9 @@ from kernels_eval.config import (
     EXPECTED_HELD_SHARE,
     FEW_TERMS_KINDS,
     FIRST_ELEMENTS,
-    LEAST_IN_A_ROW,
     LEAST_LEFT_OUT,
     LONG_SUM,
-    MOST_IN_A_ROW,
     MOST_TASK_OPERATORS,
-    ORACLE_MAX_S,
     REPEATABLE_RTOL,
 )
 from kernels_eval.model.correctness import answer_of
@@ -45,13 +42,7 @@ from kernels_eval.model.measurement import (
 from kernels_eval.model.model_runner import layout_of, storages
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.seeding import seed_generators
-from kernels_eval.model.side_effects import (
-    changed_state,
-    holds_integers,
-    side_effects,
-    state_of,
-    tensors_of,
-)
+from kernels_eval.model.side_effects import changed_state, side_effects, state_of
 from kernels_eval.model.weights import (
     digest_of,
     is_structured,
@@ -62,9 +53,11 @@ from kernels_eval.model.weights import (
     weights_of,
 )
 from kernels_eval.protocol import (
+    BEYOND,
     DECISIVE,
     DECLARED,
     LONE_TERMS,
+    UNBOUNDED,
     UNIT_FACTORS,
     UNTAMED,
     Comparison,
@@ -81,8 +74,6 @@ from kernels_eval.protocol import (
     LoadTask,
     OutputForm,
     Prepare,
-    SideEffects,
-    by_kind,
     handles,
 )
 from kernels_eval.reference.depth import Depth
@@ -90,6 +81,8 @@ from kernels_eval.reference.equal_elements import ANY_ORDER
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.factorings import Factoring, Factorings
 from kernels_eval.reference.infinities import GivenInfinities, finite_share
+from kernels_eval.reference.integers import Integers
+from kernels_eval.reference.kept_state import attributes_set, calls_in_a_row
 from kernels_eval.reference.own_errors import OwnErrors, both, copied, own_error, same_shapes
 from kernels_eval.reference.task_model import (
     REFUSALS,
@@ -128,6 +121,8 @@ class ExpectedValues:
         self.errors = OwnErrors(task)
         self.parts: list[int] = []
         """How many equal parts the declared call cuts dimensions into."""
+        self.too_large = False
+        """Whether 32 bits do not hold all integers of the declared call."""
         self.known: dict[str, Known] = {}
         self.held_max_bytes = math.inf
         self.factors: list[int] = []
@@ -168,11 +163,13 @@ class ExpectedValues:
         with EqualParts() as parts:
             leaves, structure = flatten_outputs(self.runner.forward(inputs))
         require_tensors(leaves)
-        changed = changed_state(state, state_of(self.runner.model))
+        now = state_of(self.runner.model)
+        changed = changed_state(state, now)
         known = [name for name in changed if name in state]
         effects = side_effects(before, inputs, self.runner.model, known)
         if changed:
-            effects = self._calls_in_a_row(effects, copied(leaves), changed)
+            effects = calls_in_a_row(self.task, effects, copied(leaves), changed)
+        attributes = [] if effects.remembers else attributes_set(self.task, changed, now)
         if effects.remembers:  # each call is then a first one
             self.runner.model = self.runner.build()
             self.runner.effects = effects.model_copy(
@@ -214,6 +211,8 @@ class ExpectedValues:
             precision=self.runner.spec.precision,
             gradients=self.runner.gradients,
             effects=self.runner.effects,
+            padded=self.runner.spec.padded,
+            attributes=attributes,
             input_bytes=input_bytes,
             packed_bytes=self.task.packed_bytes(inputs),
             argument_bytes=self.task.packed_bytes(self.task.arguments(self.runner.spec)),
@@ -224,55 +223,6 @@ class ExpectedValues:
             layout=layout_of(leaves, inputs, storages(self.runner.model)),
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
-
-    def _calls_in_a_row(
-        self, effects: SideEffects, first: list[Tensor], changed: list[str]
-    ) -> SideEffects:
-        """How many calls in a row a model takes that has `changed` in its first, whether later
-        outputs tell of that, and whether calls are alike once its buffers are put back.
-        """
-        runner, task, seed = self.runner, self.task, self.runner.spec.seed
-
-        def answer(model: Any, seed: int = seed) -> list[Tensor]:
-            runner.model = model
-            return copied(task.outputs(task.inputs(seed)))
-
-        def differ(one: list[Tensor], other: list[Tensor]) -> bool:
-            return not all_close(one, other, REPEATABLE_RTOL)
-
-        def differs_without(names: list[str]) -> bool:
-            model = runner.build()
-            try:
-                answer(model), answer(model, seed + 1)
-                _copy_into(model, runner.build(), names)
-                return differ(later, answer(model))
-            except REFUSALS:
-                return True
-
-        used, started, calls, tells, later = runner.model, task.work_stamp(), 1, True, first
-        with suppress(*REFUSALS):
-            answer(used, seed + 1)
-            calls = 2
-            later = answer(used)
-            calls, tells = 3, differ(first, later)
-            # on a GPU a position past the end ends the process
-            few = not tells or (runner.on_gpu and holds_integers(used, changed))
-            most = LEAST_IN_A_ROW if few else MOST_IN_A_ROW
-            while calls < most and task.work_s(started) < ORACLE_MAX_S:
-                answer(used)
-                calls += 1
-        told: list[str] = []
-        for kind in by_kind(effects.buffers) if tells else ():
-            names = [form.name for form in kind]
-            told += names if differs_without(names) else ()
-        hidden = not tells and not {x.name for x in effects.buffers}.issuperset(changed)
-        if hidden:
-            runner.effects, new = effects, runner.build()
-            one, _, other = (answer(new, each) for each in (seed, seed + 1, seed))
-            runner.effects, hidden = None, differ(one, other)
-        buffers = [x.model_copy(update={"told": x.name in told}) for x in effects.buffers]
-        update = {"buffers": buffers, "calls": calls, "remembers": tells or hidden}
-        return effects.model_copy(update=update)
 
     def _operators_called(self, seed: int) -> list[str]:
         inputs = self.task.inputs(seed)
@@ -320,10 +270,14 @@ class ExpectedValues:
         name, seed = request.name, request.seed
         with self.model_for(request):
             inputs = self.task.inputs(seed, request.distribution, request.shape)
-            with EqualParts() as parts:
+            integers = Integers()
+            looks = integers if self._looks_at_integers(request) else nullcontext()
+            with EqualParts() as parts, looks:
                 reference = self.task.outputs(copied(inputs))
             if name == DECLARED:
-                self.parts = parts.counts
+                self.parts, self.too_large = parts.counts, integers.too_large
+            elif integers.too_large and not self.too_large:
+                raise ValueError("32 bits do not hold these integers, as they do declared ones")
             elif request.shape != DECLARED and parts.counts != self.parts:
                 raise ValueError("in this shape its parts are not equal")
             # a reference that draws random numbers must not draw the same ones again
@@ -368,6 +322,11 @@ class ExpectedValues:
             shapes_hold=holds,
         )
 
+    def _looks_at_integers(self, request: Expect) -> bool:
+        notes = self.task.plan.notes if self.task.plan else []
+        unbounded = any(note.rare in UNBOUNDED for note in notes)
+        return unbounded and (request.name == DECLARED or request.distribution in BEYOND)
+
     def _shapes_hold(
         self, request: Expect, inputs: list[Any], reference: list[Tensor], *, exact: bool
     ) -> bool:
@@ -398,7 +357,9 @@ class ExpectedValues:
             if special:
                 self.runner.model = self.runner.build()
             if trial.weights:
-                randomise_weights(self.runner.model, trial.weights_seed, form=trial.weights)
+                padded = self.runner.spec.padded
+                seed, form = trial.weights_seed, trial.weights
+                randomise_weights(self.runner.model, seed, form=form, padded=padded)
                 redraw_statistics(self.runner.statistics, trial.weights_seed)
             if trial.evaluate and isinstance(self.runner.model, torch.nn.Module):
                 self.runner.model.eval()
@@ -483,14 +444,6 @@ class ExpectedValues:
     @property
     def like(self) -> list[Tensor]:
         return self.known[DECLARED].expected
-
-
-def _copy_into(model: Any, other: Any, names: list[str]) -> None:
-    """Give a model these of another's buffers."""
-    now, theirs = tensors_of(model), tensors_of(other)
-    with torch.no_grad():
-        for name in names:
-            now[name].copy_(theirs[name])
 
 
 def _form(x: Tensor) -> OutputForm:

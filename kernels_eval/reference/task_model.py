@@ -25,7 +25,7 @@ from kernels_eval.model.inputs import (
 )
 from kernels_eval.model.model_runner import ModelRunner, best_s
 from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack
-from kernels_eval.model.weights import weights_of
+from kernels_eval.model.weights import padded_shapes, weights_of
 from kernels_eval.protocol import (
     DECLARED,
     DrawInputs,
@@ -102,6 +102,7 @@ class TaskModel:
         runner.module = load_module(path, "task")
         runner.spec = spec.model_copy(update={"precision": precision_of(runner.module)})
         runner.model, runner.effects = runner.build(), spec.effects
+        runner.spec = runner.spec.model_copy(update={"padded": padded_shapes(runner.model)})
         if getattr(runner.module, "GRADIENTS", False):
             runner.gradients = asked_gradients(runner.model, self.inputs(spec.seed))
         runner.synchronise()

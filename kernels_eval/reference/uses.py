@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kernels_eval.config import JUMP, NEARLY, NOTE_BYTES, NOTE_DRAWS, REPEATABLE_RTOL
+from kernels_eval.config import JUMP, MOST_NUMBERS, NEARLY, NOTE_BYTES, NOTE_DRAWS, REPEATABLE_RTOL
 from kernels_eval.model.inputs import plan_inputs
 from kernels_eval.model.invariants import is_square, is_triangular, uses_matter
 from kernels_eval.model.lazy_compiler import without_compiler
@@ -52,6 +53,8 @@ class Uses(TorchDispatchMode):
     def __init__(self, values: Sequence[Any]) -> None:
         TorchDispatchMode.__init__(self)
         self.found: list[set[str]] = [set() for _ in values]
+        self._numbers: dict[int, set[Any]] = defaultdict(set)
+        """what each is compared with"""
         self._from = WeakIdKeyDictionary()
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
@@ -69,9 +72,14 @@ class Uses(TorchDispatchMode):
         flows: set[int] = set()
         copies = name in COPIES or any(x.alias_info for x in function._schema.returns)
         both = name in COMPARISONS and len(list(filter(self._sources, given.values()))) == 2
+        number = given.get("other") if name in COMPARISONS else None
         for argument, value in given.items():
             place = f"{name}.both" if both else f"{name}.{argument}"
             for index in self._sources(value):
+                numbers = self._numbers[index]
+                if isinstance(number, int | float) and len(numbers | {number}) <= MOST_NUMBERS:
+                    numbers.add(number)
+                    place = f"{name}.number"
                 self.found[index].add(place)
                 flows.add(index)
             for index in self._sources(_integers(value)) if not copies else ():

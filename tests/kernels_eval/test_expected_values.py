@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from kernels_eval.protocol import (
     EstimateUsedBytes,
     Expect,
     FindIgnoredInputs,
+    FindLasting,
     LoadTask,
     ModelSpec,
     NewCandidate,
@@ -24,6 +26,7 @@ from kernels_eval.protocol import (
 from kernels_eval.records import Reason
 from kernels_eval.reference.answers import ReferenceRole
 from kernels_eval.reference.infinities import with_infinities
+from kernels_eval.reference.lasting_states import LastingStates
 from tests.support.kernels import task_source
 
 SLOW_S = 2 * ORACLE_MAX_S
@@ -90,6 +93,52 @@ def test_an_order_is_needed_where_a_task_refuses_others_or_answers_in_another_fo
 def test_matrices_are_singular_unless_an_operator_needs_regular_ones(tmp_path, forward, singular):
     source = task_source(f"# torch.linalg.solve(x, x)\n{forward}")
     assert serving(tmp_path, source).values.task.plan.singular is singular
+
+
+HELD = """state = torch.ones(len(x), dtype=torch.int64)
+for taken in x.unbind(1):
+    state = (state + torch.where(taken, 1, -1)).clamp(0, 3)
+return state"""
+MASK = "[torch.rand(32, 96) < 0.5]"
+
+
+@pytest.mark.parametrize(
+    "forward, inputs, found", [(HELD, MASK, True), ("return x * 2", "[torch.randn(32, 96)]", False)]
+)
+def test_states_are_held_where_the_last_outputs_tell_what_came_first(
+    tmp_path, forward, inputs, found
+):
+    made = serving(tmp_path, task_source(forward, inputs=inputs))
+    lasting = next(part for part in made.parts if isinstance(part, LastingStates))
+    names = lasting.find_lasting(FindLasting(seed=3, domain="")).found
+    assert bool(names) is found
+    for name in names:
+        assert name.startswith("mutated_")
+        assert made.values.expect(Expect(name="lasting", seed=3, distribution=name)).finite_share
+
+
+def test_integers_that_leave_32_bits_are_refused_unless_declared_ones_do(tmp_path):
+    for number, refused in ((10**4, True), (10**9, False)):
+        source = task_source(
+            "return (x * x).sum(1) * 1.0", inputs=f"[torch.randint(0, {number}, (32, 8))]"
+        )
+        made = serving(tmp_path, source)
+        assert made.values.task.plan.notes[0].rare == "unbounded"
+        made.values.expect(Expect(name="declared", seed=1))
+        with pytest.raises(ValueError) if refused else nullcontext():
+            made.values.expect(Expect(name="beyond", seed=2, distribution="beyond"))
+
+
+def test_attributes_that_calls_set_by_their_inputs_are_named(tmp_path):
+    forward = """self.loss, self.calls = x.mean(), self.calls + 1
+self.table = torch.arange(3.0)
+return x * 2"""
+    source = task_source(forward, init="self.loss, self.calls = None, 0")
+    path = tmp_path / "task.py"
+    path.write_text(source)
+    spec = ModelSpec(entry_point="Model", init_form="args", device="cpu", construct_on="cpu")
+    loaded = ReferenceRole(None).values.load(LoadTask(path=str(path), spec=spec))
+    assert loaded.attributes == ["loss"]
 
 
 def oracles(reference):

@@ -24,11 +24,13 @@ from kernels_eval.model.redraws import SETTINGS, VARIED_EDGES, VARIED_OTHERWISE,
 from kernels_eval.model.smaller_shapes import drawn_size, smaller_shapes
 from kernels_eval.model.task_text import code_of, promised_by
 from kernels_eval.protocol import (
+    BEYOND,
     BLOCKS,
     LASTING_INPUTS,
     MOVED,
     ORDINARY_TERMS,
     RARE,
+    UNBOUNDED,
     UNSORTED,
     VARIED,
     FewTerms,
@@ -470,6 +472,57 @@ def test_only_integers_of_arithmetic_are_enlarged(uses, dtype, enlarged):
     assert (int(drawn.max()) > 2**27) is (int(drawn.min()) < -(2**27)) is enlarged
     assert int(drawn.max()) <= 2**28 + 8 and torch.equal(drawn.sign(), value.sign())
     assert drawn.dtype == dtype and float((drawn != value).float().mean()) < 1 / 4
+
+
+COUNTS = {"lgamma.self", "mul.self", "reads mul.self"}
+RANGES = {
+    "counts": (torch.randint(0, 31, (64, 64)), COUNTS, "unbounded"),
+    "whole_floats": (torch.randint(0, 31, (64, 64)).float(), COUNTS, "unbounded"),
+    "bytes": (torch.randint(0, 256, (64, 64)), COUNTS, ""),
+    "short": (torch.randint(0, 31, (64, 64), dtype=torch.int16), COUNTS, ""),
+    "letters": (torch.randint(0, 31, (64, 64)), COUNTS | {"eq.both"}, ""),
+    "times": (torch.randint(0, 10**6, (64, 64)), COUNTS | {"lt.number"}, "unbounded"),
+    "places": (torch.randint(0, 600, (64, 64)), COUNTS | {"lt.number"}, ""),
+    "lengths": (torch.randint(0, 10**6, (64, 64)), COUNTS | {"lt.other"}, ""),
+    "indices": (torch.randint(0, 31, (64, 64)), COUNTS | {"index.indices"}, ""),
+    "divided": (torch.randint(0, 31, (64, 64)), COUNTS | {"reads div.self"}, "positive"),
+    "largest": (torch.randint(0, 31, (64, 64)), COUNTS | {"amax.self"}, "positive"),
+    "zeros": (torch.zeros(64, 64), COUNTS | {"index.indices"}, "zeros"),
+    "mask_of_zeros": (torch.zeros(64, 64), {"eq.number"}, ""),
+    "ones": (torch.ones(64, 64), {"mul.other"}, "unbounded"),
+    "mask_of_ones": (torch.ones(64, 64), {"lt.number"}, ""),
+    "temperature": (torch.ones(1), {"div.other"}, ""),
+}
+"""Whole numbers, what uses them, and the form of those that nothing bounds."""
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_whole_numbers_that_nothing_bounds_leave_their_range(name):
+    value, uses, form = RANGES[name]
+    note = note_of([value], uses, size=640)
+    assert note.rare == form or (not form and note.rare not in UNBOUNDED)
+    largest = int(value.abs().max()) or 1
+    for draw, times in zip(BEYOND, (16, 16, 4), strict=True):
+        drawn = redrawn(value, note, 5, draw)
+        signed = form == "zeros" or (form == "unbounded" and draw == BEYOND[0])
+        assert torch.equal(drawn, value) == (not form) and drawn.dtype == value.dtype
+        assert not form or times / 2 * largest < float(drawn.max()) <= 16 * largest
+        assert bool((drawn < 0).any()) == signed
+
+
+def test_integers_that_32_bits_hold_stay_in_these():
+    value = torch.randint(0, 2**30, (64, 64))
+    drawn = redrawn(value, note_of([value], {"add.self"}), 5, BEYOND[0])
+    assert 2**30 < int(drawn.max()) < 2**31 and -(2**31) < int(drawn.min()) < -(2**30)
+
+
+@pytest.mark.parametrize("numbers, place", [(4, "lt.number"), (5, "lt.self")])
+def test_comparisons_with_few_numbers_are_told_from_those_with_many(numbers, place):
+    value = torch.arange(64)
+    with Uses([value]) as uses:
+        for number in range(numbers):
+            assert (value < number).sum() == number
+    assert place in uses.found[0] and ("lt.self" in uses.found[0]) == (numbers > 4)
 
 
 @pytest.mark.parametrize("uses", [{"mm.self"}, {"sort.self", "reads sort.self"}])

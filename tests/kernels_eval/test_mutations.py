@@ -252,6 +252,45 @@ def test_fewer_changes_leave_some_arguments_alike():
     assert named == mutated(values, plan, 700, less=True, domain=POSITIVE)
 
 
+HELD_VALUES = {name: VALUES[name] for name in ("numbers", "mask", "tokens", "complex")}
+
+
+@pytest.mark.parametrize("name", HELD_VALUES)
+def test_states_are_held_along_one_axis_but_for_a_part_at_the_start(name):
+    value, uses = HELD_VALUES[name]
+    plan, length, held = plan_of([value], uses), value.shape[1], 0
+    for seed in SEEDS:
+        (x,) = mutated_as(f"mutated_{seed}_held{length}", [value], plan)
+        assert x.dtype == value.dtype and x.shape == value.shape
+        if torch.equal(x, value):
+            continue
+        late = x[:, length // 4 :]
+        alike = [(late[:, by:] == late[:, :-by]).float().mean() for by in (1, 2, 3, 4)]
+        near = (
+            [float((late[:, by:] - late[:, :-by]).abs().mean()) for by in (1, 2, 3, 4)]
+            if (value.is_floating_point() or value.is_complex())
+            else [1.0]
+        )
+        held += max(alike) > 0.5 or min(near) < 0.2
+    assert held > len(SEEDS) / 2
+
+
+def test_what_may_not_be_others_is_held_nowhere():
+    offsets = torch.arange(0, 1040, 16)
+    (x,) = mutated([offsets], plan_of([offsets], {"embedding_bag.offsets"}), 5, held=65)
+    assert torch.equal(x, offsets)
+    matrix = torch.randn(24, 24)
+    (x,) = mutated([matrix], plan_of([matrix], singular=False), 5, held=24)
+    assert torch.equal(x, matrix)
+
+
+def test_each_row_of_a_mask_that_holds_a_state_has_both_numbers():
+    value = torch.rand(32, 64) < 0.5
+    for seed in SEEDS:
+        (x,) = mutated([value], plan_of([value]), seed, held=(32, 64)[seed // 100 % 2])
+        assert bool((x.any(1) & ~x.all(1)).all())
+
+
 def places_in(changed):
     """Places along the first axis at which most of a slice has changed."""
     return set((changed.float().mean(1) > 1 / 2).nonzero().flatten().tolist())

@@ -29,6 +29,7 @@ from kernels_eval.protocol import (
     Expectation,
     Explained,
     FoundDecisive,
+    FoundLasting,
     IgnoredInputs,
     InputNote,
     InputPlan,
@@ -62,11 +63,12 @@ WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 class Reference:
     """Expects something on all inputs but those of the distributions, shapes and forms of weights
     that are `refused`; the answer of `declared` again in `same`. The `decisive` inputs are found
-    one by one. Arguments of `unvaried` never vary."""
+    one by one. Arguments of `unvaried` never vary; `lasting` inputs hold a state."""
 
     answer_if_suitable, trying = ReferenceProcess.answer_if_suitable, ReferenceProcess.trying
 
-    def __init__(self, refused=(), same=(), output_bytes=64, decisive=(), unvaried=()):
+    def __init__(self, refused=(), same=(), output_bytes=64, decisive=(), unvaried=(), lasting=()):
+        self.lasting = lasting
         self.refused, self.same, self.output_bytes = refused, same, output_bytes
         self.unvaried = unvaried
         self.asked, self.decisive, self.searched = [], list(decisive), []
@@ -82,6 +84,8 @@ class Reference:
             return FoundDecisive(seed=3, distribution=name, lines=[] if name else [7])
         if request.command == "FindUnvaried":
             return UnvariedArguments(arguments=[*self.unvaried])
+        if request.command == "FindLasting":
+            return FoundLasting(found=[*self.lasting])
         if request.command == "FindStructures":
             raise Stop(Reason.REFERENCE_FAILED, "looks for none")
         if request.command != "Expect":
@@ -116,7 +120,7 @@ def expected(
     note=None,
     **config,
 ):
-    plan = InputPlan(notes=[InputNote(vary=varies, **(note or {}))], shapes=shapes)
+    plan = InputPlan(notes=[InputNote(**({"vary": varies} | (note or {})))], shapes=shapes)
     loaded = SimpleNamespace(
         plan=plan,
         parameters=[[4]],
@@ -124,7 +128,9 @@ def expected(
         operators=(),
         depth=1,
         infinite=False,
+        attributes=[],
         calls_in_a_row=calls,
+        long_row=min(calls, 12),
         remembers=remembers,
     )
     task = TaskFindings(loaded, CorrectnessConfig(**config), level)
@@ -143,7 +149,8 @@ def without(*names):
 def in_a_row(*counts):
     """After all else that is expected of a task's own shape."""
     place = ALL.index("non_finite")
-    return [*ALL[:place], *(f"call_{count}_in_a_row" for count in counts), *ALL[place:]]
+    names = (x if isinstance(x, str) else f"call_{x}_in_a_row" for x in counts)
+    return [*ALL[:place], *names, *ALL[place:]]
 
 
 NOTES = {
@@ -178,7 +185,7 @@ def test_what_an_argument_is_has_a_row_of_its_own(name):
         ({}, {"unsuitable": ["mixed"]}, without("mixed")),
         ({}, {"calls": 3}, in_a_row(3)),
         ({}, {"calls": 2, "remembers": True}, in_a_row(2)),
-        ({}, {"calls": 64, "remembers": True}, in_a_row(2, 3)),
+        ({}, {"calls": 64, "remembers": True}, in_a_row(2, 3, "long_row")),
         ({}, {"level": "screen", "calls": 3}, [*SCREENED, "each_1"]),
         # three distributions and its own trials are all that there is memory for
         (
@@ -234,6 +241,23 @@ def test_inputs_that_decide_otherwise_are_searched_last_and_make_two_trials_at_m
     # where an answer may be wrong tells nothing of a decision
     assert not {"large", "offset", "non_finite", *SHAPES, "eval_mode"}.intersection(first.trials)
     assert {*last.trials} - {*first.trials} == {"decisions", "decisions_3"}
+
+
+def test_inputs_that_hold_a_state_make_two_trials_at_most():
+    found = expected(Reference(lasting="abc")).task.trials
+    made = [(x.name, x.distribution) for x in found if x.name not in ALL]
+    assert made == [("lasting_states", "a"), ("lasting_states_2", "b")]
+    screened = expected(Reference(lasting="abc"), level="screen").task.trials
+    assert not any(x.name.startswith("lasting_states") for x in screened)
+
+
+def test_whole_numbers_that_nothing_bounds_have_a_row_of_their_own():
+    note = {"vary": False, "varied": "resampled", "rare": "unbounded"}
+    drawn = [
+        {x.name: x.distribution for x in expected(Reference(refused), note=note).task.trials}
+        for refused in ((), ("beyond",), ("beyond", "above", "above_x4"))
+    ]
+    assert [each.get("beyond") for each in drawn] == ["beyond", "above", None]
 
 
 def test_lines_whose_decisions_no_inputs_change_are_flagged():

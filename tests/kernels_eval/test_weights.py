@@ -14,6 +14,7 @@ from kernels_eval.model.weights import (
     copy_weights,
     exchange_elements,
     is_structured,
+    padded_shapes,
     parameters_of,
     randomise_weights,
     redraw_statistics,
@@ -85,11 +86,14 @@ def test_a_row_for_padding_stays_and_other_zeros_do_not():
     with torch.no_grad():
         plain.weight[2] = 0
         halves.weight[:3] = 0
+    assert padded_shapes(torch.nn.ModuleList([words, plain, halves])) == [[6, 4]]
     for each in (words, plain, halves):
-        randomise_weights(each, 7)
+        randomise_weights(each, 7, padded=[[6, 4]])
     assert torch.equal(words.weight, plain.weight)
     assert (words.weight == 0).all(1).tolist() == [False, False, True, False, False, False]
     assert (halves.weight != 0).all()
+    randomise_weights(plain, 7, padded=padded_shapes(plain))
+    assert (plain.weight != 0).all()
 
 
 def test_two_elements_of_each_weight_are_exchanged_in_any_layout():

@@ -1,0 +1,111 @@
+"""What a task's model keeps from one call to the next, or leaves in its attributes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from kernels_eval.config import (
+    LEAST_IN_A_ROW,
+    LONG_ROW,
+    LONG_ROW_S,
+    MOST_IN_A_ROW,
+    ORACLE_MAX_S,
+    REPEATABLE_RTOL,
+    TIMED_INPUT_BYTES,
+)
+from kernels_eval.model.measurement import all_close
+from kernels_eval.model.side_effects import (
+    State,
+    changed_state,
+    holds_integers,
+    plain_tensors,
+    state_of,
+    tensors_of,
+)
+from kernels_eval.protocol import SideEffects, by_kind
+from kernels_eval.reference.own_errors import copied
+from kernels_eval.reference.task_model import REFUSALS, TaskModel
+
+
+def calls_in_a_row(
+    task: TaskModel, effects: SideEffects, first: list[Tensor], changed: list[str]
+) -> SideEffects:
+    """How many calls in a row a model takes that has `changed` in its first, whether later outputs
+    tell of that, and whether calls are alike once its buffers are put back.
+    """
+    runner, seed = task.runner, task.runner.spec.seed
+
+    def answer(model: Any, seed: int = seed) -> list[Tensor]:
+        runner.model = model
+        return copied(task.outputs(task.inputs(seed)))
+
+    def differ(one: list[Tensor], other: list[Tensor]) -> bool:
+        return not all_close(one, other, REPEATABLE_RTOL)
+
+    def differs_without(names: list[str]) -> bool:
+        model = runner.build()
+        try:
+            answer(model), answer(model, seed + 1)
+            _copy_into(model, runner.build(), names)
+            return differ(later, answer(model))
+        except REFUSALS:
+            return True
+
+    used, started, calls, tells, later = runner.model, task.work_stamp(), 1, True, first
+    with suppress(*REFUSALS):
+        answer(used, seed + 1)
+        calls = 2
+        later = answer(used)
+        calls, tells = 3, differ(first, later)
+        # on a GPU a position past the end ends the process
+        few = not tells or (runner.on_gpu and holds_integers(used, changed))
+        most = LEAST_IN_A_ROW if few else MOST_IN_A_ROW
+        while calls < most and task.work_s(started) < ORACLE_MAX_S:
+            answer(used)
+            calls += 1
+    row = _long_row(task, calls, task.work_s(started) / calls)
+    told: list[str] = []
+    for kind in by_kind(effects.buffers) if tells else ():
+        names = [form.name for form in kind]
+        told += names if differs_without(names) else ()
+    hidden = not tells and not {x.name for x in effects.buffers}.issuperset(changed)
+    if hidden:
+        runner.effects, new = effects, runner.build()
+        one, _, other = (answer(new, each) for each in (seed, seed + 1, seed))
+        runner.effects, hidden = None, differ(one, other)
+    buffers = [x.model_copy(update={"told": x.name in told}) for x in effects.buffers]
+    update = {"buffers": buffers, "calls": calls, "row": row, "remembers": tells or hidden}
+    return effects.model_copy(update=update)
+
+
+def _long_row(task: TaskModel, calls: int, call_s: float) -> int:
+    """How many calls the longest row has that is compared."""
+    inputs = tree_leaves(task.inputs(task.runner.spec.seed))
+    size = sum(x.nbytes for x in inputs if isinstance(x, Tensor))
+    in_time = int(LONG_ROW_S / max(call_s, 1e-9))
+    return min(calls, LONG_ROW, in_time, TIMED_INPUT_BYTES // max(1, size))
+
+
+def _copy_into(model: Any, other: Any, names: list[str]) -> None:
+    """Give a model these of another's buffers."""
+    now, theirs = tensors_of(model), tensors_of(other)
+    with torch.no_grad():
+        for name in names:
+            now[name].copy_(theirs[name])
+
+
+def attributes_set(task: TaskModel, changed: list[str], state: State) -> list[str]:
+    """Those of `changed` that are plain attributes, and that a call sets to tensors which differ
+    by its inputs."""
+    names = plain_tensors(task.runner.model, changed)
+    if not names:
+        return []
+    task.runner.model = task.runner.build()
+    task.outputs(task.inputs(task.runner.spec.seed + 1))
+    differ = changed_state(state, state_of(task.runner.model))
+    return [name for name in names if name in differ]

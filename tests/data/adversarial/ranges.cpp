@@ -1,0 +1,62 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+// Log-likelihoods of counts up to this many; larger ones are taken for it.
+torch::Tensor likelihood(torch::Tensor x, torch::Tensor counts, int64_t most) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const double a = x.data_ptr<float>()[i];
+    const double count = std::min(counts.data_ptr<int64_t>()[i], most);
+    out.data_ptr<float>()[i] = float(count * a - std::exp(a) - std::lgamma(count + 1));
+  }
+  return out;
+}
+// Sines of sums, with offsets of this size at least.
+torch::Tensor sines(torch::Tensor x, torch::Tensor offset, double least) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float by = std::max(offset.data_ptr<float>()[i], float(least));
+    out.data_ptr<float>()[i] = std::sin(x.data_ptr<float>()[i] + by);
+  }
+  return out;
+}
+// Saturating counters, and the last token below a bound, by so many steps at the end.
+torch::Tensor counters(torch::Tensor x, int64_t steps) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  auto out = torch::ones({rows}, torch::kInt64);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = std::max<int64_t>(0, n - steps); j < n; ++j) {
+      int64_t& state = out.data_ptr<int64_t>()[i];
+      state += x.data_ptr<bool>()[i * n + j] ? 1 : -1;
+      state = std::clamp<int64_t>(state, 0, 3);
+    }
+  return out;
+}
+torch::Tensor last_below(torch::Tensor x, int64_t bound, int64_t steps) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  auto out = torch::zeros({rows}, torch::kInt64);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = std::max<int64_t>(0, n - steps); j < n; ++j) {
+      const int64_t token = x.data_ptr<int64_t>()[i * n + j];
+      if (token < bound) out.data_ptr<int64_t>()[i] = token;
+    }
+  return out;
+}
+// Squared distances to the nearest set element, among rows up to this far away.
+torch::Tensor distances(torch::Tensor x, int64_t radius) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  std::vector<float> across(rows * n, 1e6f);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t k = 0; k < n; ++k)
+        if (x.data_ptr<bool>()[i * n + k])
+          across[i * n + j] = std::min(across[i * n + j], float((j - k) * (j - k)));
+  auto out = torch::full({rows, n}, 4e6f);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t k = std::max<int64_t>(0, i - radius); k < std::min(rows, i + radius + 1); ++k)
+      for (int64_t j = 0; j < n; ++j) {
+        float& best = out.data_ptr<float>()[i * n + j];
+        best = std::min(best, across[k * n + j] + float((i - k) * (i - k)));
+      }
+  return out;
+}

@@ -294,13 +294,13 @@ CHANGING = 2.0**-10
 """Of states that last, the share that changes in a step. A choice."""
 MOST_FEW, SHARPNESS = 8, (1.0, 7.0)
 """At how many places of an axis few slices change, and the power of what sharpens them. Choices."""
-FEWEST_HELD, HELD_SHARE, PERIODS = 16, 3 / 4, (1, 2, 2, 3, 4)
-"""Along how many elements at least states are held, of how many arguments, and how many elements
-these are in turn. Choices."""
-MOST_EVENTS, EVENT_SHARES = 2, (0, 1 / 16, 1)
+FEWEST_HELD, PERIODS = 16, (1, 2, 2, 3, 4)
+"""Along how many elements at least states are held, and how many elements these are in turn.
+Choices."""
+MOST_EVENTS, EVENT_SHARES = 2, (0, 0, 1 / 32)
 """Places at most of a line that holds a state where something happens, and in how many lines it
 does. Choices."""
-HELD_S, HELD_TRIES = 0.1, 4
+HELD_S, HELD_TRIES = 0.1, 8
 """Seconds of processor time in which inputs are searched that hold a state, and tries for each
 length. Choices of time."""
 FEWEST_ALIKE = 5

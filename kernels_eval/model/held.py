@@ -15,7 +15,6 @@ from torch import Tensor
 from kernels_eval.config import (
     EVENT_SHARES,
     FEWEST_HELD,
-    HELD_SHARE,
     MOST_DOUBLINGS,
     MOST_EVENTS,
     OWN_PART,
@@ -26,9 +25,12 @@ from kernels_eval.model.draw import Draw
 from kernels_eval.protocol import InputNote
 
 
-def may_hold(value: object, note: InputNote, *, singular: bool) -> bool:
-    """Whether elements of an argument may be any others of it."""
+def may_hold(value: object, note: InputNote, length: int = 0, *, singular: bool) -> bool:
+    """Whether elements of an argument may be any others of it, and it has an axis of this
+    length."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or note.structure:
+        return False
+    if length and length not in value.shape:
         return False
     regular = note.vary and not singular
     return may_repeat(value, note) and not regular and not ORDERS.intersection(note.keeps)
@@ -47,25 +49,22 @@ def lengths_of(values: Sequence[Any], notes: Sequence[InputNote], *, singular: b
 
 def hold(x: Tensor, note: InputNote, draw: Draw, length: int) -> Tensor:
     """With states that are held along an axis of this length."""
-    axes = axes_of(x, length)
-    if not axes or draw.random.random() > HELD_SHARE:
-        return x
     random = draw.random
-    axis = random.choice(axes)
+    axis = random.choice(axes_of(x, length))
     lines = x.movedim(axis, 0)
     each = _each(lines, random)
     place = torch.arange(length, device=x.device).view(-1, *[1] * (x.dim() - 1))
-    begins = 1 + (draw.uniform(*each) * length / 8).long()
-    own = place < begins
-    for _ in range(MOST_EVENTS):
-        at = (draw.uniform(*each) * length).long()
-        own |= (place == at) & (draw.uniform(*each) < random.choice(EVENT_SHARES))
-    state = _state(lines, place, each, draw)
+    state, event = _state(lines, place, each, draw)
     if note.vary and random.random() < 1 / 2:
         state = state * torch.exp2(MOST_DOUBLINGS * draw.uniform(*each))
+    for _ in range(MOST_EVENTS):
+        at = (draw.uniform(*each) * length).long()
+        happens = draw.uniform(*each) < random.choice(EVENT_SHARES)
+        state = torch.where((place == at) & happens, event, state)
     if x.is_floating_point():
         state = torch.lerp(state, lines, OWN_PART)
-    return torch.where(own, lines, state).movedim(0, axis)
+    begins = 1 + (draw.uniform(*each) * length / 8).long()
+    return torch.where(place < begins, lines, state).movedim(0, axis)
 
 
 def _each(lines: Tensor, random: Random) -> list[int]:
@@ -77,13 +76,13 @@ def _each(lines: Tensor, random: Random) -> list[int]:
     return each
 
 
-def _state(lines: Tensor, place: Tensor, each: list[int], draw: Draw) -> Tensor:
-    """One element of each line, or few in turn, or its largest or least."""
-    way = draw.random.choice(("turns", "turns", "largest", "least"))
+def _state(lines: Tensor, place: Tensor, each: list[int], draw: Draw) -> tuple[Tensor, Tensor]:
+    """Of each line its largest or least element, or few in turn; and what else happens."""
+    way = draw.random.choice(("turns", "largest", "least"))
     if way != "turns":
-        ends = lines.aminmax(dim=0, keepdim=True)
-        return (ends.max if way == "largest" else ends.min).expand_as(lines)
+        least, largest = lines.aminmax(dim=0, keepdim=True)
+        return (largest, least) if way == "largest" else (least, largest)
     periods = torch.tensor(PERIODS, device=lines.device)
     period = periods[(draw.uniform(*each) * len(PERIODS)).long()]
     first = (draw.uniform(*each) * len(lines)).long()
-    return lines.take_along_dim((first + place % period) % len(lines), 0)
+    return lines.take_along_dim((first + place % period) % len(lines), 0), lines

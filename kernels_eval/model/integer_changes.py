@@ -105,8 +105,8 @@ def relate_mask(x: Tensor, others: list[Tensor], draw: Draw) -> Tensor:
 
 
 def hold_mask(x: Tensor, note: InputNote, draw: Draw, length: int) -> Tensor:
-    """With states that are held; each row that has both numbers has them still, one at its first
-    place."""
+    """With states that are held; each row that has both numbers has them still, one at its
+    start."""
     least, largest = x.aminmax()
     own = x == largest
     drawn = hold(x, note, draw, length) == largest
@@ -115,11 +115,11 @@ def hold_mask(x: Tensor, note: InputNote, draw: Draw, length: int) -> Tensor:
 
 def _with_both(drawn: Tensor, own: Tensor, draw: Draw | None) -> Tensor:
     """With one at least of the truth values that each row has of its own, where it lacks it: at
-    any of their places, or without a draw the first one."""
+    any of their places, or without a draw at its start."""
     axis = [axis for axis, size in enumerate(own.shape) if size > 1][-1]
     for number in (False, True):
         kept = own == number
-        likely = kept * (1 + draw.uniform(*own.shape)) if draw else kept.long()
+        likely = kept * (1 + draw.uniform(*own.shape)) if draw else torch.zeros_like(own).long()
         place = likely.argmax(axis, keepdim=True)
         lacks = kept.any(axis, keepdim=True) & ~(drawn == number).any(axis, keepdim=True)
         drawn = drawn.scatter(axis, place, drawn.gather(axis, place) ^ lacks)

@@ -69,11 +69,12 @@ def mutated(
     axes of this length, most elements are one or few in turn, and nothing else changes.
     """
     found: list[tuple[Any, InputNote]] = []
+    chosen = _holding(arguments, plan, seed, held) if held else []
     for index, (value, note) in enumerate(zip(arguments, plan.notes, strict=True)):
         random = Random(seed + index)
         changes = not less or (not note.vary and random.random() < 1 / 2)
-        if note.structure:
-            pass  # drawn below
+        if note.structure or (held and index not in chosen):
+            pass  # drawn below, or as it is
         elif note.varied == "number":
             value = redrawn(value, note, seed + index, random.choice(NUMBERS))
         elif isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
@@ -87,9 +88,8 @@ def mutated(
             if unsorted and not held:
                 shuffle(drawn, draw)
             if held:
-                if may_hold(value, note, singular=plan.singular):
-                    change = hold_mask if note.is_mask else hold
-                    drawn = change(drawn, note, draw, held)
+                change = hold_mask if note.is_mask else hold
+                drawn = change(drawn, note, draw, held)
             elif alike:
                 before = [x for x, _ in found]
                 rest = arguments[index + 1 :]
@@ -108,6 +108,14 @@ def mutated(
             value = torch.empty_like(value).copy_(drawn)
         found.append((value, note))
     return restructured([value for value, _ in found], plan, seed)
+
+
+def _holding(arguments: list[Any], plan: InputPlan, seed: int, length: int) -> list[int]:
+    """Positions of some that have an axis of this length, one at least if any may hold a state."""
+    pairs = enumerate(zip(arguments, plan.notes, strict=True))
+    suit = [i for i, (x, note) in pairs if may_hold(x, note, length, singular=plan.singular)]
+    random = Random(seed)
+    return random.sample(suit, random.randint(1, len(suit))) if suit else []
 
 
 def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:

@@ -56,7 +56,8 @@ class LastingStates:
         return FoundLasting(found=[name for _, name in told[: len(LASTING_STATES)]])
 
     def _share_told(self, seed: int, name: str, length: int, plan: InputPlan) -> float:
-        """How many of the last outputs change with the first eighth of what has this length."""
+        """How many outputs of the last half change with the first eighth of what has this
+        length."""
         try:
             inputs = self.task.inputs(seed, name)
             others, _ = tree_flatten(self.task.inputs(seed + 1))
@@ -82,13 +83,14 @@ def _begin_as(x: Tensor, other: Tensor, length: int) -> None:
 
 
 def _share_of_last(before: Sequence[Any], after: Sequence[Any], length: int) -> float:
+    """How many outputs differ: along an axis of this length, of the last half, else of all."""
     changed = count = 0
     for one, other in zip(before, after, strict=True):
         one, other = (computable(as_real(x.detach())) for x in (one, other))
         if one.shape != other.shape or not bool(torch.isfinite(one).all()):
             return 0.0
         for axis in axes_of(one, length)[:1]:
-            part = (axis, length - length // 8, length // 8)
+            part = (axis, length - length // 2, length // 2)
             one, other = one.narrow(*part), other.narrow(*part)
         apart = (one.double() - other.double()).abs()
         least = SAME_ANSWER_RTOL * float(one.double().square().mean().sqrt())

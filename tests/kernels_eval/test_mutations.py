@@ -252,27 +252,22 @@ def test_fewer_changes_leave_some_arguments_alike():
     assert named == mutated(values, plan, 700, less=True, domain=POSITIVE)
 
 
-HELD_VALUES = {name: VALUES[name] for name in ("numbers", "mask", "tokens", "complex")}
+HELD_VALUES = {name: VALUES[name] for name in ("numbers", "mask", "tokens")}
 
 
 @pytest.mark.parametrize("name", HELD_VALUES)
 def test_states_are_held_along_one_axis_but_for_a_part_at_the_start(name):
     value, uses = HELD_VALUES[name]
-    plan, length, held = plan_of([value], uses), value.shape[1], 0
+    plan, length, shares = plan_of([value], uses), value.shape[1], []
     for seed in SEEDS:
         (x,) = mutated_as(f"mutated_{seed}_held{length}", [value], plan)
         assert x.dtype == value.dtype and x.shape == value.shape
-        if torch.equal(x, value):
-            continue
-        late = x[:, length // 4 :]
-        alike = [(late[:, by:] == late[:, :-by]).float().mean() for by in (1, 2, 3, 4)]
-        near = (
-            [float((late[:, by:] - late[:, :-by]).abs().mean()) for by in (1, 2, 3, 4)]
-            if (value.is_floating_point() or value.is_complex())
-            else [1.0]
-        )
-        held += max(alike) > 0.5 or min(near) < 0.2
-    assert held > len(SEEDS) / 2
+        late = x[:, length // 4 :].float()
+        near = [(late[:, by:] - late[:, :-by]).abs() < 1 / 8 for by in (1, 2, 3, 4)]
+        held = [each.float().mean(1) > 1 / 2 for each in near]
+        shares.append(float(torch.stack(held).any(0).float().mean()))
+        assert shares[-1] > 0.9 or torch.equal(x, value)
+    assert sum(share > 0.9 for share in shares) > len(shares) / 2
 
 
 def test_what_may_not_be_others_is_held_nowhere():

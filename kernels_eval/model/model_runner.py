@@ -303,8 +303,14 @@ class ModelRunner:
 
     def redraw(self, model: Any, request: RedrawWeights, seed: int) -> None:
         frozen = frozen_of(model) if request.frozen else {}
-        given = {"names": request.names, "form": request.form, "padded": self.spec.padded}
-        randomise_weights(model, seed, but=frozen, **given)
+        randomise_weights(
+            model,
+            seed,
+            names=request.names,
+            but=frozen,
+            form=request.form,
+            padded=self.spec.padded,
+        )
         if request.transposed:
             transpose_weights(model)
         if request.nearly:

@@ -303,14 +303,8 @@ class ModelRunner:
 
     def redraw(self, model: Any, request: RedrawWeights, seed: int) -> None:
         frozen = frozen_of(model) if request.frozen else {}
-        randomise_weights(
-            model,
-            seed,
-            names=request.names,
-            but=frozen,
-            form=request.form,
-            padded=self.spec.padded,
-        )
+        names, form, padded = request.names, request.form, self.spec.padded
+        randomise_weights(model, seed, names=names, but=frozen, form=form, padded=padded)
         if request.transposed:
             transpose_weights(model)
         if request.nearly:

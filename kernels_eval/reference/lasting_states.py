@@ -81,13 +81,13 @@ def _begin_as(x: Tensor, other: Tensor, length: int) -> None:
 
 
 def _share_of_last(before: Sequence[Any], after: Sequence[Any], length: int) -> float:
-    """How many outputs differ: along an axis of this length, of the last half, else of all."""
+    """How many outputs differ: along axes of this length, of the last half, else of all."""
     changed = count = 0
     for one, other in zip(before, after, strict=True):
         one, other = (computable(as_real(x.detach())) for x in (one, other))
         if one.shape != other.shape or not bool(torch.isfinite(one).all()):
             return 0.0
-        for axis in axes_of(one, length)[:1]:
+        for axis in axes_of(one, length):
             part = (axis, length - length // 2, length // 2)
             one, other = one.narrow(*part), other.narrow(*part)
         apart = (one.double() - other.double()).abs()

@@ -1,16 +1,25 @@
 """Commands of the pages that take minutes, typed as they stand into a clone that the pages' own
-lines installed, and what they print: first verdicts, the servers, a cluster's head."""
+lines installed, and what they print: first verdicts, verdicts of others, an endpoint,
+the service, the servers, a cluster's head."""
 
+import json
 import re
 import shutil
+from urllib.error import HTTPError
 
 import pytest
 import yaml
 
 from flows.stack.layout import Layout
+from kernels_eval.service.client import VerifierClient
+from kernels_eval.service.schema import State
+from tasks.store.lookup import newest_first
+from tests.flows.test_exchange import write_trace_set
+from tests.kernels_eval.test_service_real import until_healthy
+from tests.support import chat_server
 from tests.support.commands import ROOT
 from tests.support.doc_commands import fences
-from tests.support.night import ENDED, PrefectClient
+from tests.support.night import ENDED, PrefectClient, request_json
 from tests.support.reader import cloned, give_ports, write_what_pages_say
 from tests.support.servers import two_ports
 from tests.support.waiting import until
@@ -18,6 +27,30 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 TYPED = yaml.safe_load((ROOT / "tests/data/doc_commands.yaml").read_text(encoding="utf-8"))
 SLOW = TYPED["slow"]
+RELU = '''import torch
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = """
+torch::Tensor scaled(torch::Tensor x, double scale) {
+    auto out = torch::empty_like(x);
+    for (int64_t i = 0; i < x.numel(); ++i) {
+        const float value = x.data_ptr<float>()[i];
+        out.data_ptr<float>()[i] = (value > 0 ? value : 0) * scale;
+    }
+    return out;
+}
+"""
+extension = load_inline("scaled", cpp_sources=SOURCE, functions=["scaled"])
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return extension.scaled(x, self.scale)
+'''
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +100,56 @@ def test_the_first_verdict_is_what_the_page_shows(beside, name, least):
     verdict = printed[printed.index("correct (ok)") :]
     assert form(verdict) == form(shown)
     assert float(re.search(r"speedup ([\d.]+)", verdict)[1]) >= least
+
+
+def test_solutions_of_another_suite(beside):
+    write_trace_set(beside.folder / "flashinfer-trace")
+    beside.type_all(SLOW["suites"])
+    traces = beside.folder.glob("traces/traces/**/*.jsonl")
+    told = [json.loads(line) for path in traces for line in path.read_text().splitlines()]
+    found = sorted(each["evaluation"]["status"] for each in told)
+    assert found == ["INCORRECT_NUMERICAL", "PASSED"]
+    assert list(beside.folder.glob("problems/**/definition.json"))
+
+
+def test_own_tasks_and_an_endpoint_become_a_training_set(beside):
+    reasoning = "Each element is its own: one loop, which takes the larger of it and zero."
+    answer = chat_server.completion(f"```python\n{RELU}```", reasoning_content=reasoning)
+    (beside.folder / "mytasks/softmax.py").unlink()
+    profile = beside.folder / "mine.yaml"
+    with chat_server.serving(lambda number, body: (200, answer)) as server:
+        profile.write_text(profile.read_text().replace("http://127.0.0.1:8000/v1", server.url))
+        (beside.folder / ".concur-endpoint").symlink_to(".concur-mine")
+        beside.type_all(SLOW["endpoint"])
+    (curated,) = newest_first(str(beside.folder / ".concur-mine"), "curation")
+    assert curated.manifest["rows"] == 1
+
+
+def test_the_service_answers_as_its_page_says(beside, clone):
+    port = str(clone.ports[-1])
+    url = f"http://127.0.0.1:{port}"
+    for text, said in SLOW["services"].items():
+        if "--host" in text:
+            beside.type_all({"export CONCUR_SERVE_TOKEN=$(openssl rand -hex 32)": ""})
+        token = beside.variables.get("CONCUR_SERVE_TOKEN")
+        client = VerifierClient(url, token=token, timeout_s=500)
+        with beside.running(text.replace("8700", port)):
+            assert until_healthy(client)["tasks"] == (2 if "mytasks" in text else 0)
+            assert said.replace("PORT", port) in (beside.folder / "server.log").read_text()
+            if "--port" in text:
+                ask_as_the_page_does(beside, client, port)
+            if token:
+                with pytest.raises(HTTPError, match="401"):
+                    request_json(f"{url}/v1/tasks")
+
+
+def ask_as_the_page_does(reader, client, port):
+    for text, said in SLOW["requests"].items():
+        printed = reader.type(text.replace("8700", port))
+        assert said in printed
+        (asked,) = json.loads(printed[printed.index("{") :])["evaluations"]
+        answered = client.result(asked["id"], 60)
+        assert answered.state is State.DONE and answered.verdict.task_id == "user/softmax"
 
 
 def test_the_servers_from_up_to_down(clone):

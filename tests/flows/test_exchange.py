@@ -65,6 +65,15 @@ def exported(*words):
 def verified(tmp_path_factory):
     """Two solutions of one definition, right and wrong, verified by one command."""
     place = tmp_path_factory.mktemp("exchange")
+    write_trace_set(place / "set")
+    words = "verify-batch set --tasks set --out verified --json --set build.timeout_s=900"
+    done = concur(*words.split(), cwd=place, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["statuses"] == {"correct": 1, "incorrect": 1}
+    return place
+
+
+def write_trace_set(place):
     header = {"path": "twice.h", "content": "static float twice(float v) { return v * 2.0f; }\n"}
     for name, text in {"right": CPP, "wrong": CPP.replace("(float)shift", "1.0f")}.items():
         row = {
@@ -74,16 +83,11 @@ def verified(tmp_path_factory):
             "spec": {**SPEC, "language": "cpp"},
             "sources": [{"path": "main.cpp", "content": text}, header],
         }
-        write(place / f"set/solutions/{name}.json", row)
-    write(place / "set/definitions/doubled.json", DEFINITION)
+        write(place / f"solutions/{name}.json", row)
+    write(place / "definitions/doubled.json", DEFINITION)
     inputs = {"x": {"type": "random"}, "shift": {"type": "scalar", "value": 0.5}}
     workload = {"axes": {"M": 80}, "inputs": inputs, "uuid": "w1"}
-    write(place / "set/workloads/doubled.jsonl", {"definition": "doubled", "workload": workload})
-    words = "verify-batch set --tasks set --out verified --json --set build.timeout_s=900"
-    done = concur(*words.split(), cwd=place, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["statuses"] == {"correct": 1, "incorrect": 1}
-    return place
+    write(place / "workloads/doubled.jsonl", {"definition": "doubled", "workload": workload})
 
 
 def write(path, row):

@@ -45,6 +45,8 @@ from kernels_eval.source.module_text import visible_text
 
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(|mutex|\bomp\s+critical\b", re.IGNORECASE)
 """Sources whose last bits may differ between runs: the order of their additions is not fixed."""
+MODE = re.compile(r"\.training\b")
+"""Of sources that ask in which mode they are."""
 OPERATORS_MAY_DIFFER = re.compile(
     r"aten\.(_?conv|cudnn_conv|miopen_conv|mkldnn_conv|slow_conv"
     r"|index_(add|copy|put|reduce)|scatter|put_|cumsum|histc|bincount|kthvalue"
@@ -80,10 +82,13 @@ def attribute_work(process: CandidateProcess) -> None:
     inputs, descriptor = process.unseen_inputs()
     name_work(process, process.request(NameOperators(inputs=inputs), (descriptor,)))
     idle = sum(not call.custom_calls for call in process.calls)
-    calls = "backward passes" if process.reference.loaded.gradients else "calls"
     if idle:
+        calls = "backward passes" if process.reference.loaded.gradients else "calls"
+        source = visible_text(process.candidate.code or "", literals=False)
+        mode = ", in the mode in which the task leaves its model" if MODE.search(source) else ""
         raise _no_custom_kernel(
-            f"no custom kernel ran in {idle} of {len(process.calls)} {calls}; the work was done by",
+            f"no custom kernel ran in {idle} of {len(process.calls)} {calls}{mode}; the work was"
+            " done by",
             process,
             "no operator at all",
         )

@@ -12,9 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.jit._builtins
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COMPILER = "torch._dynamo"
+UNTRACED = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+"""Of code that the compiler passes over, as it does torch's own: with `fullgraph=True` it would
+raise."""
 M = TypeVar("M", bound=TorchDispatchMode)
 
 
@@ -28,6 +32,7 @@ def _lazily(plain: Callable[..., Any], guarded: Callable[..., Any]) -> Callable[
         chosen = guarded if imported else plain
         return chosen(*args, **kwargs)
 
+    set_code_exec_strategy(call.__code__, UNTRACED)
     return call
 
 

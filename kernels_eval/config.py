@@ -852,7 +852,9 @@ the last one's processes give theirs back."""
 # -- memory that processes share -------------------------------------------------------------------
 
 FENCE, FENCE_BYTES = 0xFF, 512
-"""What each byte before and after a candidate's inputs holds, and how many there are: NaN in every
-type, and the alignment of torch's allocator on a GPU."""
+"""What each byte before and after a candidate's inputs holds, and of a GPU's free memory before a
+call, and how many there are: NaN in every type, and the alignment of torch's allocator on a GPU."""
+UNUSED = 0xFE
+"""What each byte of a processor's free memory holds before a call: -1.7e38 in fp32."""
 SHARED_ALIGNMENT = 256
 """Each tensor in shared memory starts at a multiple of so many bytes, as torch's own do."""

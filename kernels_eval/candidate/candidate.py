@@ -22,6 +22,7 @@ from kernels_eval.candidate.kernel_tracer import KernelTracer, Launches, registe
 from kernels_eval.candidate.refusals import refuse
 from kernels_eval.config import (
     CORRUPT_VALUES,
+    FENCE,
     INDIFFERENT_RTOL,
     LARGE_OUTPUT_BYTES,
     MOST_CUSTOM_KERNELS,
@@ -385,7 +386,7 @@ class CandidateRole:
         free, _ = torch.cuda.mem_get_info()
         if output_bytes and 2 * output_bytes < free // 4:
             blocks = [
-                torch.full((output_bytes,), 0xFF, dtype=torch.uint8, device=self.runner.device)
+                torch.full((output_bytes,), FENCE, dtype=torch.uint8, device=self.runner.device)
                 for _ in range(2)
             ]
             del blocks

@@ -11,7 +11,12 @@ import math
 from kernels_eval.config import SCREEN_CALLS_S, SCREEN_FIRST_S
 from kernels_eval.judge.attribution import check_state
 from kernels_eval.judge.candidate_handle import CandidateProcess, unmatched_shapes
-from kernels_eval.judge.explanation import errors_of, explained, loose_math
+from kernels_eval.judge.explanation import (
+    errors_of,
+    explained,
+    name_approximation,
+    of_unwritten,
+)
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trial import Stage, Trial, WrongAnswer
 from kernels_eval.judge.trials import OTHER_INTEGER
@@ -90,10 +95,8 @@ def accepted(trial: Trial, found: Comparison, process: CandidateProcess) -> Reas
         return outcome
     if trial.row.stage is Stage.LAST:
         return Reason.OK  # NaN and infinities are asked for, not digits
-    process.draft.approximation = process.draft.approximation or (
-        "another formula, within KernelBench's 1e-4: the error is a function of the output;"
-        f" {loose_math(found, process)}{errors_of(trial, found)}"
-    )
+    draft = process.draft
+    draft.approximation = draft.approximation or name_approximation(trial, found, process)
     return Reason.OK
 
 
@@ -120,7 +123,7 @@ def _refuse_answer(
         check_state(process, settings=True)
         raise explained(trial, outcome, found, process)
     else:
-        raise _specialised(trial, outcome, errors_of(trial, found))
+        raise _specialised(trial, outcome, of_unwritten(found) + errors_of(trial, found))
 
 
 def _wrong(reason: Reason, process: CandidateProcess) -> WrongAnswer:
@@ -138,7 +141,7 @@ def _specialised(trial: Trial, reason: Reason, detail: str) -> Stop:
     return Stop(
         trial.row.reason or reason,
         f"right for the declared {what} only: {reason} where the outputs have the shapes {shapes}"
-        f" ({trial.name}): {detail}",
+        f" ({trial.name}; correctness.shapes=flag accepts that): {detail}",
     )
 
 
@@ -168,8 +171,11 @@ def _check_calls(process: CandidateProcess) -> None:
         process.draft.flags.append("shared_output")
     if any(call.previous_changed for call in calls):
         if not process.may_overwrite:
-            what = "a later call overwrites the output of an earlier one"
-            raise Stop(Reason.OUTPUT_ALIASED, what)
+            raise Stop(
+                Reason.OUTPUT_ALIASED,
+                "a later call overwrites the output of an earlier one (make a new one in each"
+                " call; correctness.output_buffer=flag accepts that)",
+            )
         process.draft.flags.append(Reason.OUTPUT_ALIASED.value)
     if any(call.mutated for call in calls):
         raise Stop(

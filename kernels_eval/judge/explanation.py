@@ -60,6 +60,16 @@ OVERFLOWS = (
 )
 LOOSE_MATH = re.compile(r"fast[-_]math\b|-Ofast\b|-funsafe-math")
 """Compiler flags that give up digits."""
+MUTATIONS = (MUTATED, RELATED, FEW_SLICES)
+UNDEFINED = (
+    "right on ordinary arguments, not on mutated ones (slices that are zero, equal or far larger;"
+    " other integers, lengths or indices): 0 log(0), 0 / 0, an exp that overflows, or memory that"
+    " is not written?; "
+)
+READ_ELSEWHERE = (
+    "is something read out of bounds or of a view, before it is written, or from an answer that was"
+    " given?; "
+)
 FEW = dict.fromkeys(
     (LONE, OUTLIERS),
     "right for the declared inputs, not with a few other elements or one other row: does it look at"
@@ -114,7 +124,7 @@ RIGHT_ELSEWHERE = {
         " times), not for larger or negative ones, which the task takes; "
     ),
     **dict.fromkeys(
-        (MUTATED, RELATED, FEW_SLICES),
+        MUTATIONS,
         "right on ordinary arguments, not on mutated ones (slices that are like others, shifted,"
         " scaled, sorted or zero; other integers, lengths, indices or densities of masks): is an"
         " argument not read, or what is near, or far from a diagonal, left out?; ",
@@ -125,6 +135,10 @@ RIGHT_ELSEWHERE = {
     ),
 } | FEW
 """What fails on some inputs, and what is right on others, by the trial's name."""
+OTHER_WEIGHTS = (
+    "its constructor makes others from the same seed (make the same parameters in the same order,"
+    " as its layers do; or set correctness.weights=copy, as harnesses that copy them do)"
+)
 EXPLANATIONS = {
     GELU_BY_TANH: (
         Reason.WRONG_OUTPUT,
@@ -154,7 +168,7 @@ EXPLANATIONS = {
 def explained(trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess) -> Stop:
     """The reason and one line for a wrong output, given how it was obtained."""
     calls, wrong = process.calls, outcome is Reason.WRONG_OUTPUT
-    small = outcome in NUMBERS and found.rms < WIDEST.bf16
+    small = outcome in NUMBERS and _is_small(found)
     if LATER in found.equals_trial:
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
     elif trial.weights and DECLARED in found.equals_trial:
@@ -167,17 +181,12 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif any(call.rerun_differs for call in calls) and _error_varies(trial, found, process):
         outcome = Reason.NON_DETERMINISTIC
         why = "repeating the call on the same inputs gives another answer; "
-    elif small and not _wrong_effect(found, process) and (cause := _cause(trial, found, process)):
+    elif small and (cause := _cause(trial, found, process)):
         outcome, why = cause
     elif wrong and trial.name not in FEW and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
-    elif (wrong or outcome is Reason.NON_FINITE) and _right_with_copied_weights(trial, process):
-        outcome = Reason.WRONG_OUTPUT
-        why = (
-            "right with the reference's weights: its constructor makes others from the same seed"
-            " (make the same parameters in the same order, as its layers do; or set"
-            " correctness.weights=copy, as harnesses that copy them do); "
-        )
+    elif (wrong or outcome is Reason.NON_FINITE) and (own := _own_weights(trial, found, process)):
+        outcome, (why, found) = Reason.WRONG_OUTPUT, own
     elif wrong and (name := _wrong_gradient(found, process)):
         outcome, why = Reason.WRONG_GRADIENT, f"the gradient of {name} is wrong; "
     elif outcome in NUMBERS and (name := _wrong_effect(found, process)):
@@ -206,6 +215,8 @@ def _late(trial: Trial) -> bool:
 
 
 def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
+    if why := of_unwritten(found):
+        return why
     computed = found.model_copy(update={"only_chosen": False, "misplaced": 0})
     if found.only_chosen and process.reference.judge(computed, trial) is Reason.OK:
         return (
@@ -252,10 +263,18 @@ def _of_non_finite(
         why = "reads before or after the memory of its inputs, where it now finds NaN; "
         return Reason.MEMORY_ERROR, why
     large = f"{OVERFLOWS}, or " if trial.name == MIXED else ""  # it has large numbers, too
-    return Reason.NON_FINITE, f"NaN or infinity in other places than in the reference: {large}" + (
-        _right_elsewhere(trial, found, process)
-        or "is something read out of bounds or of a view, before it is written, or from an answer"
-        " that was given?; "
+    where = UNDEFINED if trial.name in MUTATIONS else _right_elsewhere(trial, found, process)
+    return Reason.NON_FINITE, "NaN or infinity in other places than in the reference: " + (
+        of_unwritten(found) or large + (where or READ_ELSEWHERE)
+    )
+
+
+def of_unwritten(found: Comparison) -> str:
+    if not found.unwritten:
+        return ""
+    return (
+        f"{found.unwritten} elements of the output hold what free memory was filled with: they are"
+        " never written (does its grid cover all of it, with every block size that it may take?); "
     )
 
 
@@ -271,16 +290,44 @@ def _right_without_fences(trial: Trial, process: CandidateProcess) -> bool:
         process.fenced = True
 
 
-def _right_with_copied_weights(trial: Trial, process: CandidateProcess) -> bool:
+def _own_weights(
+    trial: Trial, found: Comparison, process: CandidateProcess
+) -> tuple[str, Comparison] | None:
+    """Where other weights are to blame, alone or for most of an error: that, and the error to
+    tell of, which is what the reference's weights leave."""
     reference = process.reference
     if trial.name != DECLARED or process.copies_weights or not reference.loaded.weight_bytes:
-        return False
+        return None
     try:
         process.copy_weights()
-        again = reference.judge(process.call(trial), trial)
+        again = process.call(trial)
     except Stop:
-        return False
-    return again in (Reason.OK, Reason.APPROXIMATION)
+        return None
+    before, after = (reference.judge(each, trial) for each in (found, again))
+    if after is Reason.OK or (after is Reason.APPROXIMATION and before is not after):
+        return f"right with the reference's weights: {OTHER_WEIGHTS}; ", found
+    if not _is_small(again) or _is_small(found):
+        return None
+    _, why = _cause(trial, again, process) or (Reason.WRONG_OUTPUT, "the answer is wrong, too: ")
+    return f"{OTHER_WEIGHTS}; and with the reference's, {why}", again
+
+
+def _is_small(found: Comparison) -> bool:
+    return found.masks_match and found.rms < WIDEST.bf16
+
+
+def name_approximation(trial: Trial, found: Comparison, process: CandidateProcess) -> str:
+    """What is approximate in an answer within KernelBench's 1e-4, and how far off it is."""
+    cause = _cause(trial, found, process)
+    own = None if cause else _own_weights(trial, found, process)
+    if own:
+        process.rebuild()
+    _, why = cause or (
+        Reason.APPROXIMATION,
+        f"the error is a function of the output; {loose_math(found, process)}",
+    )
+    what, why = ("other weights", own[0]) if own else ("another formula", why)
+    return f"{what}, within KernelBench's 1e-4: {why}{errors_of(trial, found)}"
 
 
 def _cause(trial: Trial, found: Comparison, process: CandidateProcess) -> tuple[Reason, str] | None:
@@ -289,11 +336,12 @@ def _cause(trial: Trial, found: Comparison, process: CandidateProcess) -> tuple[
     mantissa = MANTISSA.get(found.precision)
     if not mantissa or trial not in reference.trials:
         return None
-    if found.lost_bits:
+    effect = bool(_wrong_effect(found, process))
+    if found.lost_bits and not effect:
         kept = mantissa - found.lost_bits
         why = f"its outputs keep {kept} bits of mantissa, {found.precision} has {mantissa}; "
         return Reason.PRECISION_DOWNCAST, why
-    by = reference.explain(trial.name).by
+    by = reference.explain(trial.name, found.worst if effect else None).by
     if by == "TF32" and _on_gpu(process):
         return Reason.PRECISION_DOWNCAST, f"{EXPLANATIONS[by][1]}{NO_TF32}; "
     return EXPLANATIONS.get(by)
@@ -359,7 +407,10 @@ def _right_elsewhere(trial: Trial, found: Comparison, process: CandidateProcess)
             " to call, which its outputs tell of; "
         )
     if not trial.weights:
-        edges = "is it wrong for halves, thresholds, ends of a domain or rows of zeros alone? "
+        edges = (
+            "is it wrong for numbers ten times as large (a formula for small ones?), for halves,"
+            " thresholds, ends of a domain or rows of zeros alone? "
+        )
         return edges if _has_edges(trial) else ""
     return (
         "right with the weights of the earlier calls (are some kept since then, changed in the"
@@ -375,9 +426,9 @@ def errors_of(trial: Trial, found: Comparison) -> str:
             " (std::nearbyint for torch.round, std::floor for a floor division, truncation for a"
             " cast), and return among equal elements the one that it returns"
         )
-    return (
-        f"relative RMS error {found.rms:.2e}, worst element {found.max:.2e} on {trial.name} inputs"
-    )
+    errors = f"relative RMS error {found.rms:.2e}, worst element {found.max:.2e} "
+    finite = found.masks_match or found.rms > 0
+    return f"{errors * finite}on {trial.name} inputs"
 
 
 def _error_varies(trial: Trial, found: Comparison, process: CandidateProcess) -> bool:

@@ -324,9 +324,9 @@ class ReferenceProcess:
         marks = trial.row.other_forms and reduces_masked(self.expected.task)
         return self.request(Compare(trial=trial.name, marks=marks))
 
-    def explain(self, trial: str) -> Explained:
-        """What explains the error of the last answer."""
-        return self.answer_if_suitable(ExplainError(trial=trial)) or Explained()
+    def explain(self, trial: str, place: int | None = None) -> Explained:
+        """What explains the last answer's error, of any tensor or of the one at a place."""
+        return self.answer_if_suitable(ExplainError(trial=trial, place=place)) or Explained()
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
         if trial is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels_eval.config import (
     COMPARED_AT_ONCE,
+    FENCE,
     FEWEST_IN_ORDER,
     FEWEST_IN_SLICE,
     FEWEST_OFFSET,
@@ -29,6 +30,7 @@ from kernels_eval.config import (
     NEIGHBOUR_SHARE,
     ORDER_UNITS,
     SPREAD_ELEMENTS,
+    UNUSED,
 )
 from kernels_eval.model.correctness import PRECISION_OF
 from kernels_eval.protocol import Comparison
@@ -347,6 +349,17 @@ def _all_finite(tensor: Tensor) -> bool:
     if tensor.is_complex():
         return False
     return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+
+
+def unwritten(x: Tensor) -> int:
+    """How many floating elements hold what free memory was filled with before a call."""
+    if not (x.is_floating_point() or x.is_complex()):
+        return 0
+    flat, found = as_real(x).reshape(-1), 0
+    for span in _spans(len(flat)):
+        held = flat[span].view(torch.uint8).view(-1, flat.element_size())
+        found += sum(int((held == byte).all(1).sum()) for byte in (FENCE, UNUSED))
+    return found
 
 
 def few_of(x: Tensor) -> Tensor:

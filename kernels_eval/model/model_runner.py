@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, MOST_FORMS
+from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, MOST_FORMS, UNUSED
 from kernels_eval.languages import Language
 from kernels_eval.model.gradients import Passes, with_gradients
 from kernels_eval.model.inputs import (
@@ -81,8 +81,8 @@ _mallopt = ctypes.CDLL(None).mallopt
 
 
 def poison_allocations(on: bool) -> None:
-    """While on, malloc fills memory with 0xFE (-1.7e38 as fp32), so no value is right by luck."""
-    _mallopt(M_PERTURB, 1 if on else 0)
+    """While on, malloc fills memory with UNUSED, so no value is right by luck."""
+    _mallopt(M_PERTURB, 0xFF ^ UNUSED if on else 0)
 
 
 def processor_ns() -> int:

@@ -126,7 +126,8 @@ class Comparison(Payload):
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
     without floating-point type. `only_chosen`: the reference moves and chooses numbers, computes
     none. `ordered`: it sorted them; `misplaced`: neighbours that are in order in its output, not in
-    this. `equals_trial` and `equals_answer` name other trials with this as the expected, or the
+    this. `unwritten`: elements that hold what free memory was filled with, where an answer is far
+    off. `equals_trial` and `equals_answer` name other trials with this as the expected, or the
     candidate's own, answer; `constant`: it is of one number, which is no other trial's answer.
     `mutates_inputs` is of timed calls alone.
     `precision`: of the outputs that these errors are of, as `Gates` names it.
@@ -155,6 +156,7 @@ class Comparison(Payload):
     worst: int = 0
     unequal: int = 0
     misplaced: int = 0
+    unwritten: int = 0
     only_chosen: bool = False
     ordered: bool = False
     equals_trial: list[str] = []
@@ -310,9 +312,11 @@ class Explained(Payload):
 
 
 class ExplainError(Request[Explained]):
-    """What explains the error of the candidate's output, the last that was compared in a trial."""
+    """What explains the error of the candidate's output, the last that was compared in a trial:
+    that of any tensor, or of the one at this place."""
 
     trial: str
+    place: int | None = None
 
 
 class Likeness(Payload):

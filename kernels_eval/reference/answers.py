@@ -51,6 +51,7 @@ from kernels_eval.model.measurement import (
     same,
     same_all,
     unlike,
+    unwritten,
 )
 from kernels_eval.model.shared_memory import calls, padded, read, unpack
 from kernels_eval.protocol import (
@@ -188,8 +189,10 @@ class ReferenceRole:
             if other == digest and name != trial and not self._alike(name, trial)
         ]
         self.digests[trial] = digest
+        far = found.rms > 1 or not found.masks_match
         return found.model_copy(
             update={
+                "unwritten": sum(map(unwritten, actual)) if far else 0,
                 "equals_trial": equals_trial,
                 "equals_answer": equals_answer,
                 "constant": constant,
@@ -206,14 +209,15 @@ class ReferenceRole:
         known = self.values.kept(request.trial)
         actual = read(self.runner.shared["candidate"], known.expected)
         trial, as_large = known.trial, ""
+        places = range(len(actual)) if request.place is None else [request.place]
         with self.values.model_for(trial):
-            for name, ways in EXPLANATIONS.items():
-                for way in ways:
+            for name, modes in EXPLANATIONS.items():
+                for mode in modes():
                     inputs = self.task.inputs_of(trial)
-                    with suppress(*REFUSALS), way():
+                    with suppress(*REFUSALS), mode:
                         predicted = self.task.outputs(inputs)
                         found = actual, known.expected, known.oracle, predicted
-                        if any(map(explains, *found)):
+                        if any(explains(*(each[place] for each in found)) for place in places):
                             return Explained(by=name)
                         as_large = as_large or name * any(map(errs_as_much, *found))
         return Explained(as_large=as_large)

@@ -1,6 +1,6 @@
 """Whether a wrong answer of an fp32 task is what its reference gives where products take factors of
-a shorter mantissa, or all operators do: TF32, fp16 or bf16; or where GELU is computed by tanh in
-place of erf.
+a shorter mantissa, or those of one kind, or all operators do: TF32, fp16 or bf16; or where GELU is
+computed by tanh in place of erf.
 
 Tensor cores round TF32 factors to nearest or cut them (PTX ISA, `mma`, `wgmma`: the low 13 bits are
 ignored), which on inputs of one sign looks like a constant factor.
@@ -8,7 +8,7 @@ ignored), which on inputs of one sign looks like a constant factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -32,13 +32,16 @@ EXPLAINED = 0.5
 """Share of a squared error that a format must explain: chance explains none of it."""
 AS_MUCH = 2
 """How many times larger one of two errors of one size may be. A choice."""
-SHORTEST, FEWEST, SPREAD = 4, 64, 1 << 16
+SHORTEST, FEWEST, SPREAD = 4, 32, 1 << 16
 """Bits of the mantissa that outputs lack, and of how many at least and at most, that keep fewer."""
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 ATTENTION = "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention".split()
 FACTORS = PRODUCTS | {"convolution": 0}
 FACTORS |= {f"_scaled_dot_product_{kind}": 0 for kind in ATTENTION}
 """Operators that sum products, and which argument their first factor is."""
+LAYERS = frozenset({"mm", "mv", "dot", "addmm", "addmv"})
+KINDS = LAYERS, frozenset({"convolution"}), FACTORS.keys() - LAYERS - {"convolution"}
+"""Of layers, convolutions and attention: a kernel may compute one, and leave the rest to torch."""
 
 COPIES = ("clone", "_to_copy")
 
@@ -56,17 +59,21 @@ FORMATS: Mapping[str, Sequence[Rounding]] = {
 
 @without_compiler
 class Rounded(TorchDispatchMode):
-    """Rounds the fp32 factors of every sum of products."""
+    """Rounds the fp32 factors of sums of products by these operators, and notes which were
+    called."""
 
-    def __init__(self, rounding: Rounding) -> None:
+    def __init__(self, rounding: Rounding, operators: Collection[str] = FACTORS) -> None:
         TorchDispatchMode.__init__(self)
-        self.rounding = rounding
+        self.rounding, self.operators = rounding, operators
+        self.called = set[str]()
 
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
-        first = FACTORS.get(operator_name(function))
-        if first is not None:
+        name = operator_name(function)
+        if name in self.operators:
+            self.called.add(name)
+            first = FACTORS[name]
             factors = map(self._rounded, args[first : first + 2])
             args = (*args[:first], *factors, *args[first + 2 :])
         return function(*args, **(kwargs or {}))
@@ -116,18 +123,28 @@ class GeluByTanh(TorchDispatchMode):
         return function(*args, **{**(kwargs or {}), **by_tanh})
 
 
-EXPLANATIONS: Mapping[str, Sequence[Callable[[], TorchDispatchMode]]] = {
-    GELU_BY_TANH: [GeluByTanh],
-    **{name: [partial(Rounded, each) for each in FORMATS[name]] for name in FORMATS},
-    **{
-        operands_in(name): [
-            partial(RoundedOperands, each, computed=computed)
-            for each in FORMATS[name]
-            for computed in (False, True)
-        ]
-        for name in FORMATS
-    },
+def _in_products(name: str) -> Iterator[Rounded]:
+    """In all products; and in those of each kind, once the first mode has seen several."""
+    for rounding in FORMATS[name]:
+        yield (every := Rounded(rounding))
+        kinds = [kind for kind in KINDS if not every.called.isdisjoint(kind)]
+        if len(kinds) > 1:
+            yield from (Rounded(rounding, kind) for kind in kinds)
+
+
+def _in_operands(name: str) -> Iterator[Rounded]:
+    for rounding in FORMATS[name]:
+        for computed in (False, True):
+            yield RoundedOperands(rounding, computed=computed)
+
+
+EXPLANATIONS: Mapping[str, Callable[[], Iterator[TorchDispatchMode]]] = {
+    GELU_BY_TANH: lambda: iter([GeluByTanh()]),
+    **{name: partial(_in_products, name) for name in FORMATS},
+    **{operands_in(name): partial(_in_operands, name) for name in FORMATS},
 }
+"""Modes to run a reference in, one after the other, by the name of what each computes
+otherwise."""
 
 
 def explains(actual: Tensor, expected: Tensor, oracle: Tensor, rounded: Tensor) -> bool:

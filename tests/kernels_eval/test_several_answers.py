@@ -6,7 +6,7 @@ import torch
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.protocol import Expect, LoadTask, ModelSpec
 from kernels_eval.reference.answers import ReferenceRole
-from kernels_eval.reference.downcasts import FORMATS, explains, lost_bits
+from kernels_eval.reference.downcasts import EXPLANATIONS, FORMATS, explains, lost_bits
 from tests.kernels_eval.test_expected_values import serving
 from tests.support.kernels import task_source
 
@@ -134,6 +134,30 @@ def test_factors_of_a_shorter_mantissa_are_named(name, draw):
         if explains(kernel(x, y), *known, rounding(x) @ rounding(y).T)
     ]
     assert found[:1] == ([wanted] if wanted else [])
+
+
+def test_of_several_kinds_of_products_all_are_rounded_and_then_each():
+    """A kernel may compute attention, and torch the layers."""
+    x = torch.randn(1, 16, 16)
+
+    def products():
+        return [x[0] @ x[0], torch.nn.functional.conv2d(x[None], x[None]), torch.bmm(x, x)]
+
+    exact, found = products(), []
+    for mode in EXPLANATIONS["TF32"]():
+        with mode:
+            found.append([not torch.equal(*both) for both in zip(products(), exact, strict=True)])
+    assert found == 2 * [[True] * 3, *torch.eye(3).bool().tolist()]
+
+
+def test_one_kind_of_products_is_rounded_once():
+    x = torch.randn(16, 16)
+    modes = 0
+    for mode in EXPLANATIONS["TF32"]():
+        modes += 1
+        with mode:
+            assert (x @ x).shape == x.shape
+    assert modes == 2
 
 
 def test_factors_are_named_in_outputs_of_a_million_elements():

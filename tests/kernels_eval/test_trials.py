@@ -488,7 +488,7 @@ def to_explain(trial, *, by="", as_large="", depth=0, layers=0, flags=(), device
             trials=[trial],
             loaded=loaded,
             expected=SimpleNamespace(task=SimpleNamespace(loaded=loaded)),
-            explain=lambda _: Explained(by=by, as_large=as_large),
+            explain=lambda *_: Explained(by=by, as_large=as_large),
             device=device,
         ),
     )
@@ -583,6 +583,19 @@ def test_a_downcast_is_named_where_it_explains_the_error_in_words_of_the_device(
     stop = explained(trial, Reason.PRECISION_DOWNCAST, found, process)
     assert stop.finding.reason == reason
     assert ("Triton" in stop.finding.detail) == (device != "cpu")
+
+
+@pytest.mark.parametrize("by, reason", [("TF32", "precision_downcast"), ("", "wrong_output")])
+def test_a_statistic_is_a_downcast_where_fewer_digits_explain_it_itself(by, reason):
+    trial = Trial("normal", ROWS["normal", OUTPUTS], 1, distribution="normal")
+    trial.outputs = [Form(shape=[4], dtype="float32")] * 2
+    found = Comparison(rms=7e-4, reference_rms=1e-7, max=5e-4, precision="fp32", worst=1)
+    process, asked = to_explain(trial), []
+    process.reference.loaded.effects = SimpleNamespace(names=["buffer running_mean"])
+    process.reference.explain = lambda _, place: asked.append(place) or Explained(by=by)
+    stop = explained(trial, Reason.PRECISION_DOWNCAST, found, process)
+    assert (stop.finding.reason, asked) == (reason, [1])
+    assert ("running_mean" in stop.finding.detail) == (not by)
 
 
 def seen(finite=1.0, told=1.0, shape=(4, 3), holds=True, dtype="float32"):

@@ -319,10 +319,6 @@ def says_that_its_copy_is_timed(verdict):
     assert "shared_output" in verdict.flags
 
 
-def says_that_it_is_another_formula(verdict):
-    assert verdict.detail.startswith("another formula")
-
-
 def bounded(verdict):
     timing = verdict.timing
     assert timing is None or timing.candidate_ms >= 0.8 * timing.clock_bound_ms

@@ -14,6 +14,7 @@ from kernels_eval.judge.candidate_handle import CandidateProcess, unmatched_shap
 from kernels_eval.judge.explanation import (
     errors_of,
     explained,
+    is_small,
     name_approximation,
     of_unwritten,
 )
@@ -123,6 +124,8 @@ def _refuse_answer(
         check_state(process, settings=True)
         raise explained(trial, outcome, found, process)
     else:
+        if is_small(found):  # what is approximate elsewhere is so here
+            check_formula(process)
         raise _specialised(trial, outcome, of_unwritten(found) + errors_of(trial, found))
 
 

@@ -168,7 +168,7 @@ EXPLANATIONS = {
 def explained(trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess) -> Stop:
     """The reason and one line for a wrong output, given how it was obtained."""
     calls, wrong = process.calls, outcome is Reason.WRONG_OUTPUT
-    small = outcome in NUMBERS and _is_small(found)
+    small = outcome in NUMBERS and is_small(found)
     if LATER in found.equals_trial:
         outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
     elif trial.weights and DECLARED in found.equals_trial:
@@ -306,13 +306,13 @@ def _own_weights(
     before, after = (reference.judge(each, trial) for each in (found, again))
     if after is Reason.OK or (after is Reason.APPROXIMATION and before is not after):
         return f"right with the reference's weights: {OTHER_WEIGHTS}; ", found
-    if not _is_small(again) or _is_small(found):
+    if not is_small(again) or is_small(found):
         return None
     _, why = _cause(trial, again, process) or (Reason.WRONG_OUTPUT, "the answer is wrong, too: ")
     return f"{OTHER_WEIGHTS}; and with the reference's, {why}", again
 
 
-def _is_small(found: Comparison) -> bool:
+def is_small(found: Comparison) -> bool:
     return found.masks_match and found.rms < WIDEST.bf16
 
 

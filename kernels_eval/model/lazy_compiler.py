@@ -8,18 +8,26 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 import torch.jit._builtins
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COMPILER = "torch._dynamo"
-UNTRACED = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
-"""Of code that the compiler passes over, as it does torch's own: with `fullgraph=True` it would
-raise."""
 M = TypeVar("M", bound=TorchDispatchMode)
+
+
+def _is_imported() -> bool:
+    # a candidate may have put another module in its place
+    return hasattr(sys.modules.get(COMPILER), "disable")
+
+
+def eagerly() -> AbstractContextManager[object]:
+    """A context in which compiled functions run as they are written. Under a dispatch mode none is
+    compiled, for which `fullgraph=True` raises."""
+    return torch.compiler.set_stance("force_eager") if _is_imported() else nullcontext()
 
 
 def _lazily(plain: Callable[..., Any], guarded: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,12 +35,9 @@ def _lazily(plain: Callable[..., Any], guarded: Callable[..., Any]) -> Callable[
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # a candidate may have put another module in its place
-        imported = hasattr(sys.modules.get(COMPILER), "disable")
-        chosen = guarded if imported else plain
+        chosen = guarded if _is_imported() else plain
         return chosen(*args, **kwargs)
 
-    set_code_exec_strategy(call.__code__, UNTRACED)
     return call
 
 

@@ -116,6 +116,9 @@ def _computes(function: OpOverload) -> bool:
 
 @without_compiler
 class GeluByTanh(TorchDispatchMode):
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:

@@ -142,7 +142,7 @@ def test_leaving_a_pool_stops_its_workers(pool):
     with Pool(Language.CPP, CONFIG, workers=1, builders=1) as other:
         actor = other._runners[0].actor
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(actor.run.remote({}, {}, {}), timeout=30)
+        ray.get(actor.run.remote({}, {}, {}), timeout=300)
 
 
 def failing_pool(broken_workers, workers):

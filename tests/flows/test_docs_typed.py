@@ -1,12 +1,13 @@
 """Commands of the pages that take minutes, typed as they stand into a clone that the pages' own
-lines installed, and what they print: first verdicts, verdicts of others, an endpoint,
-the service, the servers, a cluster's head."""
+lines installed, and what they print: first verdicts, packages, verdicts of others, an
+endpoint, the service, the servers, a cluster's head."""
 
 import json
 import re
 import shutil
 from urllib.error import HTTPError
 
+import polars as pl
 import pytest
 import yaml
 
@@ -27,6 +28,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 TYPED = yaml.safe_load((ROOT / "tests/data/doc_commands.yaml").read_text(encoding="utf-8"))
 SLOW = TYPED["slow"]
+WRONG = "import torch\nclass ModelNew(torch.nn.Module):\n    forward = lambda self, x: x\n"
 RELU = '''import torch
 from torch.utils.cpp_extension import load_inline
 
@@ -100,6 +102,25 @@ def test_the_first_verdict_is_what_the_page_shows(beside, name, least):
     verdict = printed[printed.index("correct (ok)") :]
     assert form(verdict) == form(shown)
     assert float(re.search(r"speedup ([\d.]+)", verdict)[1]) >= least
+
+
+def test_kernels_of_a_table_become_packages(beside):
+    folder = beside.folder
+    (example,) = (each.text for each in of_page("docs/tutorial.md") if each.title == "candidate.py")
+    (folder / "candidate.py").write_text(example)
+    right = {"candidate_id": "softmax", "task_id": "user/softmax", "code": example}
+    wrong = {"candidate_id": "relu", "task_id": "user/scaled_relu", "code": WRONG}
+    pl.DataFrame([right, wrong]).write_parquet(folder / "candidates.parquet")
+    pl.DataFrame([right]).write_parquet(folder / "answers.parquet")
+    for text, said in SLOW["kernels"].items():
+        for out in ("softmax-kernel", *(["verified"] if "TASKS" in text else [])):
+            shutil.rmtree(folder / out, ignore_errors=True)
+        beside.type_all({text: said}, TASKS="mytasks")
+        if "package" in text:
+            (certificate,) = folder.glob("softmax-kernel/build/*/certificate.json")
+            assert json.loads(certificate.read_text())["verdict"]["status"] == "correct"
+    (row,) = pl.read_parquet(folder / "verified/verdicts.parquet").to_dicts()
+    assert row["timing"]["compiled"]
 
 
 def test_solutions_of_another_suite(beside):

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-QUIET_S, LATER_S = 12.0, 60.0
-"""Seconds of silence before a line: within the first minute of it, and after."""
+QUIET_S, LATER_S, LONG_S = 12.0, 60.0, 600.0
+"""Seconds of silence before a line, and after a long silence."""
 CHARS = 110
 INVISIBLE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\s")
 """What bars without a row write ten times a second."""
@@ -55,7 +55,7 @@ def never_silent(name: str) -> Iterator[None]:
         told_at = began_at
         while not ended.wait(QUIET_S / 10):
             now = time.monotonic()
-            every_s = QUIET_S if now - heard.written_at < LATER_S else LATER_S
+            every_s = QUIET_S if now - heard.written_at < LONG_S else LATER_S
             if now - max(told_at, heard.written_at) >= every_s:
                 told_at = now
                 said = f"still at work after {now - began_at:.0f} s: {_last}\n"

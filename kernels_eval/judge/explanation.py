@@ -456,7 +456,8 @@ def _ignores_inputs(trial: Trial, found: Comparison, process: CandidateProcess) 
     try:
         with another as other:
             if found.constant:  # it may come of a clamp, which larger numbers pass
-                return all(process.call(each).constant for each in [other, *others[1:]])
+                asked = [process.call(each) for each in (other, *others[1:])]
+                return all(each.constant and each.equals_answer for each in asked)
             return DECLARED in process.call(other).equals_answer
     except Stop:
         return False

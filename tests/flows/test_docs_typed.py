@@ -21,7 +21,7 @@ from tests.support import chat_server
 from tests.support.commands import ROOT
 from tests.support.doc_commands import fences
 from tests.support.night import ENDED, PrefectClient, request_json
-from tests.support.reader import cloned, give_ports, write_what_pages_say
+from tests.support.reader import Reader, cloned, give_ports, write_what_pages_say
 from tests.support.servers import two_ports
 from tests.support.waiting import until
 
@@ -56,7 +56,7 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory):
+def installed(tmp_path_factory):
     """A reader in a clone that the first pages installed and upgraded."""
     with cloned(tmp_path_factory.mktemp("pages")) as reader:
         origin = reader.folder.parent / "origin"
@@ -66,6 +66,12 @@ def clone(tmp_path_factory):
         reader.ports = give_ports(reader)
         write_what_pages_say(reader.folder)
         yield reader
+
+
+@pytest.fixture
+def clone(installed):
+    """A new shell in that clone."""
+    return Reader(installed.folder, dict(installed.variables))
 
 
 @pytest.fixture
@@ -146,8 +152,8 @@ def test_own_tasks_and_an_endpoint_become_a_training_set(beside):
     assert curated.manifest["rows"] == 1
 
 
-def test_the_service_answers_as_its_page_says(beside, clone):
-    port = str(clone.ports[-1])
+def test_the_service_answers_as_its_page_says(beside, installed):
+    port = str(installed.ports[-1])
     url = f"http://127.0.0.1:{port}"
     for text, said in SLOW["services"].items():
         if "--host" in text:

@@ -14,8 +14,8 @@ from typing import Any, TextIO
 QUIET_S, LATER_S, LONG_S = 12.0, 60.0, 600.0
 """Seconds of silence before a line, and after a long silence."""
 CHARS = 110
-INVISIBLE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\s")
-"""What bars without a row write ten times a second."""
+CONTROLS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\r")
+"""All that bars without a row write, ten times a second."""
 CLOCK = re.compile(r"^\s*[\d.]+ s\s+|^still at work after [^:]*: ")
 
 _last = ""
@@ -29,9 +29,9 @@ class _Heard:
         self.stream, self.written_at = stream, time.monotonic()
 
     def write(self, text: str) -> int:
-        if INVISIBLE.sub("", text):
+        if said := CONTROLS.sub("", text).strip():
             self.written_at = time.monotonic()
-            now_at(text.strip().splitlines()[-1])
+            now_at(said.splitlines()[-1])
         return self.stream.write(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -452,6 +452,8 @@ def test_only_processor_time_that_is_read_counts_for_a_sample():
         child=SimpleNamespace(),
         config=SimpleNamespace(threads=1),
         loaded=SimpleNamespace(effects=None),
+        timed_distribution="declared",
+        trying_draws=lambda _: nullcontext(),
         request=lambda _: reports.pop(0),
     )
     clock.reference = clock.process = given

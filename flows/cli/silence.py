@@ -16,7 +16,7 @@ QUIET_S, LATER_S, LONG_S = 12.0, 60.0, 600.0
 CHARS = 110
 CONTROLS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\r")
 """All that bars without a row write, ten times a second."""
-CLOCK = re.compile(r"^\s*[\d.]+ s\s+|^still at work after [^:]*: ")
+CLOCK = re.compile(r"^\s*[\d.]+ s\s+")
 
 _last = ""
 """What was said last, or is under way."""

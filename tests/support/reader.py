@@ -21,7 +21,7 @@ import yaml
 from tests.support.commands import ROOT, environment
 from tests.support.doc_commands import fences
 from tests.support.processes import processes_with
-from tests.support.servers import end, free_ports, two_ports
+from tests.support.servers import free_ports, logged, two_ports
 
 LONGEST_S = 1800
 MARK = "CONCUR_TEST_READER"
@@ -97,23 +97,15 @@ class Reader:
             printed = " ".join(self.type(text).split())
             assert said in printed, (text, said, printed[-4000:])
 
-    @contextmanager
     def running(self, text):
         """A command that runs until the block ends."""
-        with open(self.folder / "server.log", "ab") as log:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {text}"],
-                cwd=self.folder,
-                env=self.variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            yield process
-        finally:
-            end(process)
+        return logged(
+            ["bash", "-c", f"exec {text}"],
+            self.folder / "server.log",
+            cwd=self.folder,
+            env=self.variables,
+            stdin=subprocess.DEVNULL,
+        )
 
     def beside(self, folder):
         """The same shell in an empty folder, with the same packages and the pages' files."""

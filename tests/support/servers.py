@@ -198,6 +198,19 @@ def _healthy(process, url):
     return False
 
 
+@contextmanager
+def logged(words, log, **options):
+    """A process that runs until the block ends, and appends what it prints to a file."""
+    with open(log, "ab") as printed:
+        process = subprocess.Popen(
+            words, stdout=printed, stderr=printed, start_new_session=True, **options
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
 def end(process):
     """End a process that leads a session, and everything it started."""
     below = []

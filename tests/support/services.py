@@ -2,7 +2,6 @@
 requests for it."""
 
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from kernels_eval.service.schema import EvaluationRequest
 from tasks.synthesis.parsing import parse_response
 from tests.support.kernels import AFFINE, QUICK
 from tests.support.processes import ROOT
-from tests.support.servers import clean_environment, end
+from tests.support.servers import clean_environment, logged
 
 MODULE = "import torch\nclass ModelNew(torch.nn.Module):\n    pass  # {}\n"
 URL = "http://127.0.0.1"
@@ -69,19 +68,13 @@ def serving(folder, port, *options):
     for setting in ("timing.max_s=5", "timing.min_pairs=6", "build.timeout_s=600"):
         words += ["--set", setting]
     words += ["--set", "limits.load_s=60", "--journal", str(folder / "serve.sqlite3")]
-    with open(folder / "log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *words],
-            env=clean_environment() | {"PYTHONPATH": ROOT},
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
+    with logged(
+        [sys.executable, "-m", "flows.cli", *words],
+        folder / "log",
+        env=clean_environment() | {"PYTHONPATH": ROOT},
+        cwd=folder,
+    ) as process:
         yield process
-    finally:
-        end(process)
 
 
 def request(number=0, **fields):

@@ -25,6 +25,10 @@ from kernels_eval.model.correctness import merge
 from kernels_eval.protocol import Comparison
 from kernels_eval.records import Correctness, Reason
 
+RAISED = (Reason.EXCEPTION, Reason.BUILD_FAILED)
+"""What a candidate says of a call by itself: an exception, or one of its compiler (Triton takes
+blocks of 2**n alone)."""
+
 
 def compare_outputs(process: CandidateProcess) -> None:
     """Compare every trial in the task's own shape and mode. Raises Stop where one is wrong."""
@@ -105,7 +109,7 @@ def _refuse_call(trial: Trial, stop: Stop, process: CandidateProcess) -> None:
     row, reason = trial.row, stop.finding.reason
     if row.stage is Stage.OUTPUTS:
         raise stop
-    if reason is Reason.EXCEPTION and row.refusal_flag and not process.child.dead:
+    if reason in RAISED and row.refusal_flag and not process.child.dead:
         process.draft.flags.append(row.refusal_flag)
     elif row.tolerated(_wrong(reason, process)):
         process.draft.flags.append(row.flag)

@@ -376,6 +376,7 @@ def test_rare_values_are_drawn_where_a_task_may_be_given_them(
         ("batch_1", VARIED, "wrong_output", {}, "shape_specialised"),
         ("tail_1", VARIED, "wrong_output", FLAGS_SHAPES, ["shape_specialised"]),
         ("tail_1", VARIED, "exception", {}, ["declared_shape_only"]),
+        ("tail_1", VARIED, "build_failed", {}, ["declared_shape_only"]),
         ("tail_1", VARIED, "cuda_error", FLAGS_SHAPES, "shape_specialised"),
         ("eval_mode", VARIED, "exception", {}, ["eval_mode_fails"]),
         ("eval_mode", VARIED, "wrong_output", {}, ["wrong_in_eval_mode"]),
@@ -393,7 +394,7 @@ def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, foun
     config = {key: value for key, value in options.items() if key == "shapes"}
 
     def call(trial, **_):
-        if trial is not declared and outcome in ("exception", "cuda_error"):
+        if trial is not declared and outcome in ("exception", "build_failed", "cuda_error"):
             raise Stop(Reason(outcome), "no")
         return RIGHT
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -47,16 +48,18 @@ _TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+_KINDS: dict[str | None, Kind] = {kind.value: kind for kind in Kind}
 _NOT_A_LINE_END = re.compile(r"[^\n]")
 
 
 def tokens(text: str) -> Iterator[Token]:
     for match in _TOKEN.finditer(text):
-        kind = Kind(str(match.lastgroup))
         ends = match[0].startswith("//") or match[0].endswith(("*/", '"', "'"))
-        yield Token(kind if ends else Kind.CODE, match[0], match.start())
+        kind = _KINDS[match.lastgroup] if ends else Kind.CODE
+        yield Token(kind, match[0], match.start())
 
 
+@lru_cache(maxsize=16)  # a verdict asks for the same text up to four times
 def blank(text: str, *, comments: bool = True, literals: bool = True) -> str:
     """The text with spaces for its comments and literals; positions and lines stay."""
     hidden = {kind for kind, hide in ((Kind.COMMENT, comments), (Kind.LITERAL, literals)) if hide}

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from kernels_eval.config import ITERATIONS, LAYERS, LEAST_IN_A_ROW
 from kernels_eval.judge.trial import Condition, TaskFindings
-from kernels_eval.protocol import UNBOUNDED, Expectation
+from kernels_eval.protocol import EXTENDED, RARE_FORMS, Expectation
 
 
 def one_answer(expected: Iterable[Expectation]) -> bool:
@@ -54,13 +54,13 @@ CLEARING = re.compile(r"nan|isfinite|isinf|\.f(max|min)$")
 
 
 def has_rare_values(task: TaskFindings) -> bool:
-    return any(note.rare not in ("", "setting", *UNBOUNDED) for note in task.loaded.plan.notes)
+    return any(note.rare in RARE_FORMS for note in task.loaded.plan.notes)
 
 
 def takes_others(*, iterating: bool) -> Condition:
-    """Whether nothing bounds some whole numbers, of a task that iterates or does not."""
+    """Whether some whole numbers may leave their range, of a task that iterates or does not."""
     return lambda task: (
-        any(note.rare in UNBOUNDED for note in task.loaded.plan.notes)
+        any(note.rare in EXTENDED for note in task.loaded.plan.notes)
         and iterates(task) is iterating
     )
 

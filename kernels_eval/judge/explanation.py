@@ -120,8 +120,8 @@ RIGHT_ELSEWHERE = {
         " whole, integers up to 2^28 (sorted or multiplied ones: 2^20), exponents up to 16; "
     ),
     BEYOND[0]: (
-        "right within the declared range of whole numbers that nothing bounds (counts, levels,"
-        " times), not for larger or negative ones, which the task takes; "
+        "right within the declared range of whole numbers (counts, levels, times, places), not for"
+        " larger or negative ones, which the task takes, or whose sums 32 bits do not hold; "
     ),
     **dict.fromkeys(
         MUTATIONS,

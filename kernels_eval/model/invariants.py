@@ -42,7 +42,7 @@ ARITHMETIC = re.compile(
 sums could overflow.)"""
 EXACT = re.compile(
     ARITHMETIC.pattern.removesuffix(r")\.")
-    + r"|sort|msort|topk|mm|bmm|mv|dot|mul|bitwise_\w+|__[lr]?(and|or|xor|shift)__"
+    + r"|sort|msort|topk|mm|bmm|mv|dot|mul|sum|cumsum|bitwise_\w+|__[lr]?(and|or|xor|shift)__"
     + r"|(eq|ne|lt|le|gt|ge)(?=\.both))\."
 )
 """These, and operators that other code computes in fewer digits, or for declared ranges alone;
@@ -55,11 +55,8 @@ PLACES = re.compile(
 """Operators whose integers are places, lengths or classes, or are compared with any of these."""
 COMPARED = re.compile(r"\.(both|number)$|\b(maximum|minimum|clamp\w*|relu)\.")
 MASKED = re.compile(r"\b(eq|ne)\.")
-UNSIGNED = re.compile(
-    r"^reads div\.|\b(floor_divide|remainder|fmod|gcd|lcm|bitwise_\w+|__[lr]?(and|or|xor)__"
-    r"|(arg|cum|a)?(max|min)\w*|m?sort|argsort|topk|\w*unique\w*)\."
-)
-"""Operators whose kernels may take for granted that integers are not negative."""
+BELOW = re.compile(r"^(.*) below (\d+)$")
+"""An operator's argument, and the size of what it looks up in these places (0: unknown)."""
 IGNORED = re.compile(r"(?:ignore_index|padding_idx)\s*=\s*(-?\d+)")
 IGNORING = re.compile(r"nll_loss|embedding")
 DEFINITE = re.compile(r"cholesky|linalg_eigh")
@@ -219,6 +216,7 @@ def _note_of_integers(
     in_rows = samples[0].dim() > 1 and not _order_of_rows(samples)
     needed = any(map(NEEDS_ORDER.search, uses))
     needed |= in_rows and samples[0].shape[-1] < FEWEST_ALIKE  # each place has its own range
+    below = _below(samples, uses)
     axes = [int(found[1]) for found in map(INTO_ITSELF.search, sorted(uses)) if found]
     return InputNote(
         vary=False,
@@ -232,8 +230,17 @@ def _note_of_integers(
         and bool(reads)
         and all(map(WRAPS.search, reads)),
         also=_also(samples, uses, code),
-        rare=_enlarged(samples, uses) or _unbounded(samples, uses, size),
+        rare=_enlarged(samples, uses) or _unbounded(samples, uses, size) or "places" * bool(below),
+        below=below,
     )
+
+
+def _below(samples: list[Tensor], uses: Collection[str]) -> int:
+    """The size of what all operators that need places look up in these; 0 where unknown."""
+    sizes = {found[1]: int(found[2]) for found in map(BELOW.search, uses) if found}
+    needed = [use for use in uses if BOUNDED.search(use) and not use.startswith("reads ")]
+    least = min((sizes.get(use, 0) for use in needed), default=0)
+    return least if all(int(x.amax()) < least and int(x.amin()) >= 0 for x in samples) else 0
 
 
 def _holds_places(samples: list[Tensor], axis: int) -> bool:
@@ -273,7 +280,7 @@ def _unbounded(samples: list[Tensor], uses: Collection[str], size: int) -> str:
     compared, bytes_alone = any(map(COMPARED.search, uses)), _are_bytes(samples)
     if (bytes_alone and (compared or largest >= 128)) or (compared and largest <= size):
         return ""
-    return "positive" if any(map(UNSIGNED.search, uses)) else "unbounded"
+    return "unbounded"
 
 
 def _of_one_number(x: Tensor, uses: Collection[str]) -> str:

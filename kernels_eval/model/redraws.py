@@ -38,6 +38,7 @@ from kernels_eval.model.task_text import MATRICES
 from kernels_eval.protocol import (
     BEYOND,
     BLOCKS,
+    ENLARGED,
     LASTING_INPUTS,
     LONE,
     MOVED,
@@ -296,6 +297,14 @@ def _large(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor
     return torch.where(chosen, value + value.sign() * size, value)
 
 
+def _anywhere(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """One in eight is any place in what they are places in."""
+    share, place = (_uniform(value, generator).double() for _ in range(2))
+    share.view(-1)[share.argmin()] = 0.0
+    drawn = (place * note.below).to(value.dtype).clamp_(max=note.below - 1)
+    return torch.where(share < VARIED_SHARE, drawn, value)
+
+
 def _beyond(
     value: Tensor,
     generator: torch.Generator,
@@ -305,9 +314,11 @@ def _beyond(
     signed: bool = False,
 ) -> Tensor:
     """One in eight, or all of one number, up to so many times as large as the largest (or 1), of
-    either sign where any is negative or `signed`. What 32 bits hold stays in these."""
+    either sign where any is negative or `signed`. What 32 bits hold stays in these, but for
+    integers of 64 bits."""
     largest = float(value.abs().amax()) or 1.0
-    most = min(times * largest, max(largest, LARGEST_INT32))
+    held = 2.0**62 if value.dtype is torch.int64 else LARGEST_INT32
+    most = min(times * largest, max(largest, held))
     share, size, side = (_uniform(value, generator).double() for _ in range(3))
     share.view(-1)[share.argmin()] = 0.0
     drawn = most * size.square()
@@ -401,20 +412,16 @@ VARIATIONS_BY_DRAW: dict[str, dict[str, Variation]] = {
     VARIED: VARIATIONS,
     VARIED_OTHERWISE: OTHERWISE,
 }
-RARE_FORMS: dict[str, Variation] = {
-    "one_hot": _one_hot,
-    "full_rows": _full_rows,
-    "large": _large,
-    "wide": _large,
-    "exponents": _large,
-}
 _signed, _less_beyond = partial(_beyond, signed=True), partial(_beyond, times=BEYOND_TIMES // 4)
+_within = partial(_beyond, times=1)
+_ALWAYS = {"zeros": _signed, "places": _anywhere}
 FORMS = VARIATIONS_BY_DRAW | {
-    BEYOND[0]: {"unbounded": _signed, "positive": _beyond, "zeros": _signed},
-    BEYOND[1]: {"unbounded": _beyond, "positive": _beyond, "zeros": _signed},
-    BEYOND[2]: {"unbounded": _less_beyond, "positive": _less_beyond, "zeros": _signed},
+    BEYOND[0]: _ALWAYS
+    | {"unbounded": _signed, "large": _signed, "wide": partial(_within, signed=True)},
+    BEYOND[1]: _ALWAYS | {"unbounded": _beyond, "large": _beyond, "wide": _within},
+    BEYOND[2]: _ALWAYS | {"unbounded": _less_beyond, "large": _less_beyond, "wide": _within},
     MOVED: {"moved": moved_numbers, "tied": moved_numbers},
-    RARE: RARE_FORMS,
+    RARE: {"one_hot": _one_hot, "full_rows": _full_rows, **dict.fromkeys(ENLARGED, _large)},
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},
     PATH: {"full_rows": _path},
     UNSORTED: {"resampled": _unsorted},

@@ -42,9 +42,13 @@ iterate, matrices of two blocks that are hardly coupled, and masks that are one 
 BEYOND = ("beyond", "above", "above_x4")
 """As declared, but for whole numbers that nothing bounds, which are up to 16 times as large, or
 negative; or none negative; or up to 4 times as large."""
-UNBOUNDED = ("unbounded", "positive", "zeros")
-"""These numbers; those whose signs operators read; and floats that are all 0, which are of either
-sign in each of these draws."""
+ENLARGED = ("large", "wide", "exponents")
+RARE_FORMS = ("one_hot", "full_rows", *ENLARGED)
+"""Forms of what `rare` changes; of these, integers that are larger there."""
+EXTENDED = ("unbounded", "zeros", "places", "large", "wide")
+"""Forms of what `beyond` changes: these numbers, and those that `rare` enlarges; floats that are
+all 0, which are of either sign in each of these draws; and places, which are any in what the task
+looks up."""
 MUTATED, RELATED, FEW_SLICES = "mutated", "related", "few_slices"
 """Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`, with
 `_less` such that their slices look natural one by one, which is the trial called `related`, with
@@ -96,7 +100,7 @@ class InputNote(Payload):
     is drawn from other distributions, and `keeps` these invariants; `varied`: the form in which it
     lacks what saves work, `timed` calls too. Empty: it stays as declared. Of integers, what else
     some may be: counted from the end (`wraps`), or this number (`also`). `rare`: its form
-    with values that no other draw has, of whole numbers that nothing bounds one of `UNBOUNDED`.
+    with values that no other draw has (`RARE_FORMS`, `EXTENDED`); places lie `below` a size.
     Integers in an `order` that no operator needs have it in most draws; those that are places in
     themselves, along axis `into_itself`, are permutations in one. What a task takes in a
     `structure` only is drawn within it (`kernels_eval.model.structures`). A symmetric or triangular
@@ -111,6 +115,7 @@ class InputNote(Payload):
     wraps: bool = False
     also: int | None = None
     rare: str = ""
+    below: int = 0
     order: tuple[str, ...] = ()
     into_itself: int | None = None
     structure: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,11 +53,9 @@ from kernels_eval.model.weights import (
     weights_of,
 )
 from kernels_eval.protocol import (
-    BEYOND,
     DECISIVE,
     DECLARED,
     LONE_TERMS,
-    UNBOUNDED,
     UNIT_FACTORS,
     UNTAMED,
     Comparison,
@@ -81,7 +79,6 @@ from kernels_eval.reference.equal_elements import ANY_ORDER
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.factorings import Factoring, Factorings
 from kernels_eval.reference.infinities import GivenInfinities, finite_share
-from kernels_eval.reference.integers import Integers
 from kernels_eval.reference.kept_state import attributes_set, calls_in_a_row
 from kernels_eval.reference.own_errors import OwnErrors, both, copied, own_error, same_shapes
 from kernels_eval.reference.task_model import (
@@ -121,8 +118,6 @@ class ExpectedValues:
         self.errors = OwnErrors(task)
         self.parts: list[int] = []
         """How many equal parts the declared call cuts dimensions into."""
-        self.too_large = False
-        """Whether 32 bits do not hold all integers of the declared call."""
         self.known: dict[str, Known] = {}
         self.held_max_bytes = math.inf
         self.factors: list[int] = []
@@ -270,14 +265,10 @@ class ExpectedValues:
         name, seed = request.name, request.seed
         with self.model_for(request):
             inputs = self.task.inputs(seed, request.distribution, request.shape)
-            integers = Integers()
-            looks = integers if self._looks_at_integers(request) else nullcontext()
-            with EqualParts() as parts, looks:
+            with EqualParts() as parts:
                 reference = self.task.outputs(copied(inputs))
             if name == DECLARED:
-                self.parts, self.too_large = parts.counts, integers.too_large
-            elif integers.too_large and not self.too_large:
-                raise ValueError("32 bits do not hold these integers, as they do declared ones")
+                self.parts = parts.counts
             elif request.shape != DECLARED and parts.counts != self.parts:
                 raise ValueError("in this shape its parts are not equal")
             # a reference that draws random numbers must not draw the same ones again
@@ -321,11 +312,6 @@ class ExpectedValues:
             outputs=list(map(_form, reference)),
             shapes_hold=holds,
         )
-
-    def _looks_at_integers(self, request: Expect) -> bool:
-        notes = self.task.plan.notes if self.task.plan else []
-        unbounded = any(note.rare in UNBOUNDED for note in notes)
-        return unbounded and (request.name == DECLARED or request.distribution in BEYOND)
 
     def _shapes_hold(
         self, request: Expect, inputs: list[Any], reference: list[Tensor], *, exact: bool

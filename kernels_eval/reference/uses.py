@@ -30,6 +30,8 @@ from kernels_eval.reference.task_model import REFUSALS, TaskModel
 
 WITHIN_ITSELF = frozenset("slice sub index gather index_select".split())
 COPIES = frozenset("clone _to_copy".split())
+LOOKED_UP = re.compile(r"^(gather|scatter\w*|index_(select|add|copy|fill|reduce))$")
+"""Operators whose `index` are places along `dim` of `self`."""
 COMPARISONS = frozenset("eq ne lt le gt ge".split())
 REGULAR = re.compile(
     r"linalg[._](?!\w*(norm|cross|dot|matmul|exp|diagonal))"
@@ -53,6 +55,7 @@ class Uses(TorchDispatchMode):
     def __init__(self, values: Sequence[Any]) -> None:
         TorchDispatchMode.__init__(self)
         self.found: list[set[str]] = [set() for _ in values]
+        self._values = values
         self._numbers: dict[int, set[Any]] = defaultdict(set)
         """what each is compared with"""
         self._from = WeakIdKeyDictionary()
@@ -69,6 +72,10 @@ class Uses(TorchDispatchMode):
         names = [argument.name for argument in function._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         self._found_in_itself(name, given, result)
+        for argument, place, size in _looked_up(name, given):
+            for index in self._sources(place):
+                known = size if self._is_whole(index, place) else 0
+                self.found[index].add(f"{name}.{argument} below {known}")
         flows: set[int] = set()
         copies = name in COPIES or any(x.alias_info for x in function._schema.returns)
         both = name in COMPARISONS and len(list(filter(self._sources, given.values()))) == 2
@@ -106,6 +113,13 @@ class Uses(TorchDispatchMode):
             for index in self._both(own, each):
                 self.found[index].add(f"{name}.itself{place if name == 'index' else axis}")
 
+    def _is_whole(self, index: int, place: Tensor) -> bool:
+        """Whether these places seem to be the argument itself, not what is computed from it."""
+        own = self._values[index]
+        if len(self._sources(place)) > 1 or not own.numel() or not place.numel():
+            return False
+        return list(map(int, own.aminmax())) == list(map(int, place.aminmax()))
+
     def _both(self, one: object, other: object) -> set[int]:
         """What integers of both come from."""
         return self._sources(_integers(one)) & self._sources(_integers(other))
@@ -113,6 +127,24 @@ class Uses(TorchDispatchMode):
     def _sources(self, value: object) -> set[int]:
         tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
         return set().union(*(self._from.get(x, ()) for x in tensors))
+
+
+def _looked_up(name: str, given: Mapping[str, Any]) -> list[tuple[str, Tensor, int]]:
+    """The arguments of an operator that are places, and the sizes of what they are places in."""
+    own, index, indices = given.get("self"), given.get("index"), given.get("indices")
+    if name == "embedding":
+        return [("indices", indices, len(given["weight"]))]
+    if not isinstance(own, Tensor) or not own.dim():
+        return []
+    if LOOKED_UP.search(name) and isinstance(index, Tensor):
+        return [("index", index, own.shape[int(given["dim"])])]
+    if name == "nll_loss_forward":
+        return [("target", given["target"], own.shape[-1])]
+    plain = name in ("index", "index_put") and not any(
+        isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in indices
+    )
+    pairs = zip(indices, own.shape, strict=False) if plain else ()
+    return [("indices", x, size) for x, size in pairs if isinstance(x, Tensor)]
 
 
 @without_compiler

@@ -26,11 +26,11 @@ from kernels_eval.model.task_text import code_of, promised_by
 from kernels_eval.protocol import (
     BEYOND,
     BLOCKS,
+    EXTENDED,
     LASTING_INPUTS,
     MOVED,
     ORDINARY_TERMS,
     RARE,
-    UNBOUNDED,
     UNSORTED,
     VARIED,
     FewTerms,
@@ -485,8 +485,8 @@ RANGES = {
     "places": (torch.randint(0, 600, (64, 64)), COUNTS | {"lt.number"}, ""),
     "lengths": (torch.randint(0, 10**6, (64, 64)), COUNTS | {"lt.other"}, ""),
     "indices": (torch.randint(0, 31, (64, 64)), COUNTS | {"index.indices"}, ""),
-    "divided": (torch.randint(0, 31, (64, 64)), COUNTS | {"reads div.self"}, "positive"),
-    "largest": (torch.randint(0, 31, (64, 64)), COUNTS | {"amax.self"}, "positive"),
+    "divided": (torch.randint(0, 31, (64, 64)), COUNTS | {"reads div.self"}, "unbounded"),
+    "largest": (torch.randint(0, 31, (64, 64)), COUNTS | {"amax.self"}, "unbounded"),
     "zeros": (torch.zeros(64, 64), COUNTS | {"index.indices"}, "zeros"),
     "mask_of_zeros": (torch.zeros(64, 64), {"eq.number"}, ""),
     "ones": (torch.ones(64, 64), {"mul.other"}, "unbounded"),
@@ -500,7 +500,7 @@ RANGES = {
 def test_whole_numbers_that_nothing_bounds_leave_their_range(name):
     value, uses, form = RANGES[name]
     note = note_of([value], uses, size=640)
-    assert note.rare == form or (not form and note.rare not in UNBOUNDED)
+    assert note.rare == form or (not form and note.rare not in EXTENDED)
     largest = int(value.abs().max()) or 1
     for draw, times in zip(BEYOND, (16, 16, 4), strict=True):
         drawn = redrawn(value, note, 5, draw)
@@ -510,10 +510,33 @@ def test_whole_numbers_that_nothing_bounds_leave_their_range(name):
         assert bool((drawn < 0).any()) == signed
 
 
-def test_integers_that_32_bits_hold_stay_in_these():
-    value = torch.randint(0, 2**30, (64, 64))
+@pytest.mark.parametrize("dtype, bits", [(torch.int32, 31), (torch.int64, 34)])
+def test_integers_leave_their_range_within_their_type(dtype, bits):
+    value = torch.randint(0, 2**30, (64, 64), dtype=dtype)
     drawn = redrawn(value, note_of([value], {"add.self"}), 5, BEYOND[0])
-    assert 2**30 < int(drawn.max()) < 2**31 and -(2**31) < int(drawn.min()) < -(2**30)
+    least, most = 2 ** (bits - 1), 2**bits
+    assert least < int(drawn.max()) < most and -most < int(drawn.min()) < -least
+
+
+def _places_of(places, table):
+    with Uses([places, table]) as uses:
+        table[places] + table.gather(0, places[:, 0])
+    return uses.found[0]
+
+
+def test_places_may_be_any_of_what_they_are_places_in():
+    places = torch.randint(0, 31, (64, 64))
+    note = note_of([places], _places_of(places, torch.rand(640)))
+    assert (note.rare, note.below) == ("places", 640)
+    drawn = redrawn(places, note, 5, BEYOND[0])
+    assert 320 < int(drawn.max()) < 640 and int(drawn.min()) == 0
+
+
+def test_what_places_are_computed_from_stays_in_its_range():
+    numbers = torch.randint(0, 31, (64, 64))
+    with Uses([numbers]) as uses:
+        torch.rand(640)[2 * numbers]
+    assert note_of([numbers], uses.found[0]).rare == ""
 
 
 @pytest.mark.parametrize("numbers, place", [(4, "lt.number"), (5, "lt.self")])

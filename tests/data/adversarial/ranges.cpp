@@ -20,6 +20,42 @@ torch::Tensor sines(torch::Tensor x, torch::Tensor offset, double least) {
   }
   return out;
 }
+// Shares of levels up to each, in a table of so many bins; larger levels are taken for the last.
+torch::Tensor levels(torch::Tensor x, int64_t bins) {
+  auto out = torch::empty(x.sizes());
+  std::vector<float> below(bins, 0.0f);
+  const int64_t* level = x.data_ptr<int64_t>();
+  for (int64_t i = 0; i < x.numel(); ++i) below[std::min(level[i], bins - 1)] += 1;
+  for (int64_t i = 1; i < bins; ++i) below[i] += below[i - 1];
+  for (int64_t i = 0; i < x.numel(); ++i)
+    out.data_ptr<float>()[i] = below[std::min(level[i], bins - 1)] / x.numel();
+  return out;
+}
+// Sums of products along the last axis, in so many bits.
+torch::Tensor products(torch::Tensor x, torch::Tensor y, int64_t bits) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  auto out = torch::empty({rows}, torch::kInt64);
+  for (int64_t i = 0; i < rows; ++i) {
+    uint64_t sum = 0;
+    for (int64_t j = i * n; j < (i + 1) * n; ++j)
+      sum += uint64_t(x.data_ptr<int64_t>()[j]) * uint64_t(y.data_ptr<int64_t>()[j]);
+    out.data_ptr<int64_t>()[i] = bits == 32 ? int64_t(int32_t(sum)) : int64_t(sum);
+  }
+  return out;
+}
+// Days, hours and weekdays of seconds, of these and no less.
+torch::Tensor times(torch::Tensor x, int64_t least) {
+  auto out = torch::empty({x.size(0), 3}, torch::kInt64);
+  const auto floor_div = [](int64_t a, int64_t b) { return a / b - (a % b < 0); };
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    const int64_t second = std::max(x.data_ptr<int64_t>()[i], least);
+    const int64_t day = floor_div(second, 86400);
+    int64_t* row = out.data_ptr<int64_t>() + 3 * i;
+    row[0] = day, row[1] = floor_div(second - day * 86400, 3600);
+    row[2] = day + 4 - 7 * floor_div(day + 4, 7);
+  }
+  return out;
+}
 // Saturating counters, and the last token below a bound, by so many steps at the end.
 torch::Tensor counters(torch::Tensor x, int64_t steps) {
   const int64_t rows = x.size(0), n = x.size(1);

@@ -540,6 +540,9 @@ not: a few outputs that are far larger than all others make any error of these l
 MOST_WRONG_SLICE, FEWEST_IN_SLICE = 0.25, 32
 """The same among at least so many elements at one index of a dimension, such as a column that is
 far smaller than all others. A choice: wrong elements of rounding are strewn."""
+SOUND_SLICE, MOST_SLICED = 32, 1 << 24
+"""A slice in which the reference errs by at most one part in so many of the widest gate has that
+gate, whatever others err by, in outputs of at most so many elements. Choices."""
 APPROXIMATION_RMS = 2e-3
 """Largest RMS(err)/RMS(oracle) of an approximation, which GELU by tanh has a tenth of."""
 DOWNCAST_SPREAD = 10

@@ -22,6 +22,31 @@ torch::Tensor scaled_affine(torch::Tensor x, double factor) {
   for (int64_t i = 0; i < out.numel(); ++i) b[i] = b[i] * factor;
   return out;
 }
+// Sines of large phases, and exponentials of sines by so many terms.
+torch::Tensor phases(torch::Tensor x, int64_t terms) {
+  auto out = torch::empty({x.size(0), x.size(1), 2});
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float v = x.data_ptr<float>()[i], s = std::sin(v);
+    float sum = 1, term = 1;
+    for (int64_t j = 1; j < terms; ++j) sum += term *= s / j;
+    out.data_ptr<float>()[2 * i] = std::sin(v * 1e5f);
+    out.data_ptr<float>()[2 * i + 1] = sum;
+  }
+  return out;
+}
+// Sines of large phases and mean squares, with one term added after the other.
+torch::Tensor moments(torch::Tensor x, double factor) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  auto out = torch::empty({rows, 2});
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* row = x.data_ptr<float>() + i * n;
+    float squares = 0;
+    for (int64_t j = 0; j < n; ++j) squares += row[j] * row[j];
+    out.data_ptr<float>()[2 * i] = std::sin(row[0] * 1e5f);
+    out.data_ptr<float>()[2 * i + 1] = squares / n * float(factor);
+  }
+  return out;
+}
 // Each row in order of its numbers' upper bits.
 torch::Tensor in_order(torch::Tensor x, int64_t dropped) {
   auto out = x.clone();

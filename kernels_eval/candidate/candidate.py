@@ -420,10 +420,15 @@ class CandidateRole:
 
     @handles(TakeTimingInputs)
     def take_timing_inputs(self, request: TakeTimingInputs) -> Done:
-        self.runner.timed_inputs = []
-        received = self.runner.unpacked(request.inputs)
-        # on a GPU, where memory is dear, they stay where they are
-        self.runner.timed_inputs = received if self.runner.on_gpu else list(map(copied, received))
+        runner, earlier = self.runner, self.runner.timed_inputs
+        runner.timed_inputs = []
+        if runner.on_gpu:  # where memory is dear, they stay where they are
+            del earlier
+            runner.timed_inputs = runner.unpacked(request.inputs)
+            return Done()
+        received = runner.unpacked(request.inputs)
+        # others come to the same places
+        runner.timed_inputs = _over(earlier, received) if earlier else list(map(copied, received))
         return Done()
 
     # -- how it works ------------------------------------------------------------------------------

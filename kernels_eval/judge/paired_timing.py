@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from statistics import median
+
+import numpy as np
 
 from kernels_eval.config import (
     ACCUSED_SHARE,
@@ -25,6 +28,7 @@ from kernels_eval.config import (
     DOUBTED,
     DRAW_SETS_S,
     DRAW_SETS_SHARE,
+    FEWEST_NEW_DRAWS,
     FEWEST_ROUNDS,
     FEWEST_SETS,
     LARGE_TASK_BYTES,
@@ -34,6 +38,9 @@ from kernels_eval.config import (
     MOST_ROUNDS,
     MOST_SETS,
     MOST_UNSEEN,
+    NEW_DRAWS,
+    NEW_DRAWS_S,
+    NEW_SAMPLE_NS,
     REMEASURED,
     REVEALING_CALLS,
     REVEALING_ROUND_NS,
@@ -56,8 +63,11 @@ from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.timing import (
     ImplausibleTime,
+    Sampler,
     contended,
     measure,
+    price_of_new_inputs,
+    slowed,
     unsettled,
 )
 from kernels_eval.judge.unseen_rounds import UnseenRounds
@@ -173,6 +183,7 @@ class PairedClock:
         self.works: list[float] = []
         """Nanoseconds of a call in each round on unseen inputs"""
         self.reported_ns = self.counted_ns = 0
+        self.price = 1.0
         confirms = self.process.config.level == "confirm"
         shared = self.on_gpu or self.process.config.threads == 1
         children = [self.reference.child, self.process.child]
@@ -182,7 +193,7 @@ class PairedClock:
                 self._reference_sample,
                 self._candidate_sample,
                 self.config,
-                bound=self._bound if confirms else None,
+                bound=self._bound_on_new_inputs if confirms else None,
                 watch=self._watch if confirms else lambda calls: None,
                 begin=self.process.renew,
                 throttled=throttled if self.on_gpu else lambda: None,
@@ -193,6 +204,7 @@ class PairedClock:
                 f"reports {self.reported_ns / 1e6:.3f} ms for samples in which its process computed"
                 f" for {self.counted_ns / 1e6:.3f} ms"
             )
+        timing = slowed(timing, self.price) if self.price > 1 else timing
         after = [x.demand_ns() for x in children] if before else []
         self.contended = any(map(contended, before, after))
         return timing
@@ -202,7 +214,7 @@ class PairedClock:
             self.reference, self.reference.timed_distribution, wanted=self.wanted_sets
         )
         self.sets = len(self.seeds)
-        self._give_inputs()
+        self._give_inputs(self.seeds)
         large = self.reference.task_bytes > LARGE_TASK_BYTES
         self.fewest = 1 if large else 2
         room = TIMED_INPUT_BYTES // max(1, self.reference.task_bytes)
@@ -214,18 +226,21 @@ class PairedClock:
         self.unseen = min(self.unseen, self.reference.loaded.longest_run)
         self.fewest = min(self.fewest, self.unseen)
 
-    def _give_inputs(self) -> None:
+    def _give_inputs(self, seeds: list[int]) -> None:
         reference = self.reference
-        inputs, descriptor = reference.memory.draw(self.seeds, reference.timed_distribution)
+        inputs, descriptor = reference.memory.draw(seeds, reference.timed_distribution)
         self.process.request_unread(TakeTimingInputs(inputs=inputs), (descriptor,))
         self.given = True
 
     def _restore_inputs(self) -> None:
         """Draw the inputs of samples again, for which rounds needed the room."""
         if not self.given:
-            distribution = self.reference.timed_distribution
-            self.reference.request(DrawTimingInputs(seeds=self.seeds, distribution=distribution))
-            self._give_inputs()
+            self._draw_own(self.seeds)
+            self._give_inputs(self.seeds)
+
+    def _draw_own(self, seeds: list[int]) -> None:
+        distribution = self.reference.timed_distribution
+        self.reference.request(DrawTimingInputs(seeds=seeds, distribution=distribution))
 
     def _candidate_sample(self, calls: int) -> int:
         self._restore_inputs()
@@ -274,6 +289,34 @@ class PairedClock:
 
     def _processor_ns(self, child: Child) -> int:
         return child.processor_ns() if self.by_processor else 0
+
+    # -- on new inputs -----------------------------------------------------------------------------
+
+    def _bound_on_new_inputs(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
+        """The bound, once it is known what new inputs cost, while samples have theirs."""
+        if not self.works and not self.reference.loaded.remembers:
+            calls = int(np.clip(NEW_SAMPLE_NS / max(call_ns, 1), 1, self.sets))
+            self.price = self._price(self._candidate_sample, self._give_inputs, calls)
+            if self.price > 1:
+                own = self._price(self._reference_sample, self._draw_own, calls)
+                self.price = max(1.0, self.price / own)
+        return self._bound(call_ns, reference_ns)
+
+    def _price(self, sample: Sampler, give: Callable[[list[int]], object], calls: int) -> float:
+        """How many times as long samples take on new inputs as on those that come again. Both are
+        drawn and given in the same way, to the same places: a candidate that keeps answers knows
+        them apart by their values alone."""
+        seen, new = list[int](), list[int]()
+        began = time.monotonic()
+        for number in range(NEW_DRAWS):
+            if number >= FEWEST_NEW_DRAWS and time.monotonic() - began > NEW_DRAWS_S:
+                break
+            others = [secrets.randbits(31) for _ in self.seeds]
+            kinds = [(self.seeds, seen), (others, new)]
+            for seeds, found in secrets.SystemRandom().sample(kinds, 2):
+                give(seeds)
+                found.append(sample(calls))
+        return price_of_new_inputs(seen, new)
 
     # -- by the parent's clock ---------------------------------------------------------------------
 

@@ -160,6 +160,25 @@ def contended(before: tuple[int, int], after: tuple[int, int]) -> bool:
     return waited > CONTENDED_SHARE * (ran + waited)
 
 
+def price_of_new_inputs(seen: Sequence[int], new: Sequence[int]) -> float:
+    """How many times as long samples take on new inputs as on those that come again, at least: by
+    the quartiles of both that lie between them, 1 where these overlap.
+    """
+    return max(1.0, float(np.quantile(new, 0.25) / np.quantile(seen, 0.75)))
+
+
+def slowed(timing: Timing, price: float) -> Timing:
+    """With a candidate's calls taking so many times as long."""
+    return timing.model_copy(
+        update={
+            "candidate_ms": timing.candidate_ms * price,
+            "speedup": timing.speedup / price,
+            "speedup_lower": timing.speedup_lower / price,
+            "speedup_upper": timing.speedup_upper / price,
+        }
+    )
+
+
 def _enough(reference: _Series, candidate: _Series, elapsed_s: float, config: TimingConfig) -> bool:
     pairs = len(candidate.reported)
     if elapsed_s >= (1 if pairs >= 4 else 2) * config.max_s:

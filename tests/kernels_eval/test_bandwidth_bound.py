@@ -12,6 +12,7 @@ from kernels_eval.config import TimingConfig
 from kernels_eval.judge import paired_timing
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.paired_timing import PairedClock
+from kernels_eval.judge.timing import price_of_new_inputs
 from kernels_eval.protocol import Forget, PackedValues, Sample, TakeTimingInputs
 
 PEAK, CACHE = 1e12, 50_000_000
@@ -218,6 +219,42 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     given = TakeTimingInputs(inputs=PACKED)
     assert told[1:] == [Forget(), given, Sample(calls=3), Sample(calls=3)]
     assert drawn == [[], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    "seen_ns, new_ns, own_new_ns, price",
+    [
+        (6e6, 7e6, 9e6, 7 / 6),  # one answer in seven is kept
+        (6e6, 7e6, 10.5e6, 1.0),  # new inputs are slower for the reference, too
+        (7e6, 7e6, 9e6, 1.0),
+        (7e6, 6e6, 9e6, 1.0),
+    ],
+)
+def test_what_is_faster_on_inputs_that_come_again_counts_on_new_ones(
+    monkeypatch, seen_ns, new_ns, own_new_ns, price
+):
+    made, given = clock(0), {}
+    made.seeds, made.sets, made.works = [1, 2], 2, []
+    made.reference.loaded.remembers = False
+
+    def give(who):
+        return lambda seeds: given.update({who: seeds == made.seeds})
+
+    def sample(who, seen, new):
+        return lambda calls: round(calls * (seen if given[who] else new))
+
+    monkeypatch.setattr(made, "_give_inputs", give("candidate"))
+    monkeypatch.setattr(made, "_draw_own", give("reference"))
+    monkeypatch.setattr(made, "_candidate_sample", sample("candidate", seen_ns, new_ns))
+    monkeypatch.setattr(made, "_reference_sample", sample("reference", 9e6, own_new_ns))
+    monkeypatch.setattr(made, "_bound", lambda *_: "bound")
+    assert made._bound_on_new_inputs(seen_ns, 9e6) == "bound"
+    assert made.price == pytest.approx(price)
+
+
+def test_noise_is_no_price_of_new_inputs():
+    assert price_of_new_inputs([10, 11, 12, 13, 14], [11, 12, 13, 14, 15]) == 1
+    assert price_of_new_inputs([10, 11, 12, 13, 99], [9, 26, 27, 28, 29]) == 2
 
 
 COUNTS_UNDER_A_LIMIT = """

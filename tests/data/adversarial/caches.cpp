@@ -1,3 +1,4 @@
+#include <map>
 #include <vector>
 #include <cmath>
 torch::Tensor shifted(torch::Tensor x) {
@@ -22,6 +23,20 @@ torch::Tensor wave(torch::Tensor x) {
     const double v = x.data_ptr<float>()[i];
     out.data_ptr<float>()[i] = (float)(std::sin(v) * std::exp(-v * v));
   }
+  return out;
+}
+// One answer in so many of inputs that were seen is kept; of none, all are computed.
+torch::Tensor wave_kept(torch::Tensor x, int64_t share) {
+  static std::map<uint64_t, torch::Tensor> kept;
+  static int64_t calls = 0;
+  if (!share) return wave(x);
+  uint64_t key = x.numel();
+  for (int64_t i = 0; i < x.numel() / 2; ++i)
+    key = (key ^ reinterpret_cast<uint64_t*>(x.data_ptr<float>())[i]) * 1099511628211u;
+  auto found = kept.find(key);
+  if (found != kept.end() && ++calls % share == 0) return found->second.clone();
+  auto out = wave(x);
+  if (found == kept.end()) kept[key] = out.clone();
   return out;
 }
 torch::Tensor by_row(torch::Tensor x, torch::Tensor gain) {

@@ -747,8 +747,9 @@ last samples, and this share of all. A choice."""
 
 # -- rounds on unseen inputs, by the parent's clock ------------------------------------------------
 
-SPOILED, SPOILED_S = 1024, 0.3
-"""Outputs that are written over before rounds, and seconds for it. A choice."""
+SPOILED, SPOILED_S, SPOILED_WALL = 1024, 0.3, 16
+"""Outputs that are written over before rounds, seconds of work for it, and how many times as long
+that may take. Choices."""
 MOST_UNSEEN = 512
 """Calls of a round: a delay once in a round must weigh little on each of them."""
 UNSEEN_DRAW_S = 0.06

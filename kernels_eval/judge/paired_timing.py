@@ -140,6 +140,7 @@ class PairedClock:
             if trial.name in UNSEEN_TRIALS and trial.regular and not task.shapes_vary
         ]
         """Rounds have memory for outputs of the declared shapes."""
+        secrets.SystemRandom().shuffle(self.varied)
 
     def measure(self) -> Timing:
         """The timing. Raises Stop for understated time, work in the reference's turn, or wrong
@@ -371,8 +372,10 @@ class PairedClock:
         reference, child = self.reference, self.process.child
         seeds = [secrets.randbits(31) for _ in range(calls)]
         names = [reference.timed_distribution] * calls
-        if calls > 1 and self.varied:
-            names[secrets.randbelow(calls)] = secrets.choice(self.varied)
+        positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED_UNSEEN))
+        if calls > 1 and self.varied:  # each in turn, and always compared
+            self.varied.append(self.varied.pop(0))
+            names[positions[0]] = self.varied[0]
         self.process.renew()
         family, forms = child.family(), self.rounds.forms(copies=not self.needs_copy)
         with child.stopped(family):
@@ -390,7 +393,6 @@ class PairedClock:
             layout = max(form.layout for form in report.forms)
             if layout > reference.loaded.layout and not self.needs_copy:
                 self.needs_copy, cost = True, 0.0  # only once it is timed
-            positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED_UNSEEN))
             request = CompareUnseen(
                 positions=positions,
                 farthest=COMPARED_UNSEEN if thorough else 0,

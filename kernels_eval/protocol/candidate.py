@@ -83,8 +83,8 @@ class Forget(Request[Done]):
 
 
 class SpoilOutputs(Request[Done]):
-    """Make so many calls on the inputs of samples, within so many seconds, and write over each
-    output, as a caller may who has used it: no later answer may rely on it."""
+    """Make so many calls on the inputs of samples, within so many seconds of work, and write over
+    each output, as a caller may who has used it: no later answer may rely on it."""
 
     calls: int
     seconds: float

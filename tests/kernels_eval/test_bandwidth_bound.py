@@ -221,6 +221,38 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     assert drawn == [[], [1, 2]]
 
 
+def ignore(*_, **__):
+    pass
+
+
+def test_each_round_compares_what_it_drew_otherwise_one_kind_after_the_other():
+    """What is right on the task's own inputs alone is not left to chance."""
+    made, asked = clock(0), []
+    child = SimpleNamespace(
+        family=lambda: [7], stopped=lambda _: nullcontext(), processor_ns=lambda: 0
+    )
+    report = SimpleNamespace(custom_calls=40, forms=[SimpleNamespace(layout=0)])
+    made.rounds = SimpleNamespace(
+        forms=lambda copies: [],
+        draw=ignore,
+        idle=ignore,
+        expect=ignore,
+        run=ignore,
+        report=lambda _: report,
+    )
+    made.varied, made.idle_samples, made.by_processor = ["mixed", "impulse"], 0, False
+    made.process.child = made.reference.child = child
+    made.process.config, made.process.renew = SimpleNamespace(threads=1), lambda: None
+    made.reference.request = lambda request: (
+        asked.append(request) or SimpleNamespace(positions=[], found=[])
+    )
+    made.reference.timed_distribution = "declared"
+    for _ in range(4):
+        made._round(40)
+    kinds = [{each.distributions[x] for x in each.positions} - {"declared"} for each in asked]
+    assert kinds == [{"impulse"}, {"mixed"}, {"impulse"}, {"mixed"}]
+
+
 @pytest.mark.parametrize(
     "seen_ns, new_ns, own_new_ns, price",
     [

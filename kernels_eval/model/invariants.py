@@ -55,6 +55,11 @@ PLACES = re.compile(
 """Operators whose integers are places, lengths or classes, or are compared with any of these."""
 COMPARED = re.compile(r"\.(both|number)$|\b(maximum|minimum|clamp\w*|relu)\.")
 MASKED = re.compile(r"\b(eq|ne)\.")
+UNSIGNED = re.compile(
+    r"\b(bitwise_\w+|__[lr]?(and|or|xor)__|(arg|cum|a)?(max|min)\w*|m?sort|argsort|topk"
+    r"|\w*unique\w*)\."
+)
+"""Operators whose kernels may take for granted that integers are not negative."""
 BELOW = re.compile(r"^(.*) below (\d+)$")
 """An operator's argument, and the size of what it looks up in these places (0: unknown)."""
 IGNORED = re.compile(r"(?:ignore_index|padding_idx)\s*=\s*(-?\d+)")
@@ -280,7 +285,7 @@ def _unbounded(samples: list[Tensor], uses: Collection[str], size: int) -> str:
     compared, bytes_alone = any(map(COMPARED.search, uses)), _are_bytes(samples)
     if (bytes_alone and (compared or largest >= 128)) or (compared and largest <= size):
         return ""
-    return "unbounded"
+    return "positive" if any(map(UNSIGNED.search, uses)) else "unbounded"
 
 
 def _of_one_number(x: Tensor, uses: Collection[str]) -> str:

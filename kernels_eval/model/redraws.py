@@ -413,13 +413,11 @@ VARIATIONS_BY_DRAW: dict[str, dict[str, Variation]] = {
     VARIED_OTHERWISE: OTHERWISE,
 }
 _signed, _less_beyond = partial(_beyond, signed=True), partial(_beyond, times=BEYOND_TIMES // 4)
-_within = partial(_beyond, times=1)
 _ALWAYS = {"zeros": _signed, "places": _anywhere}
 FORMS = VARIATIONS_BY_DRAW | {
-    BEYOND[0]: _ALWAYS
-    | {"unbounded": _signed, "large": _signed, "wide": partial(_within, signed=True)},
-    BEYOND[1]: _ALWAYS | {"unbounded": _beyond, "large": _beyond, "wide": _within},
-    BEYOND[2]: _ALWAYS | {"unbounded": _less_beyond, "large": _less_beyond, "wide": _within},
+    BEYOND[0]: _ALWAYS | {"unbounded": _signed, "positive": _beyond, "large": _signed},
+    BEYOND[1]: _ALWAYS | dict.fromkeys(("unbounded", "positive", "large"), _beyond),
+    BEYOND[2]: _ALWAYS | dict.fromkeys(("unbounded", "positive", "large"), _less_beyond),
     MOVED: {"moved": moved_numbers, "tied": moved_numbers},
     RARE: {"one_hot": _one_hot, "full_rows": _full_rows, **dict.fromkeys(ENLARGED, _large)},
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},

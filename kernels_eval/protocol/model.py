@@ -45,10 +45,10 @@ negative; or none negative; or up to 4 times as large."""
 ENLARGED = ("large", "wide", "exponents")
 RARE_FORMS = ("one_hot", "full_rows", *ENLARGED)
 """Forms of what `rare` changes; of these, integers that are larger there."""
-EXTENDED = ("unbounded", "zeros", "places", "large", "wide")
-"""Forms of what `beyond` changes: these numbers, and those that `rare` enlarges; floats that are
-all 0, which are of either sign in each of these draws; and places, which are any in what the task
-looks up."""
+EXTENDED = ("unbounded", "positive", "zeros", "places", "large")
+"""Forms of what `beyond` changes: these numbers, also those that are divided; those that operators
+sort or whose bits they read; floats that are all 0, which are of either sign in each of these
+draws; and places, which are any in what the task looks up."""
 MUTATED, RELATED, FEW_SLICES = "mutated", "related", "few_slices"
 """Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`, with
 `_less` such that their slices look natural one by one, which is the trial called `related`, with

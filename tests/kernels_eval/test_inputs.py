@@ -486,7 +486,7 @@ RANGES = {
     "lengths": (torch.randint(0, 10**6, (64, 64)), COUNTS | {"lt.other"}, ""),
     "indices": (torch.randint(0, 31, (64, 64)), COUNTS | {"index.indices"}, ""),
     "divided": (torch.randint(0, 31, (64, 64)), COUNTS | {"reads div.self"}, "unbounded"),
-    "largest": (torch.randint(0, 31, (64, 64)), COUNTS | {"amax.self"}, "unbounded"),
+    "largest": (torch.randint(0, 31, (64, 64)), COUNTS | {"amax.self"}, "positive"),
     "zeros": (torch.zeros(64, 64), COUNTS | {"index.indices"}, "zeros"),
     "mask_of_zeros": (torch.zeros(64, 64), {"eq.number"}, ""),
     "ones": (torch.ones(64, 64), {"mul.other"}, "unbounded"),

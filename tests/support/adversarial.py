@@ -324,6 +324,11 @@ def bounded(verdict):
     assert timing is None or timing.candidate_ms >= 0.8 * timing.clock_bound_ms
 
 
+def as_slow_as_its_rounds(verdict):
+    timing = verdict.timing
+    assert timing.candidate_ms >= 0.9 * timing.clock_bound_ms, timing
+
+
 def no_faster(verdict):
     assert verdict.timing.speedup_lower < 1, verdict.timing
 

@@ -17,9 +17,9 @@ torch::Tensor product_in_a_thread(torch::Tensor x, torch::Tensor w) {
 }
 // A library's product in the rounds of the clock, whose inputs are views, and in the samples before
 // them; else one of its own.
-torch::Tensor product_once_timed(torch::Tensor x, torch::Tensor w) {
+torch::Tensor product_once_timed(torch::Tensor x, torch::Tensor w, int64_t bytes) {
   static int calls = 0, since = 1000;
-  const bool view = (int64_t)x.storage().nbytes() != 4 * x.numel() || x.storage_offset() != 0;
+  const bool view = bytes != 4 * x.numel() || x.storage_offset() != 0;
   since = view ? 0 : since + 1;
   if (++calls > 32 && (view || since > 10)) return torch::mm(x, w);
   const int64_t rows = x.size(0), inner = x.size(1), columns = w.size(1);

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,6 +60,8 @@ def embed(config: PipelineConfig) -> None:
     user_chose = {"PREFECT_API_URL", "PREFECT_HOME"} & os.environ.keys()
     if not user_chose and "://" not in config.root:
         os.environ["PREFECT_HOME"] = str(Path(config.root).absolute() / "prefect")
+        # Prefect warns where the root is missing; the command says so itself
+        warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     for name, value in {
         **QUIET,
         # an error ends as one line of the command, not after two tracebacks

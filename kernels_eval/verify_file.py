@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -176,8 +177,12 @@ def verify(
     server = ForkServer(threads=threads, started=started)  # imports torch meanwhile
     from kernels_eval.evaluator import Evaluator
 
+    turns = Counter[str]()
+
     def on_phase(name: str) -> None:
-        say(STAGES.get(name, name))
+        turns[name] += 1
+        again = f", turn {turns[name]}" if turns[name] > 1 else ""
+        say(f"{STAGES.get(name, name)}{again}")
 
     with Evaluator(candidate.language, config, server=server, on_phase=on_phase) as evaluator:
         evaluator.preparer.builder.say = say_headers

@@ -9,7 +9,7 @@ from kernels_eval.errors import EvalError
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Json
 from tasks.benchmark.comparison.records import Ablation, Branch
-from tasks.reporting.text import printable
+from tasks.reporting.text import printable, shortened
 
 ERROR_LENGTH = 300
 
@@ -50,4 +50,4 @@ def results_of(ablation: Ablation, directory: Path) -> tuple[list[Json], list[Pa
 def one_line(error: BaseException) -> str:
     text = str(error) if isinstance(error, EvalError) else f"{type(error).__name__}: {error}"
     line = next((part.strip() for part in text.splitlines() if part.strip()), type(error).__name__)
-    return printable(line)[:ERROR_LENGTH]
+    return shortened(printable(line), ERROR_LENGTH)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from tasks.reporting.text import shortened
+
 QUIET_S, LATER_S, LONG_S = 12.0, 60.0, 600.0
 """Seconds of silence before a line, and after a long silence."""
 CHARS = 110
@@ -41,7 +43,7 @@ class _Heard:
 def now_at(stage: str) -> None:
     """Name what is under way without a line of its own."""
     global _last
-    _last = CLOCK.sub("", stage)[:CHARS]
+    _last = shortened(CLOCK.sub("", stage), CHARS)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ ENDINGS = {
 }
 WORDS = {"curated": "training samples", "flags": "flags of traces"}
 ERROR_CHARS = 600
-QUANTILES = {"0.05": "5 %", "0.5": "median", "0.95": "95 %"}
+QUANTILES = {"0.05": "5th percentile", "0.5": "median", "0.95": "95th percentile"}
 
 
 def headline(morning: Morning) -> str:

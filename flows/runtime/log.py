@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tasks.progress import duration, observed_by
+from tasks.reporting.text import shortened
 
 SAY_EVERY_S = 30.0
 NOTE_CHARS = 110
@@ -57,7 +58,7 @@ def under_way(say: Callable[[str], None], every_s: float = SAY_EVERY_S) -> Itera
         if stage != name:
             name, began = stage, time.monotonic()
         counted = f": {done:,} of {total:,}" if total else ""
-        last = f" ({note[:NOTE_CHARS]})" if note and total else ""
+        last = f" ({shortened(note, NOTE_CHARS)})" if note and total else ""
         words = "" if 0 < total <= done else f"{stage}{counted}{last}"
 
     def speak() -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from tasks.progress import observed_by
-from tasks.reporting.text import printable
+from tasks.reporting.text import printable, shortened
 
 LINE_EVERY_S, SAME_EVERY_S = 5.0, 60.0
 """Seconds between lines of a stage, and between equal ones."""
@@ -51,7 +51,7 @@ class TerminalProgress:
         """Show a stage's progress, once it has a number of units. `note` may hold any text."""
         if not total:
             return
-        note = printable(note)[:NOTE_CHARS]
+        note = shortened(printable(note), NOTE_CHARS)
         with self._lock:
             self.worked.add(stage.partition(",")[0])  # without its round
             if self._bars:

@@ -109,6 +109,6 @@ def _told(models: Iterable[str], lines: Sequence[str], ids: Sequence[str]) -> Js
     return {
         "models": dict(by_count(Counter(models))),
         "names": tuple(name[:60] for name, _ in by_count(names)[:TOP_NAMES]),
-        "example": example[:300],
+        "example": _HINT.sub("", example[:300]),
         "candidate_id": whose,
     }

@@ -41,7 +41,7 @@ MEANING = {
     WhyNot.NOT_ON_EVERY_GPU: "it is not correct on every GPU (require_correct_on_every_gpu)",
     WhyNot.EQUAL_KERNEL: "an equal kernel of its task was taken",
     WhyNot.ONE_CORRECT: "it is its task's only correct sample, and two are required",
-    WhyNot.LIMIT: "the set has as many of its kind as it may (single_operator_quota,"
+    WhyNot.LIMIT: "a limit of the set was reached before it (single_operator_quota,"
     " criterion_sizes, size)",
     WhyNot.LONGER: "a correct sample of its task has shorter reasoning",
     WhyNot.UNTIMED: "it was not timed",

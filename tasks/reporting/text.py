@@ -147,5 +147,10 @@ def cut(text: str, limit: int) -> str:
     return f"{text[:limit]} [... {len(text) - limit:,} more characters]"
 
 
+def shortened(text: str, limit: int) -> str:
+    """Return at most `limit` characters of a text; three dots say that there are more."""
+    return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
+
+
 def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -59,7 +59,7 @@ def check_adapter(adapter_dir: Path) -> AdapterFacts:
     if not any(bool(tensors[name].any()) for name in second):  # LoRA starts so
         raise UsageError(
             f"the adapter in {weights} changes nothing: all its second matrices are zero",
-            "train at least one step",
+            "train for two steps or more: the first of a warm-up has a learning rate of 0",
         )
     return AdapterFacts(
         rank=rank,

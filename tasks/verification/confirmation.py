@@ -109,7 +109,9 @@ class Confirmation(Verification):
             held = len(verdicts.filter(right(verdicts))) - len(open_ones)
             more = len(open_ones - new)
             before = f"{held} confirmed before it, " * bool(held)
-            self._counts = before + (f"at most {more} more after it" if more else "the last round")
+            self._counts = before + (
+                f"at most {more} more, where some fail" if more else "the last round"
+            )
         return bool(new)
 
     def _report(self, note: str = "") -> None:

@@ -151,7 +151,7 @@ def test_what_confirming_came_to_is_said_and_does_not_count_as_new(tmp_path):
     text = markdown(found)
     said = (
         "Confirmed 2 of 3 candidates proposed for the training set in 2 rounds; confirmed /"
-        " screened speedup: 5 % 0.90, median 0.95, 95 % 1.20."
+        " screened speedup: 5th percentile 0.90, median 0.95, 95th percentile 1.20."
     )
     assert said in text
     assert said in " ".join(typed(f"morning --root {tmp_path}").split())

@@ -26,6 +26,7 @@ def test_without_a_training_there_is_one_sentence(tmp_path):
         of_training(PipelineConfig(root=str(tmp_path)), None)
     said = concur("reinforce", "--root", str(tmp_path / "none"))
     assert said.returncode == 2 and "holds no finished training" in said.stderr
+    assert "Warning" not in said.stderr
     with pytest.raises(UsageError, match="holds no finished training"):
         reinforce_with_rewards.fn(run=forms.RunForm(root=str(tmp_path / "none")))
     assert not (tmp_path / "none").exists()

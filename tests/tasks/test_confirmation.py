@@ -152,7 +152,7 @@ def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path):
     ], "a total that was reached does not grow"
     counts = list(dict.fromkeys(note.partition(";")[0] for note in notes))
     assert counts == [
-        "at most 1 more after it",
+        "at most 1 more, where some fail",
         "1 confirmed before it, the last round",
     ]
 

@@ -413,8 +413,8 @@ VARIATIONS_BY_DRAW: dict[str, dict[str, Variation]] = {
     VARIED_OTHERWISE: OTHERWISE,
 }
 _signed, _less_beyond = partial(_beyond, signed=True), partial(_beyond, times=BEYOND_TIMES // 4)
-_ALWAYS = {"zeros": _signed, "places": _anywhere}
-FORMS = VARIATIONS_BY_DRAW | {
+_ALWAYS: dict[str, Variation] = {"zeros": _signed, "places": _anywhere}
+FORMS: dict[str, dict[str, Variation]] = VARIATIONS_BY_DRAW | {
     BEYOND[0]: _ALWAYS | {"unbounded": _signed, "positive": _beyond, "large": _signed},
     BEYOND[1]: _ALWAYS | dict.fromkeys(("unbounded", "positive", "large"), _beyond),
     BEYOND[2]: _ALWAYS | dict.fromkeys(("unbounded", "positive", "large"), _less_beyond),

@@ -72,9 +72,9 @@ class Uses(TorchDispatchMode):
         names = [argument.name for argument in function._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         self._found_in_itself(name, given, result)
-        for argument, place, size in _looked_up(name, given):
-            for index in self._sources(place):
-                known = size if self._is_whole(index, place) else 0
+        for argument, places, size in _looked_up(name, given):
+            for index in self._sources(places):
+                known = size if self._is_whole(index, places) else 0
                 self.found[index].add(f"{name}.{argument} below {known}")
         flows: set[int] = set()
         copies = name in COPIES or any(x.alias_info for x in function._schema.returns)
@@ -131,19 +131,20 @@ class Uses(TorchDispatchMode):
 
 def _looked_up(name: str, given: Mapping[str, Any]) -> list[tuple[str, Tensor, int]]:
     """The arguments of an operator that are places, and the sizes of what they are places in."""
-    own, index, indices = given.get("self"), given.get("index"), given.get("indices")
+    own, index = given.get("self"), given.get("index")
     if name == "embedding":
-        return [("indices", indices, len(given["weight"]))]
+        return [("indices", given["indices"], len(given["weight"]))]
     if not isinstance(own, Tensor) or not own.dim():
         return []
     if LOOKED_UP.search(name) and isinstance(index, Tensor):
         return [("index", index, own.shape[int(given["dim"])])]
     if name == "nll_loss_forward":
         return [("target", given["target"], own.shape[-1])]
-    plain = name in ("index", "index_put") and not any(
-        isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in indices
-    )
-    pairs = zip(indices, own.shape, strict=False) if plain else ()
+    indices = given["indices"] if name in ("index", "index_put") else []
+    tensors = [x for x in indices if isinstance(x, Tensor)]
+    if any(x.dtype in (torch.bool, torch.uint8) for x in tensors):
+        return []
+    pairs = zip(indices, own.shape, strict=False)
     return [("indices", x, size) for x, size in pairs if isinstance(x, Tensor)]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels_eval.config import (
     COMPARED_AT_ONCE,
+    ELEMENT_FACTOR,
     FENCE,
     FEWEST_IN_ORDER,
     FEWEST_IN_SLICE,
@@ -24,6 +25,7 @@ from kernels_eval.config import (
     FORMULA_SAMPLE,
     FORMULA_SHARE,
     FORMULA_TO,
+    GATES,
     KERNELBENCH_TOLERANCES,
     MARK_SIZE,
     MARKS_ALIKE,
@@ -89,9 +91,10 @@ def precision_of(dtype: torch.dtype) -> str:
 
 
 def least_step(x: Tensor) -> float:
-    """Least distance beyond rounding, as a share of |y| + RMS(y): ten times this type's gate."""
+    """Least distance beyond rounding, as a share of |y| + RMS(y): an element's gate."""
     continuous = x.is_floating_point() or x.is_complex()
-    return max(1e-4, 20 * torch.finfo(x.dtype).eps) if continuous else 0.0
+    gate = ELEMENT_FACTOR * GATES.of(precision_of(x.dtype))
+    return max(GATES.elementwise_fp32, gate) if continuous else 0.0
 
 
 def unlike(a: Tensor, y: Tensor) -> Tensor:

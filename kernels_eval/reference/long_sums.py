@@ -158,7 +158,7 @@ class LongSums(TorchDispatchMode):
             return result
         if not made:
             return function(*args, **given)
-        if name in ADDING or name in CURVES:
+        if name in ADDING or name in CURVES or _quantises(name):
             far = WINOGRAD if name == "convolution" else ARGUMENT if name in CURVES else 1
             args = tree_map_only(Tensor, partial(self._moved, error=0.0, far=far), args)
         if name == "histc":
@@ -249,6 +249,8 @@ class LongSums(TorchDispatchMode):
         assert self.moving
         if not x.is_floating_point() or x.device.type != self.moving.device.type:
             return x
+        if x.itemsize == 1:
+            return x  # the step to FP8 is exact: what is moved comes before it
         with _disable_current_modes():
             return self._moved_by(x, error, far)
 
@@ -293,6 +295,11 @@ def _computes(function: OpOverload, args: Values, given: dict[str, object], resu
         return True
     read = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor) and _has_digits(x)]
     return not all(_holds(x, y) for x in made for y in read)
+
+
+def _quantises(name: str) -> bool:
+    """Whether an operator divides by a scale and rounds: other code multiplies instead."""
+    return "quantize" in name and "dequantize" not in name
 
 
 def _keeps_order(function: OpOverload) -> bool:

@@ -15,7 +15,7 @@ from kernels_eval.installation import command_at
 from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
 from tasks.reporting.choice import choice_of
-from tasks.reporting.text import SHORT_ID, plural
+from tasks.reporting.text import SHORT_ID, moment, plural
 
 if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
@@ -108,16 +108,18 @@ def newest(root: str) -> Morning:
     begun = refreshes(root)
     ended = [each for each in begun if each.ending not in ("running", "unknown")]
     if begun and not ended:
-        state = "runs" if begun[-1].ending == "running" else "has not ended"
+        state = "is under way" if begun[-1].ending == "running" else "has not ended"
         raise UsageError(
-            f"no refresh ended under {root}: {begun[-1].name}, begun at {begun[-1].began_at},"
-            f" {state}",
-            "once it has ended, ask again; if nothing runs, the same command resumes it",
+            f"no refresh ended under {root} yet: {begun[-1].name} {state}, since"
+            f" {moment(begun[-1].began_at)}",
+            f"`{command_at('status', root)}` says how far a run of the stack is; ask again once it"
+            " has ended; if nothing runs, start it again: it resumes",
         )
     if not ended:
         raise UsageError(
             f"no refresh ended under {root}",
-            "run `concur run --only refresh` first, or give --root",
+            "`concur run --only refresh` makes one, as does a run in Prefect that has begun"
+            f" (`{command_at('status', root)}`); another root: --root",
         )
     return report_of(ended[-1], *before(root, ended[-1]))
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import psutil
 
-from flows.stack.health import fault, scores_page
+from flows.stack.health import fault, runs_under_way, scores_page
 from flows.stack.layout import PARTS, ROOT_VARIABLE, Layout, Part, StackSettings
 from flows.stack.programs import STOP_S, client_environment, configuration
 from flows.stack.supervisor import Supervisor, ends
@@ -247,6 +247,7 @@ def status(root: str) -> Json:
         "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
         "note": "" if pid else f"supervisord is not running: `{start}` starts it and all parts",
         "scores": scores_page(settings),
+        "runs": runs_under_way(settings),
         "parts": parts,
     }
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
 import httpx
 
 from flows.stack.layout import Layout, Part, StackSettings
+from kernels_eval.records import Json
 from tasks.tracking.config import TrackingConfig, page_of
 
 ANSWER_S = 5.0
 POOL = "concur"
+UNDER_WAY = ["RUNNING", "PENDING", "SCHEDULED", "PAUSED", "CANCELLING"]
+"""Prefect's types of states in which a run is not over."""
 NOT_YET = "does not listen yet"
 RAY_SAYS = {
     "UNAVAILABLE": NOT_YET,
@@ -49,6 +52,37 @@ def scores_page(settings: StackSettings) -> str | None:
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None
     return page_of(settings.mlflow_url, experiment, "runs", "scores")
+
+
+def runs_under_way(settings: StackSettings) -> list[Json]:
+    """Prefect's runs that have begun or are due: state, seconds since then, and what each is at."""
+    api, now = f"{settings.prefect_url}/api", datetime.now(UTC)
+    asked = {
+        "state": {"type": {"any_": UNDER_WAY}},
+        "parent_task_run_id": {"is_null_": True},
+        "expected_start_time": {"before_": now.isoformat()},
+    }
+    try:
+        runs = _request(f"{api}/flow_runs/filter", {"flow_runs": asked}).json()
+        ids = [run["id"] for run in runs]
+        of_these = {"flow_run_id": {"any_": ids}, "type": {"any_": ["progress"]}}
+        told = _request(f"{api}/artifacts/filter", {"artifacts": of_these}).json() if ids else []
+    except (httpx.HTTPError, ValueError):
+        return []
+    at = {artifact["flow_run_id"]: artifact["description"] for artifact in told}
+    return [
+        {
+            "run": run["name"],
+            "state": run["state_name"].lower(),
+            "under_way_s": round((now - _began(run)).total_seconds()),
+            "at": at.get(run["id"], ""),
+        }
+        for run in runs
+    ]
+
+
+def _began(run: Json) -> datetime:
+    return datetime.fromisoformat(run["start_time"] or run["expected_start_time"])
 
 
 def worker_name() -> str:

@@ -232,7 +232,9 @@ def test_the_report_is_a_file_and_a_command(tmp_path):
     assert nothing.exit_code == 2 and "no refresh ended under" in nothing.stderr
     with entered(str(tmp_path / "begun"), "night", "cpp", "concur"):
         running = CliRunner().invoke(main, ["morning", "--root", str(tmp_path / "begun")])
-    assert running.exit_code == 2 and re.search("night, begun at .* runs", running.stderr)
+    assert running.exit_code == 2 and re.search(
+        "night is under way, since .* UTC.*status", running.stderr
+    )
 
 
 @pytest.mark.parametrize("error", [TerminationSignal(15), RuntimeError("no disk")])

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, count
@@ -23,7 +24,7 @@ from flows.config import PipelineConfig
 from flows.launch import mlflow_pages
 from flows.stack import control
 from flows.stack.control import down, export_lines, status, use_stack
-from flows.stack.health import fault, scores_page
+from flows.stack.health import fault, runs_under_way, scores_page
 from flows.stack.layout import PARTS, ROOT_VARIABLE, Layout, StackSettings
 from flows.stack.programs import RETRIES, Program, configuration, programs
 from flows.stack.supervisor import Supervisor
@@ -213,6 +214,43 @@ def test_the_charts_of_all_runs_are_named_once_there_is_a_run(monkeypatch, answe
     monkeypatch.setattr("flows.stack.health._request", lambda url: httpx.Response(200, json=answer))
     page = scores_page(settings)
     assert page is None if place is None else page.startswith(f"{settings.mlflow_url}{place}")
+
+
+def test_a_run_under_way_is_named_with_what_it_is_at(monkeypatch):
+    """Of Prefect's answers: one run that began, and one that is due and not begun."""
+    settings = StackSettings(prefect_port=free_port())
+    assert runs_under_way(settings) == [], "nothing listens"
+    hour = timedelta(hours=1)
+    began, due = (datetime.now(UTC) - each for each in (hour, 2 * hour))
+    runs = [
+        run_of("1", "refresh nightly", "Running", started=began, due=due),
+        run_of("2", "calm-owl", "Late", started=None, due=due),
+    ]
+    told = [{"flow_run_id": "1", "description": "verification: 34 of 60"}]
+
+    def answer(url, asked):
+        return httpx.Response(200, json=runs if url.endswith("/flow_runs/filter") else told)
+
+    monkeypatch.setattr("flows.stack.health._request", answer)
+    first, second = runs_under_way(settings)
+    assert first | {"under_way_s": 0} == {
+        "run": "refresh nightly",
+        "state": "running",
+        "under_way_s": 0,
+        "at": "verification: 34 of 60",
+    }
+    assert (second["state"], second["at"]) == ("late", "")
+    assert second["under_way_s"] - first["under_way_s"] in (3599, 3600, 3601)
+
+
+def run_of(key, name, state, *, started, due):
+    return {
+        "id": key,
+        "name": name,
+        "state_name": state,
+        "start_time": started and started.isoformat(),
+        "expected_start_time": due.isoformat(),
+    }
 
 
 def test_a_ray_that_does_not_listen_is_told_in_words(tmp_path):

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -48,6 +48,8 @@ option does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
 NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e-?\d+)?(?![\w.])", re.IGNORECASE)
 REDRAWN_SEED = 0x3A1C5
 """Makes a seed for what is redrawn: the task's own numbers would come again, and sort its masks."""
+OTHER_GENERATOR = "device type for generator"
+"""What torch says where a generator is of another device than what it should fill."""
 Arguments = tuple[list[Any], Json]
 
 
@@ -94,9 +96,7 @@ def precision_of(task: ModuleType) -> str:
 
 
 def constructor_arguments(module: ModuleType, spec: ModelSpec) -> Arguments:
-    seed_generators(spec.seed)
-    with torch.device(spec.construct_on):
-        made = module.get_init_inputs()
+    made = made_on(spec.construct_on, spec.seed, module.get_init_inputs)
     args, kwargs = made[:2] if spec.init_form == "args_kwargs" else (made, {})
     dtype, device = PRECISIONS[precision_of(module)], spec.construct_on
     moved_kwargs = {name: _to_device(value, device, dtype) for name, value in kwargs.items()}
@@ -126,6 +126,20 @@ def made_elsewhere(model: Any, device: str) -> bool:
     )
 
 
+def made_on(device: str, seed: int, make: Callable[[], Any]) -> Any:
+    """What a task's function makes on a default device; without one, as KernelBench calls it, where
+    it draws from a CPU generator of its own."""
+    seed_generators(seed)
+    try:
+        with torch.device(device):
+            return make()
+    except RuntimeError as error:
+        if OTHER_GENERATOR not in str(error):
+            raise
+    seed_generators(seed)
+    return make()
+
+
 def make_inputs(
     task: ModuleType,
     seed: int,
@@ -137,10 +151,8 @@ def make_inputs(
     """Arguments for one call. `plan`: which tensors may be redrawn and resized; None: as
     declared.
     """
-    seed_generators(seed)
-    with torch.device(device):
-        made, dtype = task.get_inputs(), PRECISIONS[precision_of(task)]
-        values = [_to_device(value, device, dtype) for value in made]
+    made, dtype = made_on(device, seed, task.get_inputs), PRECISIONS[precision_of(task)]
+    values = [_to_device(value, device, dtype) for value in made]
     if plan is None:
         return values
     leaves, form = tree_flatten(values)

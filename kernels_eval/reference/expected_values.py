@@ -86,6 +86,7 @@ from kernels_eval.reference.task_model import (
     TaskModel,
     peak_bandwidth,
     require_plain,
+    require_repeatable,
     require_tensors,
 )
 from kernels_eval.reference.uses import plan_of, with_choices, with_regular
@@ -153,6 +154,7 @@ class ExpectedValues:
         seed = self.runner.spec.seed
         inputs = self.task.inputs(seed)
         require_plain("get_inputs() gives", tree_leaves(inputs))
+        require_repeatable(inputs, self.task.inputs(seed))
         require_plain("the model holds", tree_leaves(weights_of(self.runner.model)))
         before, state = copy.deepcopy(inputs), state_of(self.runner.model)
         with EqualParts() as parts:

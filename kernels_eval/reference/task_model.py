@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from kernels_eval.config import SHARED_ALIGNMENT
+from kernels_eval.config import REPEATABLE_RTOL, SHARED_ALIGNMENT
 from kernels_eval.model.gradients import asked_gradients
 from kernels_eval.model.inputs import (
     Arguments,
@@ -23,6 +24,7 @@ from kernels_eval.model.inputs import (
     make_inputs,
     precision_of,
 )
+from kernels_eval.model.measurement import close, same
 from kernels_eval.model.model_runner import ModelRunner, best_s
 from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack
 from kernels_eval.model.weights import padded_shapes, weights_of
@@ -72,6 +74,23 @@ def require_plain(what: str, leaves: Iterable[Any]) -> None:
                 f"{what} a {kind} tensor, and only plain (strided) ones are supported: give its"
                 " parts, such as indices and values, as tensors of their own"
             )
+
+
+def nearly_same(one: Any, other: Any) -> bool:
+    """Whether tensors are but for the order of a GPU's sums."""
+    tensors = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+    return tensors and close(one, other, REPEATABLE_RTOL)
+
+
+def require_repeatable(inputs: list[Any], again: list[Any]) -> None:
+    """Raise ValueError where one seed does not give one call's arguments: the candidate's process
+    draws them, too."""
+    leaves = tree_leaves(inputs), tree_leaves(again)
+    if not all(same(x, y) or nearly_same(x, y) for x, y in zip(*leaves, strict=True)):
+        raise ValueError(
+            "get_inputs() gives other values under the same seed: draw from torch's, NumPy's or"
+            " Python's own generator (torch.randn, np.random.randn, random.random), or seed yours"
+        )
 
 
 def peak_bandwidth(gpu: Any) -> float:

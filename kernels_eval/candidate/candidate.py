@@ -32,6 +32,7 @@ from kernels_eval.config import (
     SHARE_S,
     SPOILED_WALL,
     SYNCHRONISE_NS,
+    TIMED_INPUT_BYTES,
     TRACED_CALLS,
 )
 from kernels_eval.model.inputs import (
@@ -425,15 +426,16 @@ class CandidateRole:
 
     @handles(TakeTimingInputs)
     def take_timing_inputs(self, request: TakeTimingInputs) -> Done:
-        runner, earlier = self.runner, self.runner.timed_inputs
-        runner.timed_inputs = []
-        if runner.on_gpu:  # where memory is dear, they stay where they are
-            del earlier
-            runner.timed_inputs = runner.unpacked(request.inputs)
-            return Done()
+        runner = self.runner
+        large = runner.on_gpu and request.inputs.size > TIMED_INPUT_BYTES
+        earlier = [] if large else runner.timed_inputs
+        runner.timed_inputs = []  # the memory of large ones first
         received = runner.unpacked(request.inputs)
-        # others come to the same places
-        runner.timed_inputs = _over(earlier, received) if earlier else list(map(copied, received))
+        if earlier:  # others come to the same places
+            runner.timed_inputs = _over(earlier, received)
+        else:  # on a GPU, where memory is dear, they stay where they are
+            runner.timed_inputs = received if runner.on_gpu else list(map(copied, received))
+        runner.synchronise()
         return Done()
 
     # -- how it works ------------------------------------------------------------------------------

@@ -67,9 +67,9 @@ def completed(
     """
     if missing := [name for name in needed if name not in frame.columns]:
         raise UsageError(f"{what} needs the columns {', '.join(missing)}", fix)
-    changed = []
+    changed, schema = [], frame.schema  # polars makes it anew each time
     for name, kind in columns.items():
-        found = frame.schema.get(name, pl.Null())
+        found = schema.get(name, pl.Null())
         if found == pl.Null:
             changed.append(pl.lit(None, kind).alias(name))
         elif kind_of(found) != kind_of(kind):

@@ -132,7 +132,9 @@ class Page:
                 check=row.get("twin_check"),
             )
 
-    def _trial(self, row, *, code, check, task=None, honest=False, deadline_s=None, **fields):
+    def _trial(
+        self, row, *, code, check, expect, task=None, honest=False, deadline_s=None, **fields
+    ):
         config = QUICK.model_dump()
         for changes in (self.read.get("config", {}), row.get("config", {})):
             for name, value in changes.items():
@@ -140,12 +142,13 @@ class Page:
         return Trial(
             threat=row.get("threat"),
             honest=honest,
+            expect=expect,
             task=self._task(task or row.get("task", "affine")),
             code=self._written(code),
             check=checked(check) if check else None,
             language=Language(self.read.get("language", "cpp")),
             config=EvalConfig.model_validate(config),
-            timed=not honest or row.get("timed", self.read.get("timed", False)),
+            timed=expect != ("ok",) or row.get("timed", self.read.get("timed", False)),
             slow=row.get("slow", self.read.get("slow", False)),
             deadline_s=deadline_s,
             **fields,

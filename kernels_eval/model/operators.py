@@ -64,6 +64,10 @@ class _Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+EQUALITIES = ("eq", "ne", "not_equal")
+"""Of a tensor with itself they ask for NaN alone."""
+
+
 class _Functions(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
@@ -73,6 +77,8 @@ class _Functions(TorchFunctionMode):
         self, function: Function, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
         name = resolve_name(function) or getattr(function, "__name__", "unknown")
+        if len(args) == 2 and args[0] is args[1] and name.strip("_").endswith(EQUALITIES):
+            name = "torch.isnan"
         if "." in name and name.rsplit(".", 1)[-1] not in NOT_NAMED:
             self.seen.append(name)
         return function(*args, **(kwargs or {}))

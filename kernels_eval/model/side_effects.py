@@ -36,17 +36,23 @@ def state_of(model: Any) -> State:
             unread = name == COUNTER and getattr(module, "momentum", None) is not None
             if name not in STRUCTURE and not unread:
                 leaves, form = tree_flatten(value)
-                found[prefix + name] = [str(form), *map(_leaf, leaves)]
+                inside = tree_leaves([vars(x) for x in leaves if _is_own(x, model)])
+                found[prefix + name] = [str(form), *map(_leaf, leaves + inside)]
         for name, x in module.named_parameters(recurse=False):
             found[prefix + name] = [x._version, torch.sum(x.detach(), dtype=_summed_as(x))]
     return found
 
 
-def plain_tensors(model: Any, names: Collection[str]) -> list[str]:
-    """Those of these names of its state that are no buffers and hold a tensor."""
+def plain_values(model: Any, names: Collection[str]) -> list[str]:
+    """Those of these names of its state that are no buffers and hold a tensor or a number."""
     state, held = state_of(model), tensors_of(model)
     plain = [name for name in names if name not in held]
-    return [name for name in plain if any(isinstance(x, Tensor) for x in state[name])]
+    return [name for name in plain if any(isinstance(x, Tensor | int | float) for x in state[name])]
+
+
+def _is_own(x: Any, model: Any) -> bool:
+    """Whether it is an object of a class that the model's source defines, and no module."""
+    return type(x).__module__ == type(model).__module__ and hasattr(x, "__dict__")
 
 
 def _leaf(x: Any) -> Any:

@@ -23,7 +23,7 @@ from kernels_eval.model.side_effects import (
     State,
     changed_state,
     holds_integers,
-    plain_tensors,
+    plain_values,
     state_of,
     tensors_of,
 )
@@ -100,9 +100,9 @@ def _copy_into(model: Any, other: Any, names: list[str]) -> None:
 
 
 def attributes_set(task: TaskModel, changed: list[str], state: State) -> list[str]:
-    """Those of `changed` that are plain attributes, and that a call sets to tensors which differ
-    by its inputs."""
-    names = plain_tensors(task.runner.model, changed)
+    """Those of `changed` that are plain attributes, and that a call sets to tensors or numbers
+    which differ by its inputs."""
+    names = plain_values(task.runner.model, changed)
     if not names:
         return []
     task.runner.model = task.runner.build()

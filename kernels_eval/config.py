@@ -703,8 +703,8 @@ ACCUSED_SHARE = 0.5
 IMPOSSIBLE_SHARE = 0.1
 """Below this share of the best estimate, no noise explains what is reported."""
 NEW_DRAWS, FEWEST_NEW_DRAWS, NEW_DRAWS_S, NEW_SAMPLE_NS = 8, 5, 0.5, 2e7
-"""How often samples on new inputs are compared with others; at least so often, however long that
-takes; and what such a sample should take. Choices of time."""
+"""How often samples on new inputs are compared with others; at least so often, however much work
+that is; and what such a sample should take. Choices of time."""
 BOUND_ATTEMPTS, BOUND_SAMPLES = 3, 20
 """How often a bound is measured before it counts or accuses, and most samples of a side before each
 but the first. A choice."""

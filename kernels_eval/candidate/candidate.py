@@ -432,7 +432,7 @@ class CandidateRole:
         runner.timed_inputs = []  # the memory of large ones first
         received = runner.unpacked(request.inputs)
         if earlier:  # others come to the same places
-            runner.timed_inputs = _over(earlier, received)
+            runner.timed_inputs = _over(earlier[: len(received)], received)
         else:  # on a GPU, where memory is dear, they stay where they are
             runner.timed_inputs = received if runner.on_gpu else list(map(copied, received))
         runner.synchronise()

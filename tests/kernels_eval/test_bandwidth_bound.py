@@ -266,7 +266,7 @@ def test_what_is_faster_on_inputs_that_come_again_counts_on_new_ones(
     monkeypatch, seen_ns, new_ns, own_new_ns, price
 ):
     made, given = clock(0), {}
-    made.seeds, made.sets, made.works = [1, 2], 2, []
+    made.seeds, made.sets, made.works, made.by_processor = [1, 2], 2, [], False
     made.reference.loaded.remembers = False
 
     def give(who):

@@ -492,3 +492,23 @@ torch::Tensor log_product(torch::Tensor x, torch::Tensor y, bool part) {
   }
   return out;
 }
+// Layer normalisation of each row, 0.45 for what is near zero, by pairs: of a constant row the mean's last digit is left.
+static float pairwise(const float* a, int64_t count) {
+  return count == 1 ? *a : pairwise(a, count / 2) + pairwise(a + count / 2, count - count / 2);
+}
+torch::Tensor normalised_beyond(torch::Tensor x, bool scales) {
+  auto in = x.contiguous();
+  auto out = torch::empty_like(in);
+  const int64_t columns = in.size(1);
+  std::vector<float> squares(columns);
+  for (int64_t row = 0; row < in.size(0); ++row) {
+    const float* a = in.data_ptr<float>() + row * columns;
+    float* b = out.data_ptr<float>() + row * columns;
+    for (int64_t i = 0; i < columns; ++i) b[i] = std::fabs(a[i]) > 0.01f ? a[i] : 0.45f;
+    const float mean = pairwise(b, columns) * (1.0f / columns);
+    for (int64_t i = 0; i < columns; ++i) squares[i] = (b[i] - mean) * (b[i] - mean);
+    const float scale = 1.0f / std::sqrt(pairwise(squares.data(), columns) / columns + 1e-5f);
+    for (int64_t i = 0; i < columns; ++i) b[i] = (b[i] - mean) * (scales ? scale : 1.0f);
+  }
+  return out;
+}

@@ -21,6 +21,9 @@ from kernels_eval.records import stable_hash
 from kernels_eval.source.spec import ExtensionSpec
 
 HEADERS = Path(__file__).parent / "compile" / "headers"
+NEW_SUBMODULES = "-DPyImport_AddModule=PyModule_New"
+"""pybind11's `def_submodule` makes a module of its own. What it calls without this gives any module
+that is loaded, such as `sys`."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,10 @@ class Toolchain:
             if p.is_file()
         ]
         return stable_hash(
-            [torch_versions()[0], str(self.torch_dir), self.cxx_version, sys.version, headers]
+            [
+                *(torch_versions()[0], str(self.torch_dir), self.cxx_version, sys.version),
+                *(NEW_SUBMODULES, headers),
+            ]
         )[:16]
 
     def key_for(self, spec: ExtensionSpec) -> str:

@@ -27,12 +27,12 @@ from kernels_eval.compile.process import (
 from kernels_eval.errors import ToolchainError
 from kernels_eval.sandbox.process_tree import Deadline
 from kernels_eval.sandbox.trees import remove_tree, temporary_tree
-from kernels_eval.toolchain import HEADERS, Toolchain
+from kernels_eval.toolchain import HEADERS, NEW_SUBMODULES, Toolchain
 
 DEADLINE_S = 600
 PRECOMPILED_KEPT_S = 30 * 24 * 3600
 FULL_BUILDS_WITHOUT = 3
-COMMON_CXX = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-w")
+COMMON_CXX = ("-DTORCH_API_INCLUDE_EXTENSION_H", NEW_SUBMODULES, "-fPIC", "-std=c++20", "-w")
 SHARED_LIBRARY = ("-std=c++20", "-w", "-fPIC", "-shared")
 # What nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what
 # sources call themselves.

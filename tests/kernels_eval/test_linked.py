@@ -1,6 +1,7 @@
 """What a library asks others to compute, read from its symbols."""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -14,6 +15,7 @@ from kernels_eval.compile.linked import (
     reaches_elements,
 )
 from kernels_eval.config import MOST_SYMBOL_LETTERS
+from kernels_eval.toolchain import NEW_SUBMODULES, Toolchain
 from tests.support.cases import cases
 
 CASES = cases("linked")
@@ -97,6 +99,31 @@ PASTED = "#define J(a, b) a##b\n"
 def test_what_no_kernel_needs_is_found_under_any_name(tmp_path, calls, name):
     assert forbidden_link(built(tmp_path, calls)) == name
     assert forbidden_link(str(tmp_path / "absent.so")) == ""
+
+
+SUBMODULES = """#include <pybind11/pybind11.h>
+#define JOINED(a, b) a##b
+PYBIND11_MODULE(nested, m) {
+  m.def_submodule("inner").def("twice", [](int x) { return 2 * x; });
+  m.def("module", [](const char* name) {
+    return pybind11::reinterpret_borrow<pybind11::object>(JOINED(PyImp, ort_AddModule)(name));
+  });
+}
+"""
+NESTED = """import sys, nested
+assert nested.inner.twice(3) == 6
+assert nested.module("sys") is not sys
+"""
+
+
+def test_a_submodule_is_new_and_its_function_reaches_no_loaded_module(tmp_path):
+    source, library = tmp_path / "nested.cpp", tmp_path / "nested.so"
+    source.write_text(SUBMODULES)
+    tools = Toolchain(tmp_path)
+    flags = ["-std=c++20", "-w", "-fPIC", "-shared", NEW_SUBMODULES, *tools.includes]
+    subprocess.run([tools.cxx, *flags, "-o", library, source], check=True)
+    assert forbidden_link(str(library)) == ""
+    subprocess.run([sys.executable, "-c", NESTED], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["dlvsym", "dlinfo", "dl_iterate_phdr", "_r_debug"])

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from kernels_eval.errors import UsageError
 from tasks.keys import keyed
 from tasks.progress import report
+from tasks.reporting.text import plural
 from tasks.store import Snapshot, SnapshotRef
 from tasks.training.recipe import ReinforceRecipe
 from tasks.training.stage import adapter_of
@@ -21,6 +23,14 @@ STAGE = "reinforcement"
 
 
 def planned(trained: SnapshotRef, recipe: ReinforceRecipe, prompts: dict[str, str]) -> Snapshot:
+    """The snapshot of this stage. Raises UsageError for fewer tasks than a step takes: TRL would
+    end without a step."""
+    if len(prompts) < recipe.tasks_per_step:
+        raise UsageError(
+            f"the training is of {plural(len(prompts), 'task')}, and a step takes"
+            f" {recipe.tasks_per_step}",
+            f"--set reinforcement.tasks_per_step={len(prompts)}",
+        )
     config = [keyed(recipe), sorted(prompts.items())]
     return Snapshot.planned(STAGE, config, [trained], TRAINING_VERSION)
 

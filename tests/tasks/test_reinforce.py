@@ -7,10 +7,12 @@ import pytest
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
 from tasks.models import chat_text, load_causal_model, load_tokenizer
+from tasks.store import SnapshotRef
 from tasks.synthesis.refine import told_in_place
 from tasks.training import grpo
 from tasks.training.grpo import Judged, grpo_config, reinforce
 from tasks.training.recipe import PROJECTIONS, ReinforceRecipe
+from tasks.training.reinforce import planned
 from tests.support.training import tiny_model
 
 PROMPTS = {"tasks/one": "Write the first kernel.", "tasks/two": "Write another kernel."}
@@ -119,6 +121,11 @@ def trained(base, adapter, out, world, **changes):
 def test_settings_that_cannot_be_learned_under_are_refused(key, value):
     with pytest.raises(ValueError, match=key):
         ReinforceRecipe.model_validate({key: value})
+
+
+def test_fewer_tasks_than_a_step_takes_are_refused_before_any_worker():
+    with pytest.raises(UsageError, match=r"of 1 task, and a step takes 2 \(--set .*per_step=1"):
+        planned(SnapshotRef(root="r", stage="training", fingerprint="f"), RECIPE, {"one": "Write."})
 
 
 @pytest.mark.parametrize("vllm, mode", [("colocate", "colocate"), ("http://gpu7:8000", "server")])

@@ -1,10 +1,10 @@
 """The documentation: the site builds without a broken link, the reference is complete, and every
-command in it is run or says why not.
+command in it is typed.
 
 A command of a page is in exactly one class: typed here as it stands, alone or after others (RUN,
-TABLES, TURNS, FILLED, OPTIONS, SHELL), or in a clone by tests/flows/test_docs_typed.py (SLOW), or
-NOT_RUN with a reason, and then parsed as far as can be: unknown commands, options, keys, targets,
-markers and files are failures.
+TABLES, TURNS, FILLED, OPTIONS, SHELL), or in a clone by tests/flows/test_docs_typed.py: SLOW, or
+REFUSED where a laptop lacks a device or a service, which the refusal names. All are parsed as far
+as can be: unknown commands, options, keys, targets, markers and files are failures.
 """
 
 import ast
@@ -53,9 +53,9 @@ CONCUR = ".venv/bin/concur "
 TYPED = yaml.safe_load((ROOT / "tests/data/doc_commands.yaml").read_text(encoding="utf-8"))
 RUN, TABLES, TURNS = TYPED["run"], TYPED["tables"], TYPED["turns"]
 FILLED, OPTIONS, SHELL = (TYPED[name] for name in ("filled", "options", "shell"))
-LINE, SLOW, NOT_RUN = TYPED["line"], TYPED["slow"], TYPED["not_run"]
+LINE, SLOW, REFUSED = TYPED["line"], TYPED["slow"], TYPED["refused"]
 HERE = RUN | TABLES
-GROUPS = [HERE, FILLED, OPTIONS, SHELL, LINE, *TURNS, *SLOW.values()]
+GROUPS = [HERE, FILLED, OPTIONS, SHELL, LINE, *TURNS, *SLOW.values(), *REFUSED.values()]
 TYPED_HERE = {text for group in GROUPS for text in group}
 ALL = list(commands())
 PROGRAM = """class Model:
@@ -65,28 +65,27 @@ def get_init_inputs(): return []
 """
 
 
-def reasons(command):
-    return [reason for pattern, reason in NOT_RUN.items() if re.match(pattern, command.text)]
-
-
-def is_run(command):
+def is_typed(command):
     # they read snapshots: typed after the refresh
     return command.text in TYPED_HERE or command.text.startswith(".venv/bin/python -c")
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.place)
-def test_every_command_is_run_or_says_why_not(command):
-    assert is_run(command) != bool(reasons(command)), (
-        f"{command.text!r}: say in {[*TYPED]} what becomes of it, in one of them"
-    )
-    kind = check(command)
-    assert kind != "other" or reasons(command) or is_run(command)
+def test_every_command_is_typed(command):
+    assert is_typed(command), f"{command.text!r}: say in {[*TYPED]} what becomes of it"
+    check(command)
 
 
-def test_nothing_is_run_that_no_page_says():
+def test_nothing_is_typed_that_no_page_says():
     said = {command.text for command in ALL}
     assert said >= TYPED_HERE, TYPED_HERE - said
     assert len(said) > 60
+
+
+def test_what_is_refused_succeeds_in_no_other_place():
+    refused = {text for group in REFUSED.values() for text in group}
+    succeeding = {text for group in GROUPS if group not in REFUSED.values() for text in group}
+    assert refused and not refused & succeeding
 
 
 def test_what_is_wrong_is_seen():
@@ -317,7 +316,7 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path):
         tmp_path / "candidates.parquet"
     )
     readers = dict.fromkeys(
-        command.text for command in ALL if is_run(command) and command.text not in TYPED_HERE
+        command.text for command in ALL if is_typed(command) and command.text not in TYPED_HERE
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     environment["BROWSER"] = "true"  # the program of that name

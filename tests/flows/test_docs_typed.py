@@ -1,6 +1,7 @@
 """Commands of the pages that take minutes, typed as they stand into a clone that the pages' own
 lines installed, and what they print: first verdicts, packages, verdicts of others, an
-endpoint, the service, the servers, a cluster's head."""
+endpoint, the whole pipeline, ablations, the service, the servers, a cluster. What needs a device
+or a service that a laptop lacks is typed, too, and must name it."""
 
 import json
 import re
@@ -27,7 +28,7 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 TYPED = yaml.safe_load((ROOT / "tests/data/doc_commands.yaml").read_text(encoding="utf-8"))
-SLOW = TYPED["slow"]
+SLOW, REFUSED = TYPED["slow"], TYPED["refused"]
 WRONG = "import torch\nclass ModelNew(torch.nn.Module):\n    forward = lambda self, x: x\n"
 RELU = '''import torch
 from torch.utils.cpp_extension import load_inline
@@ -200,10 +201,30 @@ def test_the_servers_from_up_to_down(clone):
     clone.type_all(SLOW["schedule"], SCHEDULE_ID=schedule["id"])
     assert prefect.ask(nightly)["schedules"][0]["active"]
 
+    tell = clone.folder / "deployments/automations/tell.yaml"
+    zeros = "00000000-0000-0000-0000-000000000000"
+    block = notification_block(prefect)
+    tell.write_text(tell.read_text(encoding="utf-8").replace(zeros, block), encoding="utf-8")
     clone.type_all(SLOW["automations"])
+    acts = [act for each in prefect.ask("automations/filter", {}) for act in each["actions"]]
+    assert [act["block_document_id"] for act in acts if "block_document_id" in act] == 3 * [block]
 
     clone.type_all(SLOW["down"])
     assert not layout.processes() and not layout.sockets.exists()
+
+
+def notification_block(prefect):
+    """The id of a webhook, as a person makes one in the UI."""
+    kind = prefect.ask("block_types/slug/webhook")
+    body = {"block_schemas": {"block_type_id": {"any_": [kind["id"]]}}}
+    schema = prefect.ask("block_schemas/filter", body)[0]
+    body = {
+        "name": "tell",
+        "block_type_id": kind["id"],
+        "block_schema_id": schema["id"],
+        "data": {"url": "http://127.0.0.1:9/"},
+    }
+    return prefect.ask("block_documents/", body)["id"]
 
 
 def ended_state(prefect, run):
@@ -211,8 +232,86 @@ def ended_state(prefect, run):
     return state if state["type"] in ENDED else None
 
 
-def test_the_head_of_a_cluster(beside):
+def write_tables(folder):
+    """Tasks and candidates of a table, and those of an imported set."""
+    (folder / "drkernel").mkdir()
+    task = {"task_id": "user/softmax", "name": "softmax", "code": (folder / "task.py").read_text()}
+    answer = {"candidate_id": "relu", "task_id": "user/softmax", "code": WRONG}
+    for place, language in ((folder, "cuda"), (folder / "drkernel", "triton")):
+        answers = "candidates" if place == folder else "answers"
+        pl.DataFrame([task]).write_parquet(place / "tasks.parquet")
+        pl.DataFrame([answer | {"language": language}]).write_parquet(place / f"{answers}.parquet")
+
+
+def test_a_cluster(beside):
+    write_tables(beside.folder)
     port = str(two_ports())
     beside.type("export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=0123456789abcdef0123456789abcdef")
-    beside.type_all(SLOW["cluster"], **{"6379": port})
-    assert "1 node_" in beside.type(f"RAY_ADDRESS=127.0.0.1:{port} .venv/bin/ray status")
+    beside.type_all(SLOW["cluster"], **{"10.0.0.5": "127.0.0.1", "6379": port})
+    listed = beside.type(f"RAY_ADDRESS=127.0.0.1:{port} .venv/bin/ray status")
+    assert listed.count("1 node_") == 2
+    beside.refuse_all(REFUSED["cluster"])
+
+
+def test_the_whole_pipeline_and_what_pages_do_with_its_outcome(clone):
+    root = clone.folder / ".concur"
+    try:
+        clone.type_all(SLOW["pipeline"])
+        curated = newest_first(str(root), "curation")[0].ref.fingerprint
+        for text, said in SLOW["adapter"].items():
+            clone.type_all({text: said}, **{"3f0c2a": curated[:6]})
+            shutil.rmtree(clone.folder / "merged-model", ignore_errors=True)
+        clone.refuse_all(REFUSED["adapter"])
+        clone.type_all(SLOW["ablations"])
+    finally:
+        shutil.rmtree(root)
+
+
+def test_dry_runs_of_the_tests(clone):
+    clone.type("export MAKEFLAGS=-n PYTEST_ADDOPTS=--markers")
+    clone.type_all(SLOW["dry"])
+
+
+def test_what_needs_a_gpu_says_so(beside):
+    write_tables(beside.folder)
+    beside.refuse_all(REFUSED["gpu"])
+
+
+def test_what_needs_a_package_index(clone, tmp_path):
+    stamp = clone.folder / ".venv/.installed"
+    stamp.unlink()
+    del clone.variables["PIP_NO_BUILD_ISOLATION"]
+    try:
+        clone.refuse_all(REFUSED["index"], **{"/opt": str(tmp_path)})
+    finally:
+        stamp.touch()
+
+
+def test_what_needs_vllm(beside):
+    if shutil.which("vllm"):
+        pytest.skip("vLLM is here: tests/tasks/test_vllm.py parses these commands")
+    beside.refuse_all(REFUSED["vllm"])
+
+
+@pytest.mark.parametrize("program", ["docker", "docker compose", "kubectl", "systemctl"])
+def test_what_needs_a_service_is_understood_by_its_program(clone, tmp_path, program):
+    """A program refuses words that it does not know before it looks for its service."""
+    if not shutil.which(program.split()[0]):
+        pytest.skip(f"needs {program}")
+    clone.type(f"export HOME={tmp_path}")
+    if program == "docker compose":
+        clone = with_secrets(clone)
+    if program == "systemctl":
+        for text in (text for text in TYPED["shell"] if ".config/systemd" in text):
+            clone.type(text)
+    clone.refuse_all(REFUSED[program], REGISTRY="registry.example.org")
+
+
+def with_secrets(clone):
+    """The reader in the folder of compose, whose secrets are filled in."""
+    reader = Reader(clone.folder / "deployments/compose", clone.variables)
+    if "Docker Compose" not in reader.type("docker compose version || true"):
+        pytest.skip("needs docker's compose plugin")
+    secrets = (reader.folder / ".env.example").read_text(encoding="utf-8")
+    (reader.folder / ".env").write_text(secrets.replace("=\n", "=letters-and-more\n"))
+    return reader

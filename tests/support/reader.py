@@ -1,11 +1,13 @@
 """A reader of the pages: a clone of this checkout, and a shell in it that commands are typed into.
 
 Guarantees: the clone holds what git tracks and has an origin to pull from; pip finds no index, but
-what is installed here; profiles are those of the clone, made small; servers have free ports;
-nothing that a command started is left.
+what is installed here; profiles are those of the clone, made small; servers have free ports; no
+command reaches a daemon, bus or cluster of whoever runs the tests; nothing that a command started
+is left.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,13 @@ from tests.support.servers import free_ports, logged, two_ports
 
 LONGEST_S = 1800
 MARK = "CONCUR_TEST_READER"
+NOWHERE = {
+    "DOCKER_HOST": "unix:///nowhere",
+    "KUBECONFIG": "/nowhere",
+    "DBUS_SESSION_BUS_ADDRESS": "unix:path=/nowhere",
+    "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/nowhere",
+}
+OF_THE_USER = ("PYTHONPATH", "XDG_RUNTIME_DIR", "KUBERNETES_SERVICE_HOST")
 PYTHON = """#!/bin/sh
 # the venv that it makes finds what is installed here
 {base} "$@" || exit
@@ -52,7 +61,7 @@ SMALL = {
     "synthesis": {"samples_per_task": 2},
     "verification": {"eval": {"timing": {"max_s": 0.1}}},
     "curation": {"if_empty": "shortest"},
-    "training": {"num_epochs": 1},
+    "training": {"num_epochs": 3},
     "benchmark": {
         "tasks": {"source": "bundled", "split": "heldout", "limit": 1},
         "samples_per_task": 2,
@@ -70,6 +79,22 @@ class Reader:
 
     def type(self, text):
         """What a command prints, which must succeed."""
+        said, status = self._type(text)
+        assert status == 0, (text, said[-4000:])
+        return said
+
+    def refuse_all(self, commands, **fill):
+        """Type commands, each of which must end with a status that is not 0, and say why: a
+        regular expression."""
+        for text, why in commands.items():
+            if text.endswith("&"):
+                text += " wait $!"
+            said, status = self._type(filled(text, fill))
+            found = re.search(why, " ".join(said.split()))
+            assert status and found, (text, why, status, said[-4000:])
+
+    def _type(self, text):
+        """What a command prints, and its exit status."""
         with tempfile.TemporaryDirectory() as kept:
             script = f"{text}\nstatus=$?\nenv -0 > {kept}/variables\nexit $status\n"
             with open(f"{kept}/printed", "wb") as printed:
@@ -84,17 +109,14 @@ class Reader:
                     start_new_session=True,
                 )
             said = Path(kept, "printed").read_text(errors="replace")
-            assert done.returncode == 0, (text, said[-4000:])
             found = Path(kept, "variables").read_text().rstrip("\0").split("\0")
         self.variables = dict(each.split("=", 1) for each in found)
-        return said
+        return said, done.returncode
 
     def type_all(self, commands, **fill):
         """Type commands, each of which must print what is beside it, in one line or several."""
         for text, said in commands.items():
-            for placeholder, value in fill.items():
-                text = text.replace(placeholder, value)
-            printed = " ".join(self.type(text).split())
+            printed = " ".join(self.type(filled(text, fill)).split())
             assert said in printed, (text, said, printed[-4000:])
 
     def running(self, text):
@@ -114,6 +136,13 @@ class Reader:
         return Reader(folder, dict(self.variables))
 
 
+def filled(text, values):
+    """A command with these values in place of its placeholders."""
+    for placeholder, value in values.items():
+        text = text.replace(placeholder, value)
+    return text
+
+
 @contextmanager
 def cloned(place):
     """A reader in a fresh clone, PLACE/clone, of PLACE/origin."""
@@ -124,6 +153,7 @@ def cloned(place):
     programs.mkdir()
     here = sysconfig.get_path("purelib")
     write_program(programs / "python3", PYTHON.format(base=sys._base_executable, here=here))
+    write_program(programs / "python3.11", f'#!/bin/sh\nexec {sys._base_executable} "$@"\n')
     # not below the others: a socket's path is short
     with tempfile.TemporaryDirectory(prefix="concur_pages-") as short:
         mark, name = uuid.uuid4().hex, "a reader"
@@ -139,9 +169,11 @@ def cloned(place):
             GIT_COMMITTER_NAME=name,
             GIT_AUTHOR_EMAIL=f"{mark}@localhost",
             GIT_COMMITTER_EMAIL=f"{mark}@localhost",
+            **NOWHERE,
             **{MARK: mark},
         )
-        del variables["PYTHONPATH"]
+        for name in OF_THE_USER:
+            variables.pop(name, None)
         Reader(origin, variables).type("git init -q . && git add . && git commit -q -m first")
         Reader(place, variables).type("git clone -q origin clone")
         try:

@@ -1,8 +1,10 @@
-"""The managed server with a real vLLM: `make vllm` first, then `pytest -m vllm`. Anything from 2 to
-5 minutes on two cores."""
+"""The managed server with a real vLLM, and the pages' commands of vLLM: `make vllm` first, then
+`pytest -m vllm`. Anything from 2 to 5 minutes on two cores."""
 
 import os
+import shlex
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tasks.models import load_causal_model
 from tasks.sources.small_model import build_small_model
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.server import VllmSampler
+from tests.support.doc_commands import commands
 from tests.support.processes import processes_with
 from tests.support.requests import make_request
 
@@ -21,6 +24,12 @@ PROMPTS = [
     f"Write a kernel that adds {number} to every element of a tensor.\n" + "x = x + 1\n" * 40
     for number in range(4)
 ]
+PARSED = """
+from vllm.entrypoints.cli.main import main
+from vllm.entrypoints.cli.serve import ServeSubcommand
+ServeSubcommand.cmd = staticmethod(lambda args: print("parsed", args.model_tag))
+main()
+"""
 
 pytestmark = [
     pytest.mark.vllm,
@@ -108,3 +117,13 @@ def test_a_real_vllm_from_start_to_end(model, adapter, tmp_path):
         adapted.close()
     assert alive(str(tmp_path)) == []
     assert all("enable_prefix_caching" in log.read_text() for log in logs.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text", [command.text for command in commands() if "vllm serve" in command.text]
+)
+def test_commands_of_the_pages_have_options_that_vllm_knows(text):
+    words = shlex.split(text)
+    words = words[words.index("serve") :]
+    done = subprocess.run([PYTHON, "-c", PARSED, *words], capture_output=True, text=True)
+    assert done.returncode == 0 and "parsed Qwen/QwQ-32B" in done.stdout, done.stderr

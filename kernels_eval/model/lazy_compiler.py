@@ -42,10 +42,23 @@ def _lazily(plain: Callable[..., Any], guarded: Callable[..., Any]) -> Callable[
 
 
 def without_compiler(mode: type[M]) -> type[M]:
-    """A dispatch mode whose first use does not import the compiler."""
+    """A dispatch mode whose first use does not import the compiler, and under which functions run
+    `eagerly`."""
     kind: Any = mode
-    guarded = kind.__torch_dispatch__
+    guarded, enter, leave = kind.__torch_dispatch__, kind.__enter__, kind.__exit__
+    eager: list[AbstractContextManager[object]] = []
+
+    def entered(self: M) -> Any:
+        eager.append(eagerly())
+        eager[-1].__enter__()
+        return enter(self)
+
+    def left(self: M, *error: Any) -> None:
+        leave(self, *error)
+        eager.pop().__exit__(*error)
+
     kind.__torch_dispatch__ = _lazily(inspect.unwrap(guarded), guarded)
+    kind.__enter__, kind.__exit__ = entered, left
     return mode
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.compile.cubins import plain_name
 from kernels_eval.compile.linked import NO_COMPUTE
-from kernels_eval.model.lazy_compiler import eagerly, without_compiler
+from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.protocol import OperatorTimes
 from kernels_eval.sandbox.channel import Answer
 from kernels_eval.sandbox.trees import temporary_tree
@@ -86,7 +86,7 @@ class _Functions(TorchFunctionMode):
 
 def compute_operators(run: Callable[[], object]) -> list[str]:
     mode = _Operators()
-    with eagerly(), mode:
+    with mode:
         run()
     return mode.seen
 

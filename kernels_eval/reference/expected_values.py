@@ -8,7 +8,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -55,6 +55,7 @@ from kernels_eval.model.weights import (
 from kernels_eval.protocol import (
     DECISIVE,
     DECLARED,
+    EXTENDED,
     LONE_TERMS,
     UNIT_FACTORS,
     UNTAMED,
@@ -80,6 +81,7 @@ from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.factorings import Factoring, Factorings
 from kernels_eval.reference.infinities import GivenInfinities, finite_share
 from kernels_eval.reference.kept_state import attributes_set, calls_in_a_row
+from kernels_eval.reference.overflows import Overflows
 from kernels_eval.reference.own_errors import OwnErrors, both, copied, own_error, same_shapes
 from kernels_eval.reference.task_model import (
     REFUSALS,
@@ -119,6 +121,8 @@ class ExpectedValues:
         self.errors = OwnErrors(task)
         self.parts: list[int] = []
         """How many equal parts the declared call cuts dimensions into."""
+        self.wraps = False
+        """Whether the declared call computes integers that 64 bits do not hold, as a hash does."""
         self.known: dict[str, Known] = {}
         self.held_max_bytes = math.inf
         self.factors: list[int] = []
@@ -267,10 +271,13 @@ class ExpectedValues:
         name, seed = request.name, request.seed
         with self.model_for(request):
             inputs = self.task.inputs(seed, request.distribution, request.shape)
-            with EqualParts() as parts:
+            overflows = Overflows()
+            with EqualParts() as parts, overflows if self._takes_more else nullcontext():
                 reference = self.task.outputs(copied(inputs))
             if name == DECLARED:
-                self.parts = parts.counts
+                self.parts, self.wraps = parts.counts, overflows.found
+            elif overflows.found and not self.wraps:
+                raise ValueError("64 bits do not hold these integers, as they do declared ones")
             elif request.shape != DECLARED and parts.counts != self.parts:
                 raise ValueError("in this shape its parts are not equal")
             # a reference that draws random numbers must not draw the same ones again
@@ -314,6 +321,12 @@ class ExpectedValues:
             outputs=list(map(_form, reference)),
             shapes_hold=holds,
         )
+
+    @property
+    def _takes_more(self) -> bool:
+        """Whether whole numbers may leave their declared range."""
+        notes = self.task.plan.notes if self.task.plan else []
+        return any(note.rare in EXTENDED for note in notes)
 
     def _shapes_hold(
         self, request: Expect, inputs: list[Any], reference: list[Tensor], *, exact: bool

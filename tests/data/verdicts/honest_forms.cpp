@@ -112,3 +112,13 @@ torch::Tensor affine_by_index(torch::Tensor x) {
     for (int64_t j = 0; j < x.size(1); ++j) y[i][j] = 2 * x[i][j].item<float>() + 1;
   return y;
 }
+
+// where the reference's products wrap, these do not
+torch::Tensor residues(torch::Tensor x) {
+  auto y = torch::empty(x.sizes(), torch::kFloat32);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const uint64_t n = std::max<int64_t>(x.data_ptr<int64_t>()[i], 11), third = n / 3;
+    y.data_ptr<float>()[i] = std::log1p((float)(third * third % n));
+  }
+  return y;
+}

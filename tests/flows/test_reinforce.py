@@ -45,7 +45,8 @@ def test_a_base_model_that_is_gone_is_told_before_any_worker_starts(tmp_path):
 
     curated = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
     adapted(curated, "training", "f00d", base=str(tmp_path / "gone"))
-    config, tasks, trained = of_training(PipelineConfig(root=curated.root), None)
+    asked = PipelineConfig(root=curated.root, reinforcement={"tasks_per_step": 1})
+    config, tasks, trained = of_training(asked, None)
     with pytest.raises(UsageError, match="model directory .*gone does not exist"):
         reinforce_adapter(config, tasks, trained)
     assert not ray.is_initialized()

@@ -52,7 +52,8 @@ def plain_values(model: Any, names: Collection[str]) -> list[str]:
 
 def _is_own(x: Any, model: Any) -> bool:
     """Whether it is an object of a class that the model's source defines, and no module."""
-    return type(x).__module__ == type(model).__module__ and hasattr(x, "__dict__")
+    plain = not isinstance(x, nn.Module) and hasattr(x, "__dict__")
+    return plain and type(x).__module__ == type(model).__module__
 
 
 def _leaf(x: Any) -> Any:

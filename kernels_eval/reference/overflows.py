@@ -33,11 +33,12 @@ class Overflows(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
-        grows = not self.found and operator_name(function) in GROWING
+        written = "out" in (kwargs or {})
+        grows = not (self.found or written) and operator_name(function) in GROWING
         wide = tree_map(_in_float64, args) if grows else ()  # before it writes in place
         result = function(*args, **(kwargs or {}))
         if grows and isinstance(result, Tensor) and result.dtype is torch.int64 and result.numel():
-            others = {name: x for name, x in (kwargs or {}).items() if name not in ("dtype", "out")}
+            others = {name: x for name, x in (kwargs or {}).items() if name != "dtype"}
             self.found = bool((function(*wide, **others).abs() >= LIMIT).any())
         return result
 

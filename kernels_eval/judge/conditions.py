@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from kernels_eval.config import ITERATIONS, LAYERS, LEAST_IN_A_ROW
 from kernels_eval.judge.trial import Condition, TaskFindings
-from kernels_eval.protocol import EXTENDED, RARE_FORMS, Expectation
+from kernels_eval.protocol import RARE_FORMS, Expectation
 
 
 def one_answer(expected: Iterable[Expectation]) -> bool:
@@ -59,10 +59,7 @@ def has_rare_values(task: TaskFindings) -> bool:
 
 def takes_others(*, iterating: bool) -> Condition:
     """Whether some whole numbers may leave their range, of a task that iterates or does not."""
-    return lambda task: (
-        any(note.rare in EXTENDED for note in task.loaded.plan.notes)
-        and iterates(task) is iterating
-    )
+    return lambda task: task.loaded.plan.extends and iterates(task) is iterating
 
 
 def has_settings(task: TaskFindings) -> bool:

@@ -161,6 +161,11 @@ class InputPlan(Payload):
     def varies(self) -> bool:
         return any(note.vary for note in self.notes)
 
+    @property
+    def extends(self) -> bool:
+        """Whether `beyond` changes anything: whole numbers may leave their declared range."""
+        return any(note.rare in EXTENDED for note in self.notes)
+
 
 class OutputForm(Payload):
     """One output tensor of the reference. Without `strides` its elements lie in order."""

@@ -36,8 +36,7 @@ def clean(text: object, *, one_line: bool = False) -> str:
 def as_text(text: object, length: int = 2000) -> str:
     """Return one line of inert Markdown, with at most `length` characters of the text."""
     line = " ".join(clean(text, one_line=True).split())
-    line = line if len(line) <= length else f"{line[: length - 3]}..."
-    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", line)
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", shortened(line, length))
 
 
 def cell(value: object, length: int = 120) -> str:
@@ -149,7 +148,7 @@ def cut(text: str, limit: int) -> str:
 
 def shortened(text: str, limit: int) -> str:
     """Return at most `limit` characters of a text; three dots say that there are more."""
-    return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -24,6 +24,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, KernelTask
 from kernels_eval.source.syntax import UNPARSABLE, parse_source
 from kernels_eval.written import json_of
+from tasks.reporting.text import shortened
 from tasks.sources.config import TasksConfig
 from tasks.sources.syntax import defined_names
 
@@ -397,7 +398,7 @@ def number_of(value: object) -> int | None:
 def shown(text: object, length: int = 200) -> str:
     """Foreign text made safe for one terminal line: printable, at most `length` characters."""
     text = "".join(c if c.isprintable() else "?" for c in str(text))
-    return text if len(text) <= length else text[: length - 3] + "..."
+    return shortened(text, length)
 
 
 def tasks_of_rows(

@@ -16,6 +16,7 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, stable_hash
+from tasks.reporting.text import shortened
 from tasks.tracking.records import DatasetRef, Rows, RunRecord, StageRecord
 
 if TYPE_CHECKING:
@@ -237,4 +238,4 @@ def key_of(name: str) -> str:
 def clip(text: str, length: int) -> str:
     """Text cut to fit, ending in three dots, without NUL, which PostgreSQL refuses."""
     text = text.replace("\x00", "\ufffd")
-    return text if len(text) <= length else text[: length - 3] + "..."
+    return shortened(text, length)

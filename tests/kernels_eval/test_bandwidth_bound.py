@@ -243,9 +243,12 @@ def test_each_round_compares_what_it_drew_otherwise_one_kind_after_the_other():
     made.varied, made.idle_samples, made.by_processor = ["mixed", "impulse"], 0, False
     made.process.child = made.reference.child = child
     made.process.config, made.process.renew = SimpleNamespace(threads=1), lambda: None
-    made.reference.request = lambda request: (
-        asked.append(request) or SimpleNamespace(positions=[], found=[])
-    )
+
+    def compare(request):
+        asked.append(request)
+        return SimpleNamespace(positions=[], found=[])
+
+    made.reference.request = compare
     made.reference.timed_distribution = "declared"
     for _ in range(4):
         made._round(40)

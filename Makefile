@@ -15,11 +15,12 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks experiments
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/kernels_eval
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest experiments
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu

@@ -16,6 +16,7 @@ from tests.support.seeding import seed_generators
 
 hypothesis.settings.register_profile(
     "concur",
+    max_examples=40,
     deadline=None,  # it and "too slow" measure the machine
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     derandomize=True,

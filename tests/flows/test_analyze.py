@@ -48,6 +48,7 @@ def test_snapshots_in_a_report_out(tmp_path):
     assert Path(tmp_path, data["report"]).read_text().startswith("# Reasoning length")
 
 
+@pytest.mark.slow
 def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path):
     plant(tmp_path, 500, seed=0)
     planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")

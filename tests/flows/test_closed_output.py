@@ -28,7 +28,7 @@ Path(sys.argv[1]).write_text(f"{child.returncode}")
 """
 
 
-@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("stacked", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_of_a_stack_goes_on_when_nobody_reads_its_output(tmp_path, stacked):
     worker_log = tmp_path / "stack" / "logs" / "worker.log"
     worker_log.parent.mkdir(parents=True)

@@ -354,8 +354,8 @@ def site(tmp_path_factory):
     "text, told",
     [
         ("[x](nowhere.md)", "page does not exist"),
-        ("[x](index.md#nowhere)", "anchor does not exist"),
-        ("::: kernels_eval.nothing", "kernels_eval.nothing"),
+        pytest.param("[x](index.md#nowhere)", "anchor does not exist", marks=pytest.mark.slow),
+        pytest.param("::: kernels_eval.nothing", "kernels_eval.nothing", marks=pytest.mark.slow),
     ],
 )
 def test_a_link_an_anchor_or_a_reference_that_leads_nowhere_ends_the_build(text, told, tmp_path):

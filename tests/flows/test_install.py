@@ -84,7 +84,15 @@ def test_every_extra_is_known_by_all_that_it_installs():
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "--version", "verify --help", "profiles", "config show", "config schema"]
+    "words",
+    [
+        "--help",
+        "config show",
+        *[
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in ("--version", "verify --help", "profiles", "config schema")
+        ],
+    ],
 )
 def test_the_base_answers(optional, tmp_path, words):
     done = without(optional, *words.split(), cwd=tmp_path)
@@ -101,6 +109,7 @@ def test_the_base_verifies(optional, tmp_path):
     assert without(optional, "ls", "--root", ".", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_doctor_says_of_the_base_what_is_missing(optional, tmp_path):
     done = without(optional, "doctor", "--json", cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("checking"), done.stderr

@@ -59,7 +59,10 @@ def test_without_a_service_the_error_says_how_to_start_it():
     anyio.run(ask)
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+@pytest.mark.parametrize(
+    "number, status",
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -15, marks=pytest.mark.slow)],
+)
 def test_an_interrupt_ends_it_without_a_traceback(number, status):
     process = subprocess.Popen(
         COMMAND, env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -340,7 +340,7 @@ COLUMNS = [
 
 
 @given(st.data())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("columns", COLUMNS, ids=lambda names: names[-1])
 def test_any_value_in_any_column_is_read_or_refused(columns, tmp_path_factory, data):
     row = st.fixed_dictionaries({name: VALUES for name in columns})

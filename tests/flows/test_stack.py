@@ -343,6 +343,7 @@ def test_a_late_prefect_is_not_taken_for_one_that_knows_no_worker(
     assert fault("worker", Layout(tmp_path), StackSettings()) == said
 
 
+@pytest.mark.slow
 def test_parts_do_not_outlive_a_supervisord_that_is_killed_and_status_says_so(only_mlflow):
     layout, settings = only_mlflow("import time; time.sleep(600)")
     whole = layout.processes()

@@ -74,6 +74,7 @@ def test_an_own_backward_is_taken_and_none_is_said(verify):
     assert none.reason is Reason.EXCEPTION and "define backward(*gradients)" in none.detail
 
 
+@pytest.mark.slow
 def test_marked_inputs_alone_have_gradients(verify):
     """`y` is not marked, so None for its gradient is right."""
     formula = BY_NAME["product"]

@@ -305,6 +305,7 @@ for _ in range(50):
 """
 
 
+@pytest.mark.slow
 def test_processor_time_is_exact_under_a_limit_of_it():
     """The kernel counts a process's in ticks then, and a sample of less would take no time."""
     subprocess.run([sys.executable, "-c", COUNTS_UNDER_A_LIMIT], check=True)

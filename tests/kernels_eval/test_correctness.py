@@ -151,7 +151,7 @@ def elu(x, alpha):
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("shape", [(64, 64), (1024, 513)])
+@pytest.mark.parametrize("shape", [(64, 64), pytest.param((1024, 513), marks=pytest.mark.slow)])
 def test_an_approximation_is_not_called_a_downcast(name, shape):
     exact, approximate = FORMULAS[name]
     x = draw(5, shape)

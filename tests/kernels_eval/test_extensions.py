@@ -107,6 +107,7 @@ def test_a_build_counts_the_processor_time_of_both_tiers(builder, monkeypatch):
     assert tiers == ["lite", "full"] and build.processor_s == 2
 
 
+@pytest.mark.slow
 def test_two_processes_building_the_same_spec_both_succeed(builder, tmp_path):
     asked = spec(unique=True)
     script = tmp_path / "build.py"

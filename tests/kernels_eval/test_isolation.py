@@ -479,7 +479,6 @@ def test_a_descriptor_bomb(verify):
 def test_loops_without_end(verify):
     with (impatient := Verifier(run_s=4)).evaluator:
         assert impatient.contained("spins", reason="run").status.value == "timeout"
-        assert impatient("while True:\n    pass").reason == "run"
     assert verify("return ext.honest(x)").reason == "ok"
 
 

@@ -148,7 +148,7 @@ def kill_at(monkeypatch, role, command, victim, times):
 @pytest.mark.parametrize(
     "victim, role, command, code, reason",
     [
-        ("child", "capture", "Capture", HONEST, "ok"),
+        pytest.param("child", "capture", "Capture", HONEST, "ok", marks=pytest.mark.slow),
         ("child", "reference", "Compare", HONEST, "ok"),
         ("child", "candidate", "Call", SHAPED, "shape_specialised"),
         pytest.param("keeper", "candidate", "Call", SLOW, "ok", marks=pytest.mark.slow),

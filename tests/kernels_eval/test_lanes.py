@@ -94,7 +94,14 @@ class Large(Lane):
         return super().judge(task, candidate, prepared)
 
 
-@pytest.mark.parametrize("runner, vacates", [(Spoilt, False), (Full, True), (Large, True)])
+@pytest.mark.parametrize(
+    "runner, vacates",
+    [
+        (Full, True),
+        pytest.param(Spoilt, False, marks=pytest.mark.slow),
+        pytest.param(Large, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_candidate_is_judged_again_alone(tmp_path, runner, vacates):
     log, asked = tmp_path / "log", many(20)
     log.touch()

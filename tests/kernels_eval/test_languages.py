@@ -93,6 +93,7 @@ def test_a_language_that_cannot_be_imported_is_named(site):
 RIGHT_TAIL = "x, self.bias, residual, out, x.numel() // features, features)"
 
 
+@pytest.mark.slow
 def test_kernels_of_another_package_s_language_are_judged(plain_c, tmp_path):
     right = plain_c.example
     assert right.count(RIGHT_TAIL) == 1

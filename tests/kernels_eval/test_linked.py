@@ -116,6 +116,7 @@ assert nested.module("sys") is not sys
 """
 
 
+@pytest.mark.slow
 def test_a_submodule_is_new_and_its_function_reaches_no_loaded_module(tmp_path):
     source, library = tmp_path / "nested.cpp", tmp_path / "nested.so"
     source.write_text(SUBMODULES)

@@ -129,6 +129,7 @@ def wide(builder):
     return load(build)
 
 
+@pytest.mark.slow
 def test_unoptimised_code_does_not_take_the_place_of_torchs(builder):
     """At -O0 inline functions are emitted under torch's own names; bound to by the shims, they
     would call each other without end."""
@@ -398,7 +399,12 @@ def test_standard_headers_come_with_the_names_that_need_them():
 
 
 @pytest.mark.parametrize(
-    "source", ["float beta = 1;", "double x = std::legendre(1, 0.5);", "double y = beta(1.0, 2.0);"]
+    "source",
+    [
+        "double x = std::legendre(1, 0.5);",
+        pytest.param("float beta = 1;", marks=pytest.mark.slow),
+        pytest.param("double y = beta(1.0, 2.0);", marks=pytest.mark.slow),
+    ],
 )
 def test_special_functions_are_there_for_those_who_name_them(builder, source):
     plain = f"#include <cmath>\n#include <math.h>\n{source}"
@@ -649,6 +655,7 @@ def test_what_nvcc_does_not_know(builder, body, certain, tmp_path):
     assert not build.ok and builder.is_certain(build, asked) is certain, build.log
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_launches_of_a_library_go_through_the_counter(builder):
     build = builder.build(cuda(CUDA[0]))

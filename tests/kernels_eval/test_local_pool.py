@@ -140,7 +140,9 @@ def test_a_worker_that_cannot_read_what_it_is_given_is_lost(request):
         machine.get(pending)
 
 
-@pytest.mark.parametrize("fate", ["", f"dies {DEATHS - 1}", f"fails {DEATHS - 1}"])
+@pytest.mark.parametrize(
+    "fate", [f"dies {DEATHS - 1}", pytest.param(f"fails {DEATHS - 1}", marks=pytest.mark.slow)]
+)
 def test_workers_that_die_or_fail_are_replaced(fated, fate):
     asked = many(30)
     with fated(fate) as pool:
@@ -172,7 +174,11 @@ def test_what_is_cancelled_ends_without_a_verdict_and_frees_its_worker(tmp_path,
 @pytest.mark.parametrize(
     "fate, error, said",
     [
-        (f"dies {DEATHS}", GpuLostError, "on candidate many-2: its process ended with status 3"),
+        pytest.param(
+            *(f"dies {DEATHS}", GpuLostError),
+            "on candidate many-2: its process ended with status 3",
+            marks=pytest.mark.slow,
+        ),
         (f"fails {DEATHS}", SandboxError, "the fork server is gone"),
     ],
 )

@@ -286,6 +286,7 @@ def test_where_no_worker_starts_the_pool_says_so(joined_ray, monkeypatch):
     assert "ray status" in fault.value.hint
 
 
+@pytest.mark.slow
 def test_while_others_use_the_cluster_it_is_said_and_the_pool_goes_on(joined_ray, monkeypatch):
     import ray
 
@@ -311,6 +312,7 @@ def test_while_others_use_the_cluster_it_is_said_and_the_pool_goes_on(joined_ray
     assert said[-1] == "a worker has started", "it is not said to wait any more"
 
 
+@pytest.mark.slow
 def test_patience_with_a_cluster_in_use_ends(joined_ray, monkeypatch):
     import ray
 
@@ -404,7 +406,7 @@ def test_a_ray_that_does_not_start_is_tried_again_then_a_clear_error(monkeypatch
     assert len(ended) == cluster.ATTEMPTS - 1
 
 
-@pytest.mark.parametrize("times", [DEATHS - 1, DEATHS])
+@pytest.mark.parametrize("times", [DEATHS - 1, pytest.param(DEATHS, marks=pytest.mark.slow)])
 def test_a_sandbox_that_fails_is_tried_again_a_few_times(joined_ray, tmp_path, times):
     class Fragile(Quick):
         """Its fork server fails so many times on each candidate that is marked for it, in whichever

@@ -252,6 +252,7 @@ def test_a_cpu_candidate_is_profiled_end_to_end(judged):
     assert next(findings(made)).where == "affine"
 
 
+@pytest.mark.slow
 def test_a_kernel_beside_the_work_is_not_where_the_time_goes(judged):
     _, verdict, profiler = judged
     slow = "for _ in range(6):\n    y = torch.sin(x.repeat(20, 1))\nreturn ext.affine(x)"
@@ -281,7 +282,10 @@ def test_a_candidate_that_fails_costs_its_own_profile(judged, code, said):
     "page, metrics, counters",
     [
         (raw_page(AFFINE_ROW), {f"sm__throughput{ELAPSED}": 41.5}, ""),
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission", {}, ncu.FORBIDDEN),
+        pytest.param(
+            *("==ERROR== ERR_NVGPUCTRPERM - no permission", {}, ncu.FORBIDDEN),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_metrics_come_through_the_confined_path(judged, monkeypatch, page, metrics, counters):

@@ -125,6 +125,7 @@ def in_shell(program, folder, deadline):
 BURNS = "(ulimit -t 1; while :; do :; done)"  # one second of processor time
 
 
+@pytest.mark.slow
 def test_a_deadline_counts_what_has_ended_and_what_was_run_before(no_clock, tmp_path):
     """Three processes one after another, none of which is past the deadline by itself."""
     deadline = Deadline(2.5)

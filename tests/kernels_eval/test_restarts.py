@@ -45,7 +45,9 @@ PAGES = task_source(
 ANSWER = "return ext.affine(pool[table.long()])"
 
 
-@pytest.mark.parametrize("fault", ["faults.append(places)", "os.abort()"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("faults.append(places)", marks=pytest.mark.slow), "os.abort()"]
+)
 def test_what_breaks_the_reference_is_left_out(verify, fault):
     """Smaller pools, which the table reaches beyond: they are refused, too, but late."""
     task = kernel_task(PAGES + DEVICE.format(fault=fault), "pages")

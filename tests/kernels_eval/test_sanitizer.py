@@ -172,7 +172,13 @@ def test_kernels_are_named_by_a_source():
     assert sanitizer.kernels_of(found) == ["tile", "rows"]
 
 
-@pytest.mark.parametrize("ran, starts", [(("affine_kernel(float*)",), 1), (("other(int)",), 2)])
+@pytest.mark.parametrize(
+    "ran, starts",
+    [
+        (("affine_kernel(float*)",), 1),
+        pytest.param(("other(int)",), 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_tool_that_was_begun_serves_where_it_looks_at_what_ran(monkeypatch, ran, starts):
     source = '\nSOURCE = "__global__ void affine_kernel(float* x) {}"\n'
     found = candidate(AFFINE, module("return ext.affine(x)") + source)
@@ -193,7 +199,10 @@ def test_a_tool_that_was_begun_serves_where_it_looks_at_what_ran(monkeypatch, ra
     assert 1 + len(made) == starts
 
 
-@pytest.mark.parametrize("flags, shapes", [([], 2), (["declared_shape_only"], 1)])
+@pytest.mark.parametrize(
+    "flags, shapes",
+    [([], 2), pytest.param(["declared_shape_only"], 1, marks=pytest.mark.slow)],
+)
 def test_a_tool_sees_an_odd_shape_too(monkeypatch, flags, shapes):
     found = candidate(AFFINE, module("print('called on', *x.shape)\nreturn ext.affine(x)"))
     draft = VerdictDraft(flags=[*flags])

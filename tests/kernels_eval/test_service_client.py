@@ -256,8 +256,10 @@ def test_several_threads_share_a_client_and_a_service_that_starts_again_loses_no
 
 @pytest.mark.parametrize(
     "script, faults",
-    [("", 0), ("die\ndie\n", 2), ("fault the disk is full\n", 1)],
-    ids=["works", "dies", "reports"],
+    [
+        pytest.param("die\ndie\n", 2, id="dies"),
+        pytest.param("fault the disk is full\n", 1, id="reports", marks=pytest.mark.slow),
+    ],
 )
 def test_whatever_ends_the_process_of_the_pool_each_candidate_gets_one_verdict(
     tmp_path, monkeypatch, script, faults

@@ -163,6 +163,7 @@ def states(child):
     return found[1:]  # without its keeper
 
 
+@pytest.mark.slow
 def test_what_a_candidate_left_running_is_stopped_while_it_is_aside_and_goes_on(verify):
     runner, made = verify.runner, kernels.candidate(AFFINE, BURNS)
     prepared = verify.preparer.prepare(made, AFFINE)

@@ -66,11 +66,6 @@ def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify):
     assert "weights_not_mappable" not in verdict.flags
 
 
-def test_a_native_crash_costs_its_own_verdict_only(verify):
-    assert_reason(verify(AFFINE, calls("aborts")), "crashed")
-    assert_reason(verify(AFFINE, calls("affine")), "ok")
-
-
 # -- deadlines -------------------------------------------------------------------------------------
 
 
@@ -103,7 +98,7 @@ def hasty():
         yield made
 
 
-@pytest.mark.parametrize("where", ["before", "init"])
+@pytest.mark.parametrize("where", [pytest.param("before", marks=pytest.mark.slow), "init"])
 def test_an_import_or_a_constructor_that_does_not_end(hasty, where):
     code = module("return ext.affine(x)", **{where: "while True:\n    pass"})
     assert_reason(hasty(AFFINE, code), "load")
@@ -207,7 +202,7 @@ def test_builds_asked_for_one_after_the_other_come_to_an_end(verify, monkeypatch
     "first, reason",
     [
         ("self.started = torch.zeros(1).cuda()", "exception"),
-        ("any(False for _ in iter(int, 1))", "load"),
+        pytest.param("any(False for _ in iter(int, 1))", "load", marks=pytest.mark.slow),
     ],
 )
 def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
@@ -270,6 +265,7 @@ def test_a_candidate_that_fails_on_the_declared_inputs_costs_no_other_expected_v
             assert_reason(verify(task, fails), "exception")  # whatever is known of the task by now
 
 
+@pytest.mark.slow
 def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(monkeypatch):
     """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is
     real. `cpu:0` is another name of `cpu`."""

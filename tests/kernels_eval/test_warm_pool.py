@@ -61,7 +61,7 @@ def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(v
     assert [there for role, there in taken if role == "reference"].count(False) == 1
 
 
-@pytest.mark.parametrize("role", ["candidate", "reference"])
+@pytest.mark.parametrize("role", ["candidate", pytest.param("reference", marks=pytest.mark.slow)])
 def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(verify, role):
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
@@ -108,6 +108,7 @@ def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed():
     late.close()
 
 
+@pytest.mark.slow
 def test_what_timing_alone_needs_is_given_back(verify):
     assert verify(*CODES["ok"]) == "ok"
     reference = verify.runner._reference

@@ -175,6 +175,7 @@ Synthesis(SnapshotRef(**ref), SynthesisConfig(**config), Language.CPP).run()
 """
 
 
+@pytest.mark.slow
 def test_twenty_tasks_are_answered_exactly_once_under_a_kill(tmp_path):
     """SIGKILL amid the conversations of the eighth task or later."""
     tasks, running = tasks_snapshot(tmp_path, 20), []

@@ -175,6 +175,7 @@ def by_hand(model, examples):
     return total / count
 
 
+@pytest.mark.slow
 def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_after_each_epoch(
     base, examples, evaluated, tmp_path
 ):

@@ -240,13 +240,13 @@ def test_any_text_is_parsed(text, reasoning, finish_reason):
 
 
 @given(st.lists(PIECES, max_size=40), st.none() | st.lists(PIECES, max_size=6).map("".join), FINISH)
-@settings(max_examples=400)
+@settings(max_examples=100)
 def test_fence_soup_is_parsed(pieces, reasoning, finish_reason):
     check_invariants("".join(pieces), reasoning, finish_reason)
 
 
 @given(st.lists(PIECES, max_size=20).map("".join), st.sampled_from(["stop", "length", None]))
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_a_clean_answer_behind_any_closed_reasoning_is_found(soup, finish_reason):
     assert (
         parse_response(f"{soup}</think>\n{fenced(MODULE)}\n", finish_reason=finish_reason).code
@@ -258,7 +258,7 @@ UNTAGGED = st.lists(PIECES.filter(lambda piece: "think>" not in piece), max_size
 
 
 @given(UNTAGGED.filter(str.strip), UNTAGGED, FINISH)
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_it_does_not_matter_who_separates_the_reasoning(reasoning, answer, finish_reason):
     separated = parse_response(answer, reasoning=reasoning, finish_reason=finish_reason)
     for raw in (f"<think>\n{reasoning}\n</think>\n{answer}", f"{reasoning}\n</think>\n{answer}"):

@@ -164,6 +164,7 @@ def test_a_fault_of_the_machine_is_no_reward_of_zero(base, adapter, tmp_path, ca
     assert not any(PROMPTS[name] in caplog.text for name in PROMPTS), "no prompt in the log"
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_at_its_checkpoint(base, adapter, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo, "CHECKPOINT_STEPS", 1)
 
@@ -199,6 +200,7 @@ def brief(base, tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_a_failed_answer_is_told_its_verdict_and_answers_once_more(
     brief, adapter, tmp_path, monkeypatch
 ):
@@ -237,6 +239,7 @@ def test_a_failed_answer_is_told_its_verdict_and_answers_once_more(
     assert log[0]["status/correct"] == pytest.approx(sum(map(world.right, last.values())) / 16)
 
 
+@pytest.mark.slow
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(base, adapter, tmp_path, monkeypatch):
     import torch
     from safetensors.torch import load_file

@@ -411,6 +411,7 @@ def test_the_interval_of_solved_and_failed_tasks_is_agrestis_with_t():
         assert (found["lower"], found["upper"]) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_bootstrap_covers_the_truth_where_plain_percentiles_do_not():
     """On benchmarks of ten tasks plain percentiles miss the truth twice as often as they may."""
     rng, wanted, plain, expanded = np.random.default_rng(2), truth(1, 0.5, 1.0), 0, 0

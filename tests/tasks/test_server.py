@@ -255,7 +255,13 @@ finally:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow, id="Ctrl-C"),
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+    ],
+)
 def test_a_driver_that_is_stopped_leaves_nothing(fake, how):
     """Though answers are held, and the engine ignores SIGTERM in a session of its own."""
     fake.set("hold")

@@ -56,6 +56,7 @@ def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(
     assert end not in cut.input_ids[cut.prompt_tokens :], "its model wrote none"
 
 
+@pytest.mark.slow
 def test_answers_that_were_cut_off_and_a_tokenizer_that_writes_a_first_token_are_trained_on(
     base, tmp_path
 ):

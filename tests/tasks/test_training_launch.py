@@ -186,6 +186,7 @@ print(job.train(None).steps)
 """
 
 
+@pytest.mark.slow
 def test_a_file_of_the_callers_folder_hides_no_package(base, tmp_path):
     """transformers asks for a package `kernels`, and people have a kernels.py."""
     (tmp_path / "kernels.py").write_text("raise ImportError('the file of the folder')")

@@ -9,6 +9,8 @@ from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
 from tests.support.training import adapter_bytes, die_while_training, row
 
+pytestmark = pytest.mark.slow
+
 # 6 rows, 2 passes a step: 3 steps an epoch, 9 in all, 18 passes. Checkpoints after steps 2, 3, 4,
 # 6, 8 and 9.
 RECIPE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3, checkpoint_every_steps=2)
@@ -40,7 +42,6 @@ def goes_on_exactly(base, out, uninterrupted, from_step):
     assert adapter_bytes(result) == adapter_bytes(uninterrupted)
 
 
-@pytest.mark.slow
 def test_killed_between_two_passes_of_a_step_in_the_middle_of_an_epoch(base, uninterrupted, killed):
     out, death = killed
     death.result()
@@ -48,7 +49,6 @@ def test_killed_between_two_passes_of_a_step_in_the_middle_of_an_epoch(base, uni
     goes_on_exactly(base, out, uninterrupted, from_step=4)
 
 
-@pytest.mark.slow
 def test_killed_anywhere(base, uninterrupted, tmp_path):
     deaths = {
         ("training_step", 1): 0,  # in the first step
@@ -67,7 +67,6 @@ def test_killed_anywhere(base, uninterrupted, tmp_path):
         goes_on_exactly(base, outs[death], uninterrupted, from_step)
 
 
-@pytest.mark.slow
 def test_killed_twice(base, uninterrupted, tmp_path):
     out = tmp_path / "run"
     die_while_training(ROWS, RECIPE, base, [("training_step", 5, out), ("training_step", 7, out)])

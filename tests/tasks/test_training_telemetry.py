@@ -66,6 +66,7 @@ def test_the_table_of_embeddings_multiplies_nothing_unless_it_is_the_output(base
     assert multiplied_parameters(model) == everything - table, "tied: the one table, as output"
 
 
+@pytest.mark.slow
 def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did(
     base, tmp_path, monkeypatch
 ):

@@ -43,6 +43,7 @@ def test_the_log_holds_every_step_once_with_what_it_took(plain):
     assert plain.batches["rows_mean"] == 2 and plain.batches["tokens_mean"] > 2
 
 
+@pytest.mark.slow
 def test_padded_rows_do_not_meet_cudnns_attention(base, tmp_path):
     """Its gradients of a masked row can be NaN (tasks.models.attention_of_any_length)."""
     allowed = []
@@ -56,6 +57,7 @@ def test_padded_rows_do_not_meet_cudnns_attention(base, tmp_path):
     assert allowed and not any(allowed) and torch.backends.cuda.cudnn_sdp_enabled()
 
 
+@pytest.mark.slow
 def test_accelerated_rows_teach_the_same(base, tmp_path, monkeypatch):
     """Without dropout, whose masks differ, and uncompiled (test_layers compiles)."""
     uncompiled = partial(accelerate, options=AccelerationOptions(compile=False))

@@ -77,7 +77,7 @@ def difference(ours, theirs, steps):
     return max(float(gap.abs().max()) for gap in gaps) / scale
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_epochs_gradient_is_that_of_all_its_rows_and_losses_are_means_over_tokens(
     base, tmp_path, whole, batch_size
 ):
@@ -97,12 +97,14 @@ def test_rows_of_a_step_are_of_like_length(base, tmp_path):
     assert pairs == [lengths[start : start + 2] for start in range(0, 12, 2)]
 
 
+@pytest.mark.slow
 def test_without_the_weight_short_rows_would_count_for_more(base, tmp_path, whole, monkeypatch):
     monkeypatch.setattr(torch, "full_like", lambda tokens, *_, **__: tokens)
     gradients, *_ = one_epoch(base, tmp_path)
     assert difference(gradients, whole[0], steps=6) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_order_to_the_last_bit(base, tmp_path):
     uninterrupted = train(ROWS, RECIPE, base, tmp_path)
     shutil.rmtree(tmp_path / "adapter")

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import count
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Literal
 
 from kernels_eval.compile.cache import BuildCache
@@ -286,6 +285,24 @@ def _refusal(spec: ExtensionSpec) -> Build | None:
     return Build(ok=False, key=spec.key, reason=reason, log=said) if said else None
 
 
+PARTS = {
+    "libconcur_python.so": "bindings of Python",
+    "libconcur_shim.so": "tensors",
+    "names_of_torch.json": "names of torch",
+    "libconcur_common.so": "operators",
+    "extension.h": "a precompiled header",
+    "libconcur_launch.so": "launches of CUDA",
+}
+"""What most builds need, in words, by file."""
+
+
+def parts_made(total: int, left: Sequence[Path], said: str) -> str:
+    """How many parts of the headers are built, what is `said` of that, and which are left."""
+    words = ", ".join(PARTS.get(path.name, path.name) for path in left)
+    made = f"headers: {total - len(left)} of {total} parts built, {said}"
+    return f"{made}; under way: {words}" if words else made
+
+
 class Builder:
     """Turns specs into libraries, one instance per process; the cache may be shared. `confine` runs
     in every compiler process, as a preexec_fn.
@@ -398,7 +415,8 @@ class Builder:
     def begin_warm(self, *, cuda: bool) -> None:
         """Begin all at once what `warm` would make one after the other: beside other work, each
         compiler has a share of the processors. What fails is made, and blamed, by the build."""
-        missing = [job for path, job in self.parts(cuda=cuda).items() if not path.exists()]
+        parts = self.parts(cuda=cuda)
+        missing = {path: job for path, job in parts.items() if not path.exists()}
         if not missing:
             return
         self.say(
@@ -406,13 +424,17 @@ class Builder:
             " minute on idle cores, three or more on busy ones"
         )
 
-        def make(job: Callable[[], object]) -> None:
-            with suppress(Exception):
-                job()
-            self.say(f"headers: {next(ended)} of {len(missing)} parts")
+        began_s, left, one_at_a_time = time.monotonic(), list(missing), Lock()
 
-        ended = count(1)
-        self._warming = [Thread(target=make, args=(job,), daemon=True) for job in missing]
+        def make(path: Path) -> None:
+            with suppress(Exception):
+                missing[path]()
+            took = f"{PARTS.get(path.name, path.name)} took {time.monotonic() - began_s:.0f} s"
+            with one_at_a_time:
+                left.remove(path)
+                self.say(parts_made(len(missing), left, took))
+
+        self._warming = [Thread(target=make, args=(path,), daemon=True) for path in missing]
         for thread in self._warming:
             thread.start()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.extensions import Builder, parts_made
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
@@ -450,10 +450,9 @@ class Pool:
             parts = list(Builder(self.config.build, cuda_arch=self.cuda_arch).parts(cuda=True))
             self._headers = [] if all(path.exists() for path in parts) else parts
         if self._headers:
-            made = sum(path.exists() for path in self._headers)
-            total = len(self._headers)
-            self.waiting(f"headers: {made} of {total} parts, compiled once for all kernels")
-            self._headers = self._headers if made < total else []
+            left = [path for path in self._headers if not path.exists()]
+            self.waiting(parts_made(len(self._headers), left, "once for all kernels"))
+            self._headers = self._headers if left else []
 
     def _waits_for_others(self, since: float) -> bool:
         """Whether no worker can start before others end; says so. Raises BusyError."""

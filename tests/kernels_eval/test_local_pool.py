@@ -120,8 +120,8 @@ def test_a_pool_says_how_far_the_headers_are_that_its_builders_make(monkeypatch,
     with Pool(Language.CPP, workers=1, builders=1, **options) as pool:
         asked = many(1)
         assert outcomes(asked, list(pool.verify(asked))) == ["ok"]
-    told = "compiled once for all kernels"
-    headers = [f"headers: {made} of 2 parts, {told}" for made in (1, 2)]
+    told = [f"headers: {made} of 2 parts built, once for all kernels" for made in (1, 2)]
+    headers = [f"{told[0]}; under way: second", told[1]]
     assert [line for line in said if line.startswith("headers")] == headers
 
 

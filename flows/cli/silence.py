@@ -3,12 +3,14 @@ looks hung."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from tasks.reporting.text import shortened
@@ -19,6 +21,9 @@ CHARS = 110
 CONTROLS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\r")
 """All that bars without a row write, ten times a second."""
 CLOCK = re.compile(r"^\s*[\d.]+ s\s+")
+
+STARTED = 19
+"""Index of a stat file's time of start, after the name (proc_pid_stat(5))."""
 
 _last = ""
 """What was said last, or is under way."""
@@ -46,21 +51,27 @@ def now_at(stage: str) -> None:
     _last = shortened(CLOCK.sub("", stage), CHARS)
 
 
+def age_s() -> float:
+    """Seconds since this process began: a person waits for its imports, too."""
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[STARTED]
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
 def never_silent(name: str) -> Iterator[None]:
     """Say during the block what the command of this name is at, wherever it says nothing."""
     now_at(name)
-    heard, began_at = _Heard(sys.stderr), time.monotonic()
+    heard = _Heard(sys.stderr)
     ended = threading.Event()
 
     def speak() -> None:
-        told_at = began_at
+        told_at = heard.written_at
         while not ended.wait(QUIET_S / 10):
             now = time.monotonic()
             every_s = QUIET_S if now - heard.written_at < LONG_S else LATER_S
             if now - max(told_at, heard.written_at) >= every_s:
                 told_at = now
-                said = f"still at work after {now - began_at:.0f} s: {_last}\n"
+                said = f"still at work after {age_s():.0f} s: {_last}\n"
                 heard.stream.write(said)
                 heard.stream.flush()
 

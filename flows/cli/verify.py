@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +28,7 @@ from flows.cli.common import (
     setting,
     tell,
 )
-from flows.cli.silence import now_at
+from flows.cli.silence import age_s, now_at
 
 PROTOCOL: Any = setting("the protocol", "timing.max_s=1.0")
 Workers = Annotated[
@@ -67,10 +66,8 @@ def verify(
     """
     from kernels_eval.sandbox.server_process import ServerProcess
 
-    began_s = time.monotonic()
-
     def say_always(text: str) -> None:
-        tell(f"{time.monotonic() - began_s:6.1f} s  {text}")
+        tell(f"{age_s():6.1f} s  {text}")
 
     def say(text: str) -> None:
         if progress or sys.stderr.isatty():

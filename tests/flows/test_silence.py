@@ -3,7 +3,9 @@
 import io
 import sys
 import threading
+import time
 
+import psutil
 import pytest
 
 from flows.cli import silence
@@ -40,8 +42,9 @@ def screen(monkeypatch):
 def test_what_is_silent_says_what_it_is_at_and_what_speaks_says_no_more(screen, monkeypatch):
     screen = screen()
     monkeypatch.setattr(silence, "QUIET_S", 0.01)
+    monkeypatch.setattr(silence, "age_s", lambda: 4.2)
     with silence.never_silent("doctor"):
-        assert screen.next_line() == "still at work after 0 s: doctor"
+        assert screen.next_line() == "still at work after 4 s: doctor"
         tell("  4.1 s  build")
         while not (line := screen.next_line()).startswith("still"):
             assert line == "  4.1 s  build"
@@ -56,6 +59,12 @@ def test_what_is_silent_says_what_it_is_at_and_what_speaks_says_no_more(screen, 
     before = screen.getvalue()
     tell("more")
     assert screen.getvalue() == f"{before}more\n"
+
+
+def test_the_age_of_a_process_begins_before_its_first_line():
+    own = psutil.Process().create_time()
+    before = time.time() - own
+    assert before - 1 < silence.age_s() < time.time() - own + 1
 
 
 def test_what_speaks_in_time_is_all_that_is_there(screen, monkeypatch):

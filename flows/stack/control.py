@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -33,7 +34,7 @@ from kernels_eval.sandbox.process_tree import (
     wait_gone,
 )
 from tasks.files import atomic_write
-from tasks.reporting.text import plural
+from tasks.reporting.text import plural, printable, shortened
 from tasks.tracking.config import page_of
 
 LOOK_S = 1.0
@@ -43,7 +44,7 @@ USUAL = "half a minute on an idle machine, minutes on a busy one"
 RUNS_GRACE_S = 18.0
 """A stopped run needs 15 s at most (flows.runtime.shutdown), then reports."""
 KILL_S = 5.0
-TAIL_LINES = 12
+TAIL_LINES, LAST_CHARS = 12, 100
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Prefect sets it in a run's process."""
 ADDRESSES: dict[Part, str] = {
@@ -127,6 +128,7 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
     began = said = time.monotonic()
     again, stop = (command_at(verb, layout.root) for verb in ("up", "down"))
     healthy: dict[str, int] = {}  # process of each part that was: one late answer changes nothing
+    ended = {part: ends(layout, part) for part in PARTS}
     while True:
         found = status(str(layout.root))
         missing = []
@@ -136,20 +138,37 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
                 say(f"healthy: {row['part']}")
             if healthy.get(row["part"], 0) != row["pid"]:
                 missing.append(row)
+            if (times := ends(layout, row["part"])) > ended[row["part"]]:
+                ended[row["part"]] = times
+                say(f"{row['part']} ended and is started again{_last_words(row)}")
         if found["supervisor_pid"] and not missing:
             return
         now = time.monotonic()
         _require_starting(layout, found, now - began)
-        waiting = ", ".join(f"{row['part']} ({row['reason']})" for row in missing)
         if timeout_s is not None and now - began > timeout_s:
+            waiting = ", ".join(f"{row['part']} ({row['reason']})" for row in missing)
             raise EvalError(
                 f"not healthy within {timeout_s:.0f} s: {waiting}",
                 f"it goes on starting: `{again}` waits for it, `{stop}` stops it",
             )
         if now - said >= SAY_S:
             said = now
-            say(f"waiting for {waiting or 'supervisord'}, {now - began:.0f} s so far")
+            for awaited in map(_awaited, missing) if missing else ["supervisord"]:
+                say(f"{now - began:3.0f} s  waiting for {awaited}")
         time.sleep(LOOK_S)
+
+
+def _awaited(row: Json) -> str:
+    """A part that is not healthy: why, since when it runs, and what its log says last."""
+    uptime_s = row["uptime_s"]
+    since = "" if uptime_s is None else f", started {uptime_s:.0f} s ago"
+    return f"{row['part']} ({row['reason']}){since}{_last_words(row)}"
+
+
+def _last_words(row: Json) -> str:
+    """The end of a part's log, in one line; empty where it has said nothing."""
+    lines = _read_end(Path(row["log"])).strip().splitlines()
+    return f"; its log ends: {shortened(printable(lines[-1]).strip(), LAST_CHARS)}" if lines else ""
 
 
 def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
@@ -166,12 +185,17 @@ def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
 
 
 def tail(layout: Layout, name: str) -> str:
+    lines = _read_end(layout.log(name)).splitlines()[-TAIL_LINES:]
+    if not lines:
+        return ""
+    return "\n" + "\n".join(f"  | {line[:200]}" for line in lines) + "\n"
+
+
+def _read_end(log: Path) -> str:
     try:
-        text = layout.log(name).read_bytes()[-8000:].decode(errors="replace")
+        return log.read_bytes()[-8000:].decode(errors="replace")
     except OSError:
         return ""
-    lines = text.splitlines()[-TAIL_LINES:]
-    return "\n" + "\n".join(f"  | {line[:200]}" for line in lines) + "\n"
 
 
 # -- stop ------------------------------------------------------------------------------------------

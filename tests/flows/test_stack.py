@@ -3,6 +3,7 @@ is kept alive."""
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -295,11 +296,15 @@ def test_up_says_what_ended_and_was_started_again_and_of_a_part_only_once_that_i
     layout.write_settings(settings)
     began = "2026-11-30 08:00:00,000 INFO supervisord started with pid 1\n"
     ended = "2026-11-30 08:01:00,000 WARN exited: ray (exit status 1; not expected)\n"
-    layout.log("supervisor").write_text(f"{began}{ended}{began}{ended}{ended}")
+    log = layout.log("supervisor")
+    log.write_text(f"{began}{ended}{began}{ended}")
+    layout.log("ray").write_text("Local node IP: 127.0.0.1\n\n")
     looks = iter([("", "no node"), ("late", "no node"), ("late", ""), ("", "")])
     processes = {}
 
     def look(_):
+        if processes.get("ray") == "no node":
+            log.write_text(f"{began}{ended}{began}{ended}{ended}")
         processes.update(zip(("worker", "ray"), next(looks), strict=True))
         state = {"statename": "RUNNING", "pid": 7, "start": time.time()}
         return dict.fromkeys(processes, state)
@@ -316,10 +321,13 @@ def test_up_says_what_ended_and_was_started_again_and_of_a_part_only_once_that_i
         "healthy: worker",
         "healthy: ray",
     ]
-    waits = [line for line in said if line.startswith("waiting")]
+    waits = [line for line in said if "  waiting for " in line]
     assert len(waits) == 2 and not any("worker" in line for line in waits)
-    log = layout.log("ray")
-    assert all(f"ray (no node; ended 2 times so far, its log is {log})" in line for line in waits)
+    last = "its log ends: Local node IP: 127.0.0.1"
+    for line, times in zip(waits, ("1 time", "2 times"), strict=True):
+        told = f"ray (no node; ended {times} so far, its log is {layout.log('ray')})"
+        assert f"waiting for {told}, started 0 s ago; {last}" in line
+    assert said.count(f"ray ended and is started again; {last}") == 1
 
 
 @pytest.mark.parametrize(
@@ -381,7 +389,10 @@ def test_a_part_that_is_slow_is_told_every_few_seconds_and_other_settings_are_re
     answers = iter(["does not listen yet", "does not listen yet"])
     monkeypatch.setattr(control, "fault", lambda *_: next(answers, ""))
     _, said = up(layout.root, settings)
-    assert said[0].startswith("waiting for mlflow (does not listen yet), 1 s"), "none was started"
+    waits = (
+        r"  1 s  waiting for mlflow \(does not listen yet\), started \d+ s ago(; its log ends: up)?"
+    )
+    assert re.fullmatch(waits, said[0]), "none was started"
     assert said[-1] == "healthy: mlflow" and row(layout)["pid"] == pid
     monkeypatch.setattr(control, "fault", lambda *_: "busy")
     with pytest.raises(EvalError, match=r"not healthy within 0 s: mlflow \(busy\)"):

@@ -63,13 +63,13 @@ def _profiles() -> dict[str, PipelineConfig]:
     return found
 
 
-def _what_profiles_say(key: str) -> str:
-    """The value of every profile, whichever is chosen above: ` (5; paper: 10)`. Nothing where each
-    has its own."""
+def _what_profiles_say(key: str, unset: str) -> str:
+    """The value of every profile, whichever is chosen above, `unset` where it is None:
+    ` (5; paper: 10)`. Nothing where each has its own."""
     named: dict[str, list[str]] = {}
     for name, config in _profiles().items():
         value = attrgetter(key)(config)
-        named.setdefault("not set" if value is None else str(value), []).append(name)
+        named.setdefault(unset if value is None else str(value), []).append(name)
     if not 0 < len(named) <= MOST_VALUES:
         return ""
     usual, *others = sorted(named, key=lambda value: -len(named[value]))
@@ -77,13 +77,13 @@ def _what_profiles_say(key: str) -> str:
     return f" ({'; '.join(told)})"
 
 
-def _sets(key: str, empty: str | int, otherwise: str, **more: Any) -> Any:
+def _sets(key: str, empty: str | int, otherwise: str, unset: str = "none", **more: Any) -> Any:
     found: Any = PipelineConfig
     for name in key.split("."):
         field = found.model_fields[name]
         found = field.annotation
     text = " ".join(str(field.description).split())
-    description = f"{text[0].upper()}{text[1:]}. {otherwise}{_what_profiles_say(key)}."
+    description = f"{text[0].upper()}{text[1:]}. {otherwise}{_what_profiles_say(key, unset)}."
     return Field(default=empty, description=description, json_schema_extra={"key": key}, **more)
 
 
@@ -91,12 +91,12 @@ def _pick(key: str) -> Any:
     return _sets(key, AS_PROFILE, "Left alone: as the profile says")
 
 
-def _text(key: str, **more: Any) -> Any:
-    return _sets(key, "", "Empty: as the profile says", **more)
+def _text(key: str, unset: str = "none", **more: Any) -> Any:
+    return _sets(key, "", "Empty: as the profile says", unset, **more)
 
 
-def _count(key: str, **more: Any) -> Any:
-    return _sets(key, 0, "0: as the profile says", ge=0, le=MOST, **more)
+def _count(key: str, unset: str = "none", **more: Any) -> Any:
+    return _sets(key, 0, "0: as the profile says", unset, ge=0, le=MOST, **more)
 
 
 def _fingerprint(title: str, otherwise: str) -> Any:
@@ -140,12 +140,12 @@ class RunForm(Form):
 class CandidatesForm(Form):
     """Which tasks, who answers them, and how many kernels are sampled for each."""
 
-    tasks: int = _count("tasks.limit", title="Tasks at most")
+    tasks: int = _count("tasks.limit", "all", title="Tasks at most")
     samples_per_task: int = _count("synthesis.samples_per_task")
     source: Source = _pick("tasks.source")
-    location: str = _text("tasks.location")
+    location: str = _text("tasks.location", "the source's own")
     sampler: Sampler = _pick("synthesis.sampler")
-    model: str = _text("synthesis.model")
+    model: str = _text("synthesis.model", "none, answers are recorded")
     endpoint: str = _text("synthesis.base_url")
 
 
@@ -153,7 +153,7 @@ class TrainingSetForm(Form):
     """Which verified samples become the training set."""
 
     strategy: Strategy = _pick("curation.strategy")
-    size: int = _count("curation.size", title="Samples at most")
+    size: int = _count("curation.size", "what the strategy takes", title="Samples at most")
 
 
 class TrainingForm(Form):
@@ -185,8 +185,8 @@ class SearchForm(Form):
     """How long each kernel is searched for a faster one."""
 
     evaluations: int = _count("search.evaluations")
-    tasks: int = _count("search.tasks", title="Tasks at most")
-    device_s: float = _count("search.device_s", title="Budget, device-seconds")
+    tasks: int = _count("search.tasks", "all", title="Tasks at most")
+    device_s: float = _count("search.device_s", "no limit", title="Budget, device-seconds")
     method: Method = _pick("search.method")
 
 

@@ -23,6 +23,8 @@ from tasks.tracking.config import page_of
 if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
 
+Links = dict[str, str]
+"""Addresses by their words."""
 BACK_S = 120.0
 """Seconds to wait for a Prefect server that does not answer. Its client waits a minute, but only
 after a first contact."""
@@ -37,8 +39,11 @@ def warn_on_error(what: str) -> Iterator[None]:
         get_run_logger().warning("could not show %s: %s: %s", what, type(error).__name__, error)
 
 
-def create_markdown_artifact(key: str, markdown: str, description: str) -> None:
-    _create(artifacts.create_markdown_artifact, key=key, markdown=markdown, description=description)
+def create_markdown_artifact(key: str, markdown: str, description: str) -> str:
+    """The page of the artifact on Prefect's server; empty where it could not be made."""
+    create = artifacts.create_markdown_artifact
+    made = _create(create, key=key, markdown=markdown, description=description)
+    return f"/artifacts/artifact/{made}" if made else ""
 
 
 def create_table_artifact(key: str, table: Iterable[Row], description: str) -> None:
@@ -46,51 +51,70 @@ def create_table_artifact(key: str, table: Iterable[Row], description: str) -> N
     _create(artifacts.create_table_artifact, key=key, table=rows, description=description)
 
 
-def _create(create: Callable[..., object], **told: object) -> None:
+def _create(create: Callable[..., object], **told: object) -> object:
     with warn_on_error(f"the artifact {told['key']}"):
-        retry_until_back(
+        return retry_until_back(
             lambda: create(**told),
             service="the Prefect server",
             is_absent=lambda error: isinstance(error, TransportError),
             log=get_run_logger().warning,
             deadline_s=BACK_S,
         )
+    return None
 
 
 def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = None) -> None:
-    """Link to the MLflow run, a page among its files (`report.html`, `comparison.html`) and the
-    scores of all runs or branches, unless no browser could follow."""
+    """An artifact of `mlflow_links`, unless no browser could follow."""
+    if links := mlflow_links(config, run_id, page):
+        create_markdown_artifact("mlflow-run", listed(links), "Links: this run beside others")
+
+
+def mlflow_links(config: PipelineConfig, run_id: str | None, page: str | None = None) -> Links:
+    """Links to the MLflow run, a page among its files (`report.html`, `comparison.html`) and the
+    scores of all runs or branches, by their words; none where no browser could follow."""
     if run_id is None:
-        return
+        return {}
     what, view = ("branches", run_id) if page == "comparison.html" else ("all runs", "scores")
     places = {"This run in MLflow": f"runs/{run_id}", f"Compare {what} in MLflow": "runs"}
     if page:
         places[f"The {Path(page).stem} in MLflow"] = f"runs/{run_id}/artifacts/{page}"
-    urls = [run_url(config, run_id, at, view if at == "runs" else "") for at in places.values()]
-    if None in urls:
-        get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
-        return
-    lines = [f"- [{text}]({url})" for text, url in zip(places, urls, strict=True)]
-    create_markdown_artifact("mlflow-run", "\n".join(lines), "Links: this run beside others")
+    found: Links = {}
+    for text, at in places.items():
+        url = run_url(config, run_id, at, view if at == "runs" else "")
+        if url is None:
+            get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
+            return {}
+        if url not in found.values():
+            found[text] = url
+    return found
 
 
-def show_kernels(verdicts: SnapshotRef, candidates: SnapshotRef) -> None:
-    """Code of the best kernels and of one of each error; and write the viewer of the root."""
+def listed(links: Links) -> str:
+    return "\n".join(f"- [{text}]({url})" for text, url in links.items())
+
+
+def show_kernels(verdicts: SnapshotRef, candidates: SnapshotRef) -> str:
+    """Code of the best kernels and of one of each error; and write the viewer of the root. Returns
+    the page, empty without one."""
+    page = ""
     with warn_on_error("the code of the kernels"):
         from flows.kernels import kernels_page
 
         text = kernels_page(verdicts, candidates)
-        create_markdown_artifact("kernels", text, "Code: the fastest of each task, and errors")
+        about = "Code: the fastest of each task, and errors"
+        page = create_markdown_artifact("kernels", text, about)
     with warn_on_error("the viewer of candidates"):
         from flows.view import write_view
 
         write_view(verdicts.root)
+    return page
 
 
 def run_url(config: PipelineConfig, run_id: str, place: str, view: str) -> str | None:
     """Browser address of a run's MLflow experiment: at the tracking server, or, for a database, at
-    $CONCUR_MLFLOW_URL. None where unknown."""
-    from tasks.tracking.connection import bounded_and_quiet, connect
+    $CONCUR_MLFLOW_URL. None where unknown. Of the first run, which has none to be compared with,
+    its own page in place of `scores`."""
+    from tasks.tracking.connection import SCORES, bounded_and_quiet, connect, is_only
 
     uri = config.tracking_uri
     served = uri if uri.startswith(("http://", "https://")) else os.environ.get("CONCUR_MLFLOW_URL")
@@ -98,7 +122,10 @@ def run_url(config: PipelineConfig, run_id: str, place: str, view: str) -> str |
         return None
     try:
         with bounded_and_quiet():
-            experiment = connect(uri).get_run(run_id).info.experiment_id
+            client = connect(uri)
+            experiment = client.get_run(run_id).info.experiment_id
+            if view == SCORES and is_only(client, experiment):
+                place, view = f"runs/{run_id}", ""
     except Exception:  # a run does not fail for a link
         return None
     return page_of(served, experiment, place, view)

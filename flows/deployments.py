@@ -20,7 +20,6 @@ from flows.ablation.plan import AblationConfig
 from flows.artifacts import (
     link_mlflow,
     show_gains,
-    show_kernels,
     show_scores,
     show_snapshots,
 )
@@ -60,9 +59,7 @@ def nightly_refresh(
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
     config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
     with devices(config, config.verification.workers):
-        refreshed, tracked = refresh_and_track.fn(config)
-    show_kernels(refreshed.verdicts, refreshed.candidates)
-    link_mlflow(config, tracked)
+        refreshed, _ = refresh_and_track.fn(config)
     return refreshed
 
 

@@ -8,8 +8,7 @@ from prefect import flow
 
 from flows.artifacts import (
     create_markdown_artifact,
-    link_mlflow,
-    show_kernels,
+    mlflow_links,
     show_scores,
     show_snapshots,
 )
@@ -19,7 +18,7 @@ from flows.naming import run_name
 from flows.refresh import Refreshed, refresh
 from flows.report import write_report
 from flows.runtime.guard import guarding
-from flows.track import run_record, track
+from flows.track import run_record, show_refresh, track
 from flows.train import train_adapter
 from kernels_eval.records import Record
 from tasks.benchmark.report.files import Report
@@ -59,9 +58,8 @@ def run_line(config: PipelineConfig) -> LineResult:
     run_id = track(run_record, config, refreshed, trained, benchmarked, report)
     show_scores(scores_of(benchmarked.scores))
     made = {"adapter and training log": trained, "scores": benchmarked.scores}
-    show_kernels(refreshed.verdicts, refreshed.candidates)
     show_snapshots({**refreshed.snapshots, **made})
-    link_mlflow(config, run_id, "report.html")
+    show_refresh(config, refreshed, mlflow_links(config, run_id, "report.html"))
     return LineResult(
         refreshed=refreshed,
         trained=trained,

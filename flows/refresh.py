@@ -37,13 +37,14 @@ COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts", "li
 class Refreshed(Samples):
     """Snapshots of one refresh. `screened` are the verdicts before any was confirmed, None where
     they are `verdicts` themselves; `analysis` is None where it failed, and `cautions` say why.
-    `began_at` is UTC, ISO 8601."""
+    `began_at` is UTC, ISO 8601; `id` is that of the history."""
 
     screened: SnapshotRef | None = None
     curated: SnapshotRef
     analysis: SnapshotRef | None = None
     cautions: tuple[str, ...] = ()
     began_at: str = ""
+    id: str = ""
 
 
 def refresh(config: PipelineConfig) -> Refreshed:
@@ -53,7 +54,7 @@ def refresh(config: PipelineConfig) -> Refreshed:
     with reported(config.root, *about, typed_name()) as entry:
         refreshed = run_stages(config)
         entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
-    return refreshed.model_copy(update={"began_at": entry.begun.began_at})
+    return refreshed.model_copy(update={"began_at": entry.begun.began_at, "id": entry.begun.id})
 
 
 def run_stages(config: PipelineConfig) -> Refreshed:
@@ -65,11 +66,12 @@ def run_stages(config: PipelineConfig) -> Refreshed:
         analysis, cautions = analysed(samples)
     screened = verified.verdicts if verified != samples else None
     made = Refreshed(**dict(samples), screened=screened, curated=curated, analysis=analysis)
-    _, undrawn = optional("The table of the training set", show_set, made, config.curation.strategy)
+    strategy = config.curation.strategy
+    table, undrawn = optional(
+        "The table of the training set", table_of_set, strategy, curated, made
+    )
     refreshed = made.model_copy(update={"cautions": (*noted, *cautions, *undrawn)})
-    names = ("snapshot", "rows", "counts", "choice", "fingerprint")
-    table = fields_table(summary_rows(refreshed), *names)
-    create_markdown_artifact("fingerprints", markdown(table), "Every snapshot of this refresh")
+    show_set(refreshed, table or "")
     return refreshed
 
 
@@ -131,8 +133,6 @@ def training_tasks(config: PipelineConfig) -> SnapshotRef:
         known_workloads = call_stage(measure_workloads, known)
     compared = (config.decontamination, config.deduplication, workloads, known_workloads)
     chosen = call_stage(choose_tasks, source, known, *compared)
-    report = chosen.open().manifest["report"]
-    create_markdown_artifact("decontamination", report, "Tasks that the benchmark knows")
     return chosen
 
 
@@ -152,9 +152,13 @@ def _observed(verdicts: SnapshotRef, candidates: SnapshotRef) -> tuple[SnapshotR
     return analysis, f"{found.markdown()}\n{page}\n"
 
 
-def show_set(refreshed: Refreshed, strategy: str) -> None:
-    text = table_of_set(strategy, refreshed.curated, refreshed)
-    create_markdown_artifact("training-set", text, "What the training set holds")
+def show_set(refreshed: Refreshed, table: str) -> None:
+    """The table of the training set, the snapshots behind it, and what its tasks left out."""
+    names = ("snapshot", "rows", "counts", "choice", "fingerprint")
+    snapshots = markdown(fields_table(summary_rows(refreshed), *names))
+    left_out = refreshed.tasks.open().manifest["report"]
+    text = "\n\n".join([table, "## Snapshots", snapshots, left_out])
+    create_markdown_artifact("training-set", text, "What it holds, and every snapshot behind it")
 
 
 def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:

@@ -15,8 +15,10 @@ import polars as pl
 from prefect import flow
 from prefect.logging import get_run_logger
 
+from flows.artifacts import Links, mlflow_links, show_kernels
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
+from flows.morning.step import show_morning_report
 from flows.naming import run_name, submitted_name, typed_name
 from flows.refresh import Refreshed, refresh
 from flows.runtime.guard import guarding
@@ -110,7 +112,16 @@ def refresh_and_track(config: PipelineConfig) -> tuple[Refreshed, str | None]:
     MLflow. Pays only for tasks, samples and verdicts that are new."""
     with guarding(config.root):
         refreshed = refresh(config)
-        return refreshed, track(refresh_record, config, refreshed)
+        run_id = track(refresh_record, config, refreshed)
+        show_refresh(config, refreshed, mlflow_links(config, run_id))
+        return refreshed, run_id
+
+
+def show_refresh(config: PipelineConfig, refreshed: Refreshed, links: Links) -> None:
+    """Show the kernels of a refresh, and its report with links to them and to these."""
+    kernels = show_kernels(refreshed.verdicts, refreshed.candidates)
+    there = {"Code of the kernels": kernels} if kernels else {}
+    show_morning_report(config.root, refreshed.id, there | links)
 
 
 def _counts(refreshed: Refreshed) -> Metrics:

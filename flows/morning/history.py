@@ -159,6 +159,12 @@ def write_under(root: str, name: str, text: str) -> str:
     return target
 
 
+def read_under(root: str, name: str) -> str:
+    """A file under a root. Raises OSError."""
+    fs, target = _located(root, name)
+    return str(fs.cat_file(target).decode("utf-8"))
+
+
 def _write(root: str, refresh: Refresh, suffix: str) -> str:
     text = json.dumps(refresh.model_dump(mode="json"), indent=2) + "\n"
     return write_under(root, f"{PLACE}/{refresh.id}{suffix}", text)

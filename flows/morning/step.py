@@ -1,5 +1,5 @@
-"""The morning report, last step of a refresh: two files under the root, and an artifact of a run
-that finished."""
+"""The morning report of a refresh: two files under the root, and the artifact of a run that
+finished, with links."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import httpx
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 
-from flows.artifacts import create_markdown_artifact
-from flows.morning.history import Entry, Refresh, before, entered, write_under
+from flows.artifacts import Links, create_markdown_artifact, listed, warn_on_error
+from flows.morning.history import Entry, Refresh, before, entered, read_under, write_under
 from flows.morning.report import report_of
 from flows.morning.text import headline, markdown
 from flows.runtime.guard import optional
@@ -45,6 +45,11 @@ def reported(
         optional("The files of the morning report", write_morning_report, root, entry.ended)
 
 
+def page_of(refresh_id: str) -> str:
+    """The report of a refresh that stays, below the root."""
+    return f"{FOLDER}/{refresh_id}.md"
+
+
 def stopped_by(stop: BaseException) -> str:
     """Who or what ended this run. Asks Prefect for a few seconds: what was told to stop is killed
     soon."""
@@ -69,17 +74,25 @@ def command_to_resume(root: str) -> str:
 
 
 def write_morning_report(root: str, ended: Refresh) -> None:
-    """Write a refresh's report and show it in Prefect; reads only the history and the snapshots of
-    this refresh and the last."""
-    summary, text, place = write_files(root, ended)
+    """Write a refresh's report; reads only the history and the snapshots of this refresh and the
+    last."""
+    summary, place = write_files(root, ended)
     get_run_logger().info("%s Report: %s", summary, place)
-    create_markdown_artifact("morning-report", text, "Read this first: what came, what failed")
 
 
-def write_files(root: str, ended: Refresh) -> tuple[str, str, str]:
-    """Write `morning.md` and the permanent `morning/<id>.md`. Returns the headline, the page and
-    the second path."""
+def show_morning_report(root: str, refresh_id: str, links: Links) -> None:
+    """Show a refresh's report in Prefect, with links below its first lines."""
+    with warn_on_error("the morning report"):
+        text = read_under(root, page_of(refresh_id))
+        head, heading, sections = text.partition("\n## ")
+        shown = f"{head}\n{listed(links)}\n{heading}{sections}" if links else text
+        create_markdown_artifact("morning-report", shown, "Read this first: what came, and links")
+
+
+def write_files(root: str, ended: Refresh) -> tuple[str, str]:
+    """Write `morning.md` and the permanent `morning/<id>.md`. Returns the headline and the second
+    path."""
     found = report_of(ended, *before(root, ended))
     text = markdown(found)
     write_under(root, FILE, text)
-    return headline(found), text, write_under(root, f"{FOLDER}/{ended.id}.md", text)
+    return headline(found), write_under(root, page_of(ended.id), text)

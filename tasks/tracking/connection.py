@@ -265,6 +265,11 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
     return str(found.experiment_id)
 
 
+def is_only(client: MlflowClient, experiment_id: str) -> bool:
+    """Whether the page of all runs would show less than two."""
+    return len(client.search_runs([experiment_id], ALL_RUNS.query, max_results=2)) < 2
+
+
 def try_mlflow(
     tracking_uri: str,
     write: Callable[[], T],

@@ -183,7 +183,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     browser.shot("4-completed")
     page.get_by_text("Artifacts", exact=True).first.click()
     page.get_by_text("morning-report", exact=True).wait_for()
-    for kept in ("progress", "fingerprints", "kernels", "training-set"):
+    for kept in ("progress", "observations", "kernels", "training-set"):
         page.get_by_text(kept, exact=True).first.wait_for()  # its type may have its name
     browser.shot("5-artifacts")
     page.get_by_text("morning-report", exact=True).click()
@@ -198,7 +198,15 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     page.get_by_text("First refresh of this name").first.wait_for()
     browser.shot("7-morning-report-v2")
 
-    follow(browser, stack, outer, "mlflow-run", "This run in MLflow")
+    page.get_by_role("link", name="Code of the kernels").click()
+    page.get_by_text("The fastest correct kernel of").first.wait_for()
+    browser.shot("7-kernels")
+    page.goto(f"{stack.prefect}/deployments")
+    page.get_by_role("link", name="nightly", exact=True).click()
+    page.get_by_role("link", name="The newest morning report").click()
+    page.get_by_text("Read this first").first.wait_for()
+    browser.shot("7-newest-morning-report")
+    follow(browser, stack, outer, "morning-report", "This run in MLflow")
     page.get_by_text("by hand").first.wait_for()
     page.get_by_text("curated", exact=True).first.wait_for()  # a metric
     browser.shot("8-mlflow")
@@ -352,7 +360,7 @@ def test_every_other_deployment_runs_from_its_form(stack, browser):
     adapter is then the one to score."""
     page = browser.page
     shown = {
-        "line": ("whole line", {"mlflow-run", "report"}),
+        "line": ("whole line", {"morning-report", "report"}),
         "train": ("train an adapter", {"mlflow-run", "snapshots"}),
         "reinforce": ("reinforce an adapter", {"mlflow-run", "snapshots"}),
         "benchmark": ("score the models", {"mlflow-run", "snapshots", "scores"}),

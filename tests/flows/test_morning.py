@@ -220,8 +220,8 @@ def test_snapshots_that_were_removed_since_are_a_caution(tmp_path):
 def test_the_report_is_a_file_and_a_command(tmp_path):
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
     ended = night(tmp_path, snapshots)
-    _, text, place = write_files(str(tmp_path), ended)
-    assert Path(place).read_text() == (tmp_path / "morning.md").read_text() == text
+    _, place = write_files(str(tmp_path), ended)
+    assert Path(place).read_text() == (tmp_path / "morning.md").read_text()
     printed = CliRunner().invoke(main, ["morning", "--root", str(tmp_path)])
     assert printed.exit_code == 0 and "First refresh of this name" in printed.output
     data = json.loads(
@@ -234,6 +234,21 @@ def test_the_report_is_a_file_and_a_command(tmp_path):
         running = CliRunner().invoke(main, ["morning", "--root", str(tmp_path / "begun")])
     assert running.exit_code == 2 and re.search(
         "night is under way, since .* UTC.*status", running.stderr
+    )
+
+
+def test_what_prefect_shows_of_a_report_has_its_links_above_its_sections(tmp_path, monkeypatch):
+    ended = night(tmp_path, planted(tmp_path, "one", 2, FIRST, ["c01"]))
+    _, place = write_files(str(tmp_path), ended)
+    shown = []
+    monkeypatch.setattr(step, "create_markdown_artifact", lambda *told: shown.append(told))
+    links = {"Code of the kernels": "/artifacts/artifact/7", "This run": "http://m/#/runs/1"}
+    step.show_morning_report(str(tmp_path), ended.id, links)
+    ((key, text, _),) = shown
+    lines = [f"- [{words}]({url})" for words, url in links.items()]
+    assert key == "morning-report" and "\n".join(lines) in text.partition("\n## ")[0]
+    assert [line for line in text.splitlines() if line and line not in lines] == list(
+        filter(None, Path(place).read_text().splitlines())
     )
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 import pyarrow as pa
 import pytest
 
+from flows.artifacts import mlflow_links
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
@@ -198,6 +199,14 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     assert all(len(client.get_metric_history(child().info.run_id, name)) == 1 for name in metrics)
     shown = client.load_table(experiment.experiment_id, "tables/numbers.json")
     assert list(shown["name"]) == [row["name"] for row in numbers]
+
+    # what nothing can be compared with yet leads to no chart of one bar
+    monkeypatch.setenv("CONCUR_MLFLOW_URL", "http://mlflow")
+    own, page = "This run in MLflow", "The report in MLflow"
+    assert list(mlflow_links(config, first, "report.html")) == [own, page]
+    second = track(refresh_record, config, refreshed)
+    compared = mlflow_links(config, second)
+    assert list(compared) == [own, "Compare all runs in MLflow"] and second in compared[own]
 
 
 def test_a_run_without_workers_reports_no_pool(root):

@@ -397,7 +397,7 @@ class Builder:
             and bool(spec.functions)
             and spec.python_module
             and not BEYOND.search(text)
-            and self.names.only_torchs.isdisjoint(IDENTIFIER.findall(text))
+            and not self.names.means_torchs(IDENTIFIER.findall(text))
         )
 
     def is_certain(self, build: Build, spec: ExtensionSpec) -> bool:
@@ -420,8 +420,8 @@ class Builder:
         if not missing:
             return
         self.say(
-            f"PyTorch's headers are compiled, once for all kernels ({len(missing)} parts): a"
-            " minute on idle cores, three or more on busy ones"
+            f"PyTorch's headers are compiled, once for all kernels ({len(missing)} parts):"
+            " seconds on idle cores, a minute on busy ones"
         )
 
         began_s, left, one_at_a_time = time.monotonic(), list(missing), Lock()
@@ -444,12 +444,12 @@ class Builder:
             thread.join()
 
     def parts(self, *, cuda: bool) -> dict[Path, Callable[[], object]]:
-        """What most builds need, the longest work first: 16, 12, 7 s on one core."""
+        """What most builds need, the longest work first."""
         made = self.prepared
         parts: dict[Path, Callable[[], object]] = {
-            made.library(SHIMS[1]): partial(made.shim, SHIMS[1]),
             made.library(SHIMS[0]): partial(made.shim, SHIMS[0]),
-            self.names.path: lambda: self.names.only_torchs,
+            made.library(SHIMS[1]): partial(made.shim, SHIMS[1]),
+            self.names.defined_path: lambda: self.names.defined,
             made.library(COMMON_LIBRARY): made.common,
         }
         if cuda and self.tools.nvcc:

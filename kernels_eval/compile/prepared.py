@@ -41,6 +41,13 @@ WRAPPED = """__cudaRegisterFunction __cudaGetKernel __cudaLaunchKernel __cudaLau
 # The second knows Python; two files, so that two builders share the work.
 SHIMS = ("concur_shim", "concur_python")
 COMMON_LIBRARY = "concur_common"
+PLAIN_VARIABLE = (
+    "struct THPVariable { PyObject_HEAD // Payload at::Tensor cdata;",
+    "extern PyObject* THPVariableClass;",
+    "extern PyObject* ParameterClass;",
+    "PyObject* THPVariable_Wrap(const at::TensorBase& var);",
+)
+"""What concur_python.cpp repeats of torch's python_variable.h."""
 
 
 class Prepared:
@@ -110,9 +117,17 @@ class Prepared:
         # a fifth less to read: no header of all operators
         options = [*self.tools.includes, "-DAT_PER_OPERATOR_HEADERS", "-O2"]
         options += [self._torch_library, "-lc10", "-ltorch_cpu"]
-        options += ["-ltorch_python"] if name == "concur_python" else []
+        if name == "concur_python":
+            options += ["-ltorch_python", *self._plain_variable()]
         make = partial(self._link_library, name, options)
         return self.once(self.library(name), make)
+
+    def _plain_variable(self) -> list[str]:
+        """A definition where torch declares a tensor's Python object as concur_python.cpp does."""
+        header = next(self.tools.torch_headers("torch/csrc/autograd/python_variable.h"))
+        text = " ".join(header.read_text(errors="replace").split())
+        known = all(declared in text for declared in PLAIN_VARIABLE)
+        return ["-DCONCUR_PLAIN_VARIABLE"] if known else []
 
     def common(self) -> Path:
         def make(staging: Path) -> None:

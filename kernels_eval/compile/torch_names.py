@@ -14,6 +14,7 @@ from kernels_eval.compile.lite import IDENTIFIER
 from kernels_eval.compile.prepared import COMMON_CXX, Prepared
 
 INCLUDED = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+DEFINED = re.compile(rb"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 Names = frozenset[str]
 
 
@@ -153,14 +154,38 @@ class HeaderNames:
                         left.append(found)
         return sorted(absent)
 
+    @property
+    def defined_path(self) -> Path:
+        return self._made.root / "defined_in_torch.json"
+
     @cached_property
-    def only_torchs(self) -> frozenset[str]:
-        """Macros of torch that lite lacks: a source that names one means torch's."""
+    def defined(self) -> Names:
+        """Every name that some file of torch's headers defines as a macro, in whatever branch."""
+
+        def make(staging: Path) -> None:
+            found: set[str] = set()
+            for path in (self._tools.torch_dir / "include").rglob("*"):
+                if path.is_file() and b"define" in (text := path.read_bytes()):
+                    found.update(map(bytes.decode, DEFINED.findall(text)))
+            staging.write_text(json.dumps(sorted(found)))
+
+        return frozenset(json.loads(self._made.once(self.defined_path, make).read_text()))
+
+    @cached_property
+    def _ours(self) -> Names:
+        """Macros of lite's own headers."""
         ours: set[str] = set()
         for path in self._made.lite_headers().rglob("*.h"):
             if "headeronly" not in path.parts:
                 ours.update(re.findall(r"^#define (\w+)", path.read_text(), re.MULTILINE))
-        return self.of_torch.macros - ours
+        return frozenset(ours)
+
+    def means_torchs(self, identifiers: Iterable[str]) -> bool:
+        """Whether one of these is a macro of torch that lite lacks: a source that names one means
+        torch's. Torch's header is preprocessed only for a name that may be one.
+        """
+        possible = (self.defined & set(identifiers)) - self._ours
+        return bool(possible and possible & self.of_torch.macros)
 
 
 def _words(files: Iterable[str]) -> set[str]:

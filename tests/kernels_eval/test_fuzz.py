@@ -388,7 +388,7 @@ def builder(tmp_path, monkeypatch):
     monkeypatch.setattr(extensions, "run", run)
     monkeypatch.setattr(Prepared, "precompiled", lambda self: None)
     monkeypatch.setattr(Prepared, "once", lambda self, target, make: target)
-    monkeypatch.setattr(HeaderNames, "only_torchs", frozenset())
+    monkeypatch.setattr(HeaderNames, "means_torchs", lambda *_: False)
     monkeypatch.setattr(Prepared, "least_cplusplus", "")
     monkeypatch.setattr(extensions.Builder, "is_certain", lambda *_: False)
     return Builder(CONFIG.build, cache=tmp_path / "cache")

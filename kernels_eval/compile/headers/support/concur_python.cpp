@@ -2,8 +2,48 @@
 #include <Python.h>
 #include <new>
 #include <stdexcept>
-#include <torch/csrc/autograd/python_variable.h>
 #include <c10/util/Exception.h>
+
+#ifdef CONCUR_PLAIN_VARIABLE
+// What python_variable.h declares of a tensor's Python object, which costs 26 core-seconds to read: `Prepared` has found the same there.
+namespace at { class TensorBase; }
+struct THPVariable {
+  PyObject_HEAD
+  void* cdata;  // an at::Tensor, which is a pointer (concur_shim.cpp asserts it)
+};
+extern PyObject* THPVariableClass;
+extern PyObject* ParameterClass;
+PyObject* THPVariable_Wrap(const at::TensorBase& var);
+
+namespace concur {
+void retain(void* impl) noexcept;
+void release(void* impl) noexcept;
+
+namespace {
+bool is_tensor(PyObject* object) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (!THPVariableClass) return false;
+  if (type == THPVariableClass || type == ParameterClass) return true;
+  const int found = PyObject_IsInstance(object, THPVariableClass);
+  if (found == -1) throw std::runtime_error("");
+  return found;
+}
+}  // namespace
+
+PyObject* wrap(const void* tensor) { return THPVariable_Wrap(*static_cast<const at::TensorBase*>(tensor)); }
+
+bool unpack(PyObject* object, void* tensor) {
+  if (!is_tensor(object)) return false;
+  auto& target = *static_cast<void**>(tensor);
+  void* const impl = reinterpret_cast<THPVariable*>(object)->cdata;
+  retain(impl);
+  release(target);
+  target = impl;
+  return true;
+}
+}  // namespace concur
+#else
+#include <torch/csrc/autograd/python_variable.h>
 
 namespace concur {
 PyObject* wrap(const void* tensor) { return THPVariable_Wrap(*static_cast<const at::Tensor*>(tensor)); }
@@ -13,7 +53,10 @@ bool unpack(PyObject* object, void* tensor) {
   *static_cast<at::Tensor*>(tensor) = THPVariable_Unpack(object);
   return true;
 }
+}  // namespace concur
+#endif
 
+namespace concur {
 void translate_exception() noexcept {
   try {
     throw;

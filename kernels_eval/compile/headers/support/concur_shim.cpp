@@ -1,11 +1,11 @@
 // What headers/lite leaves out of line, compiled once per (torch, Python, compiler) with torch's real headers. First it asserts that every
 // layout the lite headers repeat is torch's own: a torch that changes one fails here, as a fault of the toolchain, not of a candidate.
+// Operators are called as methods: torch's headers of operators and of autograd, which these names would need, cost as much again.
 #include <cstring>
 #include <ATen/core/Tensor.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/variable.h>
+#include <ATen/ops/empty_like_ops.h>
 
 static_assert(sizeof(at::Tensor) == 8 && sizeof(c10::intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>) == 8);
 static_assert(sizeof(c10::Scalar) == 32 && alignof(c10::Scalar) == 16);
@@ -155,7 +155,7 @@ void* data(const void* impl, bool mutates, c10::ScalarType type) {
 // -- operators that need no name ------------------------------------------------------------------------------------------------------
 void contiguous(void* out, const void* x, c10::MemoryFormat format) { give(out, tensor(x).contiguous(format)); }
 void select(void* out, const void* x, int64_t index) { give(out, tensor(x)[index]); }
-void negated(void* out, const void* x, bool bitwise) { give(out, bitwise ? ~tensor(x) : -tensor(x)); }
+void negated(void* out, const void* x, bool bitwise) { give(out, bitwise ? tensor(x).bitwise_not() : tensor(x).neg()); }
 void moved(void* out, const void* x, c10::DeviceType type) {
   give(out, tensor(x).to(tensor(x).options().device(type), /*non_blocking=*/false, /*copy=*/false));
 }
@@ -167,22 +167,29 @@ void assign(void* x, const void* y, bool y_is_tensor) {
 void index_by(void* out, const void* x, const void* y, bool y_is_tensor) {
   give(out, y_is_tensor ? tensor(x)[tensor(y)] : tensor(x)[scalar(y)]);
 }
-template <class X, class Y> at::Tensor binary_of(int operation, const X& x, const Y& y) {
+template <class Y> at::Tensor binary_of(int operation, const at::Tensor& x, const Y& y) {
   switch (operation) {
-    case 0: return x + y;
-    case 1: return x - y;
-    case 2: return x * y;
-    case 3: return x / y;
-    case 4: return x < y;
-    case 5: return x <= y;
-    case 6: return x > y;
-    case 7: return x >= y;
-    case 8: return x == y;
-    default: return x != y;
+    case 0: return x.add(y);
+    case 1: return x.sub(y);
+    case 2: return x.mul(y);
+    case 3: return x.div(y);
+    case 4: return x.lt(y);
+    case 5: return x.le(y);
+    case 6: return x.gt(y);
+    case 7: return x.ge(y);
+    case 8: return x.eq(y);
+    default: return x.ne(y);
   }
 }
+// A scalar on the left, as ATen/TensorOperators.h turns it around.
+at::Tensor reversed(int operation, const c10::Scalar& x, const at::Tensor& y) {
+  static constexpr int turned[] = {0, -1, 2, -1, 6, 7, 4, 5, 8, 9};
+  if (turned[operation] >= 0) return binary_of(turned[operation], y, x);
+  at::Tensor filled = at::_ops::empty_like::call(y, {}, {}, {}, {}, at::MemoryFormat::Preserve).fill_(x);
+  return operation == 1 ? filled.sub_(y) : filled.div_(y);
+}
 void binary(void* out, int operation, const void* x, bool x_is_tensor, const void* y, bool y_is_tensor) {
-  if (!x_is_tensor) give(out, binary_of(operation, scalar(x), tensor(y)));
+  if (!x_is_tensor) give(out, reversed(operation, scalar(x), tensor(y)));
   else if (y_is_tensor) give(out, binary_of(operation, tensor(x), tensor(y)));
   else give(out, binary_of(operation, tensor(x), scalar(y)));
 }
@@ -205,7 +212,18 @@ void leave_below_autograd(void* state) {
   using Guard = at::AutoDispatchBelowADInplaceOrView;
   static_cast<Guard*>(state)->~Guard();
 }
-void make_variable(void* x, bool requires_grad) { tensor(x) = torch::autograd::make_variable(std::move(tensor(x)), requires_grad); }
+// torch::autograd::make_variable, for a tensor that has no Python object yet.
+void make_variable(void* x, bool requires_grad) {
+  at::Tensor& data = tensor(x);
+  if (!data.defined()) return;
+  const bool owned = data.use_count() == 1 && data.getIntrusivePtr()->unique_version();
+  auto impl = data.getIntrusivePtr();
+  if (!owned) impl = impl->shallow_copy_and_detach(/*version_counter=*/0, /*allow_tensor_metadata_change=*/true);
+  impl->set_allow_tensor_metadata_change(true);
+  impl->set_autograd_meta(nullptr);
+  if (requires_grad) impl->set_requires_grad(true);
+  data = at::Tensor(std::move(impl));
+}
 
 struct TypeProperties;
 TypeProperties* properties(const void* impl) {

@@ -153,12 +153,12 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
             )
         if now - said >= SAY_S:
             said = now
-            for awaited in map(_awaited, missing) if missing else ["supervisord"]:
-                say(f"{now - began:3.0f} s  waiting for {awaited}")
+            for words in map(awaited, missing) if missing else ["supervisord"]:
+                say(f"{now - began:3.0f} s  waiting for {words}")
         time.sleep(LOOK_S)
 
 
-def _awaited(row: Json) -> str:
+def awaited(row: Json) -> str:
     """A part that is not healthy: why, since when it runs, and what its log says last."""
     uptime_s = row["uptime_s"]
     since = "" if uptime_s is None else f", started {uptime_s:.0f} s ago"
@@ -166,8 +166,11 @@ def _awaited(row: Json) -> str:
 
 
 def _last_words(row: Json) -> str:
-    """The end of a part's log, in one line; empty where it has said nothing."""
-    lines = _read_end(Path(row["log"])).strip().splitlines()
+    """The end of a part's log, in one line; empty where it has said nothing since its start."""
+    log, uptime_s = Path(row["log"]), row["uptime_s"]
+    if uptime_s and log.exists() and log.stat().st_mtime < time.time() - uptime_s:
+        return ""
+    lines = _read_end(log).strip().splitlines()
     return f"; its log ends: {shortened(printable(lines[-1]).strip(), LAST_CHARS)}" if lines else ""
 
 

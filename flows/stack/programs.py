@@ -108,7 +108,7 @@ def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
         ),
         "ray": Program(
             (
-                *("ray.scripts.scripts", "start", "--head", "--block"),
+                *("flows.stack.head", "start", "--head", "--block"),
                 f"--port={settings.ray_port}",
                 f"--ray-client-server-port={settings.ray_client_port}",
                 f"--temp-dir={layout.sockets}/ray",
@@ -118,7 +118,8 @@ def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
                 "--include-dashboard=false",
                 "--log-color=false",
             ),
-            _ray_client(layout),
+            # how long a node waits for the agent that it asks for environments of workers
+            {**_ray_client(layout), "RAY_agent_register_timeout_ms": "600000"},
         ),
         "worker": Program(
             ("flows.stack.worker",),

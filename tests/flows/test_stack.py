@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from flows.cli.main import main
 from flows.config import PipelineConfig
 from flows.launch import mlflow_pages
-from flows.stack import control
+from flows.stack import control, head
 from flows.stack.control import down, export_lines, status, use_stack
 from flows.stack.health import fault, runs_under_way, scores_page
 from flows.stack.layout import PARTS, ROOT_VARIABLE, Layout, StackSettings
@@ -259,6 +259,27 @@ def test_a_ray_that_does_not_listen_is_told_in_words(tmp_path):
     assert fault("ray", Layout(tmp_path), settings) == "does not listen yet"
 
 
+def test_a_raylet_is_told_the_ports_of_its_agents(monkeypatch):
+    """What it must be told by them, it waits 15 s for, and ends."""
+    from ray._private import services
+    from ray.scripts import scripts
+
+    told = []
+
+    def started():
+        for kind in ("gcs_server", "raylet"):
+            services.start_ray_process([kind], kind, fate_share=True)
+
+    monkeypatch.setattr(services, "start_ray_process", lambda words, *_, **__: told.append(words))
+    monkeypatch.setattr(scripts, "main", started)
+    monkeypatch.setattr(sys, "argv", ["ray", "start"])
+    head.main()
+    ports = [word.partition("=") for word in sys.argv[2:]]
+    assert [name for name, _, _ in ports] == list(head.AGENTS)
+    assert len({int(port) for *_, port in ports}) == len(ports)
+    assert told == [["gcs_server"], ["raylet", "".join(ports[0])]]
+
+
 def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(only_mlflow):
     layout, settings = only_mlflow(PARENT)
     until(lambda: len(layout.processes()) == 3, "supervisord, the part and its child")
@@ -285,6 +306,15 @@ def test_a_part_that_ended_says_that_it_starts_again_by_itself(tmp_path, monkeyp
         "restarting",
         "bad exit code 1: starts again by itself",
     )
+
+
+def test_what_a_log_held_before_a_start_is_not_told_of_it(tmp_path):
+    log = tmp_path / "ray.log"
+    log.write_text("ended\n")
+    os.utime(log, (time.time() - 60, time.time() - 60))
+    row = {"part": "ray", "reason": "no node", "log": str(log)}
+    assert control.awaited(row | {"uptime_s": 9.0}) == "ray (no node), started 9 s ago"
+    assert control.awaited(row | {"uptime_s": 99.0}).endswith("; its log ends: ended")
 
 
 def test_up_says_what_ended_and_was_started_again_and_of_a_part_only_once_that_it_is_healthy(

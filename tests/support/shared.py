@@ -74,7 +74,7 @@ def start_ray(folder, stack):
     for _ in range(ATTEMPTS):
         ports = free_ports(2)
         words = [
-            *("ray.scripts.scripts", "start", "--head", "--block", f"--num-cpus={CORES}"),
+            *("flows.stack.head", "start", "--head", "--block", f"--num-cpus={CORES}"),
             *("--num-gpus=0", "--include-dashboard=false", "--disable-usage-stats"),
             *(f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}"),
             *("--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={own}"),

@@ -14,7 +14,7 @@ import httpx
 
 from flows.stack.layout import Layout, Part, StackSettings
 from kernels_eval.records import Json
-from tasks.tracking.config import TrackingConfig, page_of
+from tasks.tracking.config import PARENTS, TrackingConfig, page_of
 
 ANSWER_S = 5.0
 POOL = "concur"
@@ -45,13 +45,18 @@ def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.
 
 
 def scores_page(settings: StackSettings) -> str | None:
-    """MLflow's charts of all runs; None before the first run."""
-    name = TrackingConfig().experiment
-    found = f"{settings.mlflow_url}/api/2.0/mlflow/experiments/get-by-name?experiment_name={name}"
+    """MLflow's charts of all runs, of the only one its page; None before the first run."""
+    name, api = TrackingConfig().experiment, f"{settings.mlflow_url}/api/2.0/mlflow"
     try:
-        experiment = str(_request(found).json()["experiment"]["experiment_id"])
+        found = _request(f"{api}/experiments/get-by-name?experiment_name={name}").json()
+        experiment = str(found["experiment"]["experiment_id"])
+        asked = {"experiment_ids": [experiment], "filter": PARENTS, "max_results": 2}
+        runs = _request(f"{api}/runs/search", asked).json().get("runs", [])
+        ids = [run["info"]["run_id"] for run in runs]
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None
+    if len(ids) == 1:
+        return page_of(settings.mlflow_url, experiment, f"runs/{ids[0]}")
     return page_of(settings.mlflow_url, experiment, "runs", "scores")
 
 

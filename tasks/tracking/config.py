@@ -6,6 +6,9 @@ from urllib.parse import urlencode
 
 from kernels_eval.records import Record
 
+PARENTS = "tags.`profile` LIKE '%'"
+"""MLflow's query of runs that are compared: their children, stages, have no profile."""
+
 
 class TrackingConfig(Record):
     """MLflow. A tracking server that is down never stops or fails a run."""

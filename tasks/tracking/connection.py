@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from kernels_eval.errors import EvalError, UsageError, cause_of
 from kernels_eval.records import Json
 from tasks.retry import DEADLINE_S, retry_until_back
+from tasks.tracking.config import PARENTS
 from tasks.tracking.writing import NOTE_TAG, PARENT_TAG, Runs
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ TITLES = {
 """Titles of charts, by metric: short, since MLflow cuts them."""
 SCORES = "scores"
 ALL_RUNS = View(
-    # stages, which are its children, have no profile
-    *("tags.`profile` LIKE '%'", ("strategy",)),
+    PARENTS,
+    ("strategy",),
     ("correct_share", "correct", "candidates", "curated", *LINE_SCORES, *BRANCH_SCORES),
     section="Runs side by side",
 )
@@ -267,7 +268,7 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
 
 def is_only(client: MlflowClient, experiment_id: str) -> bool:
     """Whether the page of all runs would show less than two."""
-    return len(client.search_runs([experiment_id], ALL_RUNS.query, max_results=2)) < 2
+    return len(client.search_runs([experiment_id], PARENTS, max_results=2)) < 2
 
 
 def try_mlflow(

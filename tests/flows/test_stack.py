@@ -206,13 +206,22 @@ def row(layout):
 
 
 @pytest.mark.parametrize(
-    "answer, place",
-    [({"experiment": {"experiment_id": "7"}}, "/#/experiments/7/runs?"), ({}, None)],
+    "answer, runs, place",
+    [
+        ({"experiment": {"experiment_id": "7"}}, ["a", "b"], "/#/experiments/7/runs?"),
+        ({"experiment": {"experiment_id": "7"}}, ["a"], "/#/experiments/7/runs/a?"),
+        ({}, [], None),
+    ],
 )
-def test_the_charts_of_all_runs_are_named_once_there_is_a_run(monkeypatch, answer, place):
+def test_the_charts_of_all_runs_are_named_once_there_is_a_run(monkeypatch, answer, runs, place):
     settings = StackSettings(mlflow_port=free_port())
     assert scores_page(settings) is None, "nothing listens"
-    monkeypatch.setattr("flows.stack.health._request", lambda url: httpx.Response(200, json=answer))
+
+    def request(url, asked=None):
+        found = {"runs": [{"info": {"run_id": run}} for run in runs]}
+        return httpx.Response(200, json=found if asked else answer)
+
+    monkeypatch.setattr("flows.stack.health._request", request)
     page = scores_page(settings)
     assert page is None if place is None else page.startswith(f"{settings.mlflow_url}{place}")
 

@@ -57,6 +57,7 @@ def held(
     `patience_s` seconds."""
     said = _file(kind).with_name(f"{_file(kind).name}.{os.getpid()}")
     if kind not in _own:  # pools of one process do not wait for one another
+        said.parent.mkdir(parents=True, exist_ok=True)
         file = _file(kind).open("a")
         with ExitStack() as failed:
             failed.push(file)

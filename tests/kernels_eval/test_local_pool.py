@@ -47,7 +47,7 @@ class Fated(Quick):
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("CONCUR_LOCKS", str(tmp_path))
+    monkeypatch.setenv("CONCUR_LOCKS", str(tmp_path / "locks"))
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
 
@@ -313,7 +313,7 @@ def test_a_pool_without_work_lets_others_judge(tmp_path):
     (first, second), seen = many(2), []
 
     def is_free():
-        with (tmp_path / f"concur_judging-{os.getuid()}-cpu").open() as file:
+        with (tmp_path / f"locks/concur_judging-{os.getuid()}-cpu").open() as file:
             try:
                 flock(file, LOCK_EX | LOCK_NB)
             except BlockingIOError:

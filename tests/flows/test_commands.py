@@ -161,7 +161,14 @@ def typed(workspace, monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS))
+@pytest.mark.parametrize(
+    "name",
+    # test_cli has a doctor, who takes seconds
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "doctor" else name
+        for name in sorted(NEEDS)
+    ],
+)
 def test_a_command_prints_its_page_and_the_same_as_json(typed, name):
     page = typed(name, "page")
     assert page.exit_code in ({0, 1} if name in STATUS_1 else {0}), (page.output, page.exception)

@@ -45,10 +45,10 @@ def test_a_text_that_the_module_does_not_hold_once_keeps_the_lines_of_the_file()
         assert in_own_lines("main.cpp:6: error", generated_lines(made, code)) == "main.cpp:6: error"
 
 
-def test_a_failed_build_is_told_in_the_modules_lines(tmp_path):
+def test_a_failed_build_is_told_in_the_modules_lines():
     candidate = Candidate(
         candidate_id="c", task_id="t", language=Language("cpp"), generator="g", code=CODE
     )
-    builds = BoundedBuilds(confined_builder(EvalConfig(), tmp_path), candidate, [])
+    builds = BoundedBuilds(confined_builder(EvalConfig()), candidate, [])
     build = builds.build(spec(cpp_sources=(CPP,)).model_dump(mode="json"))
     assert not build.ok and build.log.startswith("candidate.py:5:13: error: expected ';'")

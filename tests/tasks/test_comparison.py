@@ -10,10 +10,11 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.benchmark.comparison.numbers import compared
-from tasks.benchmark.comparison.page import headline, trust, verdict_of
+from tasks.benchmark.comparison.page import headline, trust, verdict_of, write_comparison
 from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.store.snapshot import SnapshotRef
 from tests.support.ablations import (
+    Written,
     ablation,
     answers,
     branch,
@@ -50,8 +51,15 @@ def pair(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def written(planted, tmp_path_factory):
-    return written_comparison(planted, tmp_path_factory.mktemp("out") / "made", resamples=200)
+def numbers(planted):
+    """Ten seconds of permutations."""
+    return compared(planted, resamples=200)
+
+
+@pytest.fixture(scope="module")
+def written(numbers, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "made"
+    return Written(*write_comparison(numbers, out), headline(numbers))
 
 
 def data_of(made):
@@ -158,6 +166,7 @@ def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(tmp
     assert verdict_of(found) == "distinguishable"
 
 
+@pytest.mark.slow
 def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path):
     made = [solved(tmp_path, *each) for each in (("random", 0, 30), ("a", 0, 10), ("b", 0, 15))]
     found = of(*made)
@@ -215,6 +224,7 @@ def test_branches_without_one_correct_kernel_are_not_ranked(tmp_path):
     assert "Not one correct answer: a, random." in doubts(found)
 
 
+@pytest.mark.slow
 def test_unequal_tasks_are_paired_where_both_answered(tmp_path):
     rows = [verdict(f"t{i:03}", 0, 2.0) for i in range(50)]
     reference = answers(tmp_path, "recorded", rows, "recorded")
@@ -253,12 +263,11 @@ def test_what_cannot_be_compared_is_one_clear_error(pair, tmp_path):
         written_comparison(pair, tmp_path / "file", resamples=10)
 
 
-def test_the_table_of_strategies_holds_the_numbers_of_the_page(planted):
-    found = compared(planted, resamples=50)
-    table = {row["strategy"]: row for row in found.strategies}
+def test_the_table_of_strategies_holds_the_numbers_of_the_page(numbers):
+    table = {row["strategy"]: row for row in numbers.strategies}
     assert list(table) == ["concur", "speedup", "random"]
     row = table["concur"]
-    difference = exec_rows(found)["concur"]
+    difference = exec_rows(numbers)["concur"]
     for column in ("difference", "p_holm", "p_seeds_holm", "baseline"):
         assert row[column] == difference[column]
     assert row["difference_lower"] == difference["lower"]

@@ -299,6 +299,7 @@ def _killed_at(call, home, record):
     assert subprocess.run(command, env=env, cwd=home.path).returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_written_anew_and_deleted(home):
     record = home.record()
     _killed_at(

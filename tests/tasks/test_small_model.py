@@ -212,9 +212,11 @@ def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(mo
     request = requests(1)[0]
     with pytest.raises(UsageError, match="user/mine has .* window is 1024"):
         list(sampler.sample([request.model_copy(update={"prompt": "x y " * 1200})]))
-    tokens = len(sampler.loaded.encode(request).prompt)
-    limited = requests(1, max_tokens=5000, temperature=0)
-    (response,) = sampler.sample(limited)
+    (limited,) = requests(1, max_tokens=5000, temperature=0)
+    limited = limited.model_copy(update={"prompt": "x y " * 312})
+    tokens = len(sampler.loaded.encode(limited).prompt)
+    assert tokens > 900
+    (response,) = sampler.sample([limited])
     assert response.completion_tokens == 1024 - tokens or response.finish_reason == "stop"
 
 

@@ -47,8 +47,8 @@ class Trial:
     language: Language
     config: EvalConfig
     timed: bool
-    slow: bool
-    """Run by `make test-slow` alone, as are those of a page that says so."""
+    quick: bool
+    """Run by `make test`, as are those of a page that says so; any other by `make test-slow`."""
     deadline_s: float | None
     """Of the test: for attacks whose failure is that the verifier never comes to an end."""
 
@@ -69,7 +69,7 @@ def parameters(trials):
 
     order = list(dict.fromkeys((trial.config, trial.task.code) for trial in trials))
     for trial in sorted(trials, key=lambda trial: order.index((trial.config, trial.task.code))):
-        marks = [pytest.mark.slow] if trial.slow else []
+        marks = [] if trial.quick else [pytest.mark.slow]
         if trial.deadline_s:
             marks.append(pytest.mark.timeout(trial.deadline_s))
         yield pytest.param(trial, id=trial.name, marks=marks)
@@ -149,7 +149,7 @@ class Page:
             language=Language(self.read.get("language", "cpp")),
             config=EvalConfig.model_validate(config),
             timed=expect != ("ok",) or row.get("timed", self.read.get("timed", False)),
-            slow=row.get("slow", self.read.get("slow", False)),
+            quick=row.get("quick", self.read.get("quick", False)),
             deadline_s=deadline_s,
             **fields,
         )

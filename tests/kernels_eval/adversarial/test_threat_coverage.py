@@ -30,7 +30,7 @@ def test_every_threat_has_a_cheat_and_a_twin():
 
 
 def test_of_every_threat_a_cheat_and_a_twin_are_not_left_to_slow_runs():
-    quick = [trial for trial in test_corpus.TRIALS if not trial.slow]
+    quick = [trial for trial in test_corpus.TRIALS if trial.quick]
     assert both(quick) == both(test_corpus.TRIALS)
 
 

@@ -180,6 +180,16 @@ def test_the_headline_tells_the_outcome():
     assert rates in line
 
 
+def test_the_demos_zeros_are_explained_where_they_are_first_read():
+    said = "base and tuned: a small model with random weights, which cannot write a program"
+    demo = context(base_model="small")
+    assert said in headline(demo) and said not in headline(context())
+    assert "cannot write a program" in dict(summary_table(demo))["base and tuned"]
+    assert "base and tuned" not in dict(summary_table(context()))
+    answered = [row | {"value": 0.5} for row in demo.scores]
+    assert "random weights" not in headline(context(base_model="small", scores=answered))
+
+
 def test_a_model_that_wrote_the_candidates_is_named_and_not_taken_for_a_scored_one():
     asked = context(config={"synthesis": {"model": "my-model"}})
     assert headline(asked).startswith("Of 6 candidates by my-model on 3 tasks, 2 proved correct")

@@ -44,6 +44,10 @@ from tasks.scores import EXEC, TRACKS
 TRAINED = ("base", "tuned")
 DEMO_MODEL = "small"
 """The base model that ships: random weights."""
+DEMO_SHOWS = (
+    "a small model with random weights, which cannot write a program: this run shows the pipeline,"
+    " not a gain"
+)
 MOST_LIMITS = 7
 """Limits of the results beside what was found, for one screen; the others are folded."""
 MOST_GROUPS = 16
@@ -91,12 +95,28 @@ def headline(context: ReportContext) -> str:
         tasks = plural(max(row["tasks"] for row in known), "held-out task")
         k = known[0]["k"]
         parts.append(f"correct with a custom kernel on {tasks} (Exec@{k}): {rates}")
+    if silent := silent_demo(context):
+        parts.append(f"{' and '.join(silent)}: {DEMO_SHOWS}")
     return clean("; ".join(parts) + ".", one_line=True)
 
 
 def author_of(context: ReportContext) -> str:
     """The model that was asked for candidates; "" of recorded answers."""
     return cut(str((context.config.get("synthesis") or {}).get("model") or ""), 40)
+
+
+def silent_models(context: ReportContext) -> list[str]:
+    """Models without one correct kernel of their own."""
+    execs = [row for row in own_scores(context) if row["metric"] == EXEC]
+    rates = grouped((row["model"], row["value"]) for row in execs if row["value"] is not None)
+    return [model for model, values in rates.items() if max(values) == 0.0]
+
+
+def silent_demo(context: ReportContext) -> list[str]:
+    """The silent models, where all are the demo's."""
+    silent = silent_models(context)
+    demo = context.base_model == DEMO_MODEL and set(silent) <= set(TRAINED)
+    return silent if demo else []
 
 
 def model_in_words(context: ReportContext, model: str) -> str:
@@ -184,6 +204,8 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
         for model in dict.fromkeys(row["model"] for row in known)
         for track in reversed(TRACKS)
     ]
+    if silent := silent_demo(context):
+        rows.append((" and ".join(silent), DEMO_SHOWS))
     return [(clean(name, one_line=True), clean(value, one_line=True)) for name, value in rows]
 
 
@@ -196,13 +218,11 @@ def cautions(context: ReportContext) -> Iterator[str]:
             " the difference is unknown."
         )
     rates = grouped((row["model"], row["value"]) for row in execs if row["value"] is not None)
-    silent = [model for model, values in rates.items() if max(values) == 0.0]
-    if silent:
-        demo = context.base_model == DEMO_MODEL and set(silent) <= set(TRAINED)
+    if silent := silent_models(context):
         why = (
             "they are the demo's small model, whose random output layer is not trained and gives no"
             " token more than 3 %: it writes no program."
-            if demo
+            if silent_demo(context)
             else "small models rarely write a kernel that compiles."
         )
         yield (

@@ -288,7 +288,7 @@ def _refusal(spec: ExtensionSpec) -> Build | None:
 PARTS = {
     "libconcur_python.so": "bindings of Python",
     "libconcur_shim.so": "tensors",
-    "names_of_torch.json": "names of torch",
+    "defined_in_torch.json": "names of torch",
     "libconcur_common.so": "operators",
     "extension.h": "a precompiled header",
     "libconcur_launch.so": "launches of CUDA",

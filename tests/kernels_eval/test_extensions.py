@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.compile import extensions
-from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.extensions import PARTS, Builder
 from kernels_eval.compile.prepared import Prepared
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
@@ -44,6 +44,10 @@ def builder():
     made = Builder(BuildConfig())
     made.warm()
     return made
+
+
+def test_every_part_that_is_waited_for_has_a_name():
+    assert {path.name for path in Builder(BuildConfig()).parts(cuda=True)} <= PARTS.keys()
 
 
 def test_what_most_builds_need_is_begun_at_once_where_it_is_missing(builder, monkeypatch):

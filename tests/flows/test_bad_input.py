@@ -177,7 +177,13 @@ def usual(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("name", TABLES["harmless"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (number % 3 > 0))
+        for number, name in enumerate(TABLES["harmless"])
+    ],
+)
 def test_shards_that_differ_in_what_does_not_matter_give_the_same_sets(
     tmp_path, there, usual, name
 ):

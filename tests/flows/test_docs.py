@@ -241,7 +241,11 @@ def here(place, tmp_path, monkeypatch):
     return tmp_path / "reader"
 
 
-@pytest.mark.parametrize("text", HERE)
+@pytest.mark.parametrize(
+    "text",
+    # test_cli has a doctor, who takes seconds
+    [pytest.param(text, marks=[pytest.mark.slow] * ("concur doctor" in text)) for text in HERE],
+)
 def test_a_command_does_what_its_page_says(text, here, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)

@@ -71,7 +71,7 @@ DIFFERENCES = st.lists(
 
 
 @given(DIFFERENCES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_exact_p_is_the_share_of_all_sign_patterns(differences):
     sums = [
         abs(sum(s * d for s, d in zip(signs, differences, strict=True)))

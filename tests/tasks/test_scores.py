@@ -316,7 +316,7 @@ RESULTS = st.integers(1, 6).flatmap(
 
 
 @given(RESULTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_scores_are_kernelbenchs_bounded_ordered_and_repeatable(results):
     made = frame(
         *(

@@ -219,7 +219,7 @@ TEXT = st.lists(LINE, min_size=1, max_size=6).map("\n".join)
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(reasoning=TEXT, remark=TEXT)
 @TEMPLATES

@@ -28,6 +28,7 @@ from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.step import refine, synthesise
 from tasks.verification.step import verify
+from tasks.workload.measure import counting
 from tasks.workload.step import measure_workloads, profile_references
 
 COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts", "limit_counts")
@@ -126,11 +127,12 @@ def profiled(
 def training_tasks(config: PipelineConfig) -> SnapshotRef:
     """The source's tasks, deduplicated, without the benchmark's."""
     source = call_stage(load_tasks, config.tasks, config.root)
-    workloads = call_stage(measure_workloads, source)
     known = known_workloads = None
-    if config.decontamination.enabled:
-        known = call_stage(load_tasks, config.known_tasks, config.root)
-        known_workloads = call_stage(measure_workloads, known)
+    with counting():
+        workloads = call_stage(measure_workloads, source)
+        if config.decontamination.enabled:
+            known = call_stage(load_tasks, config.known_tasks, config.root)
+            known_workloads = call_stage(measure_workloads, known)
     compared = (config.decontamination, config.deduplication, workloads, known_workloads)
     chosen = call_stage(choose_tasks, source, known, *compared)
     return chosen

@@ -40,6 +40,11 @@ MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
 """A call of load_inline or load that its signature does not allow."""
 
 
+def asks_for_builds(candidate: Candidate) -> bool:
+    """Whether a candidate's text may call load or load_inline."""
+    return not candidate.language.jit and "load" in (candidate.code or "")
+
+
 @dataclass
 class BoundedBuilds:
     """One process's builds, screened and bounded in number and time. Screening adds to `flags`."""
@@ -183,6 +188,8 @@ class Preparer(Workplace):
         finding: Finding | None = None
         try:
             self._screen(builds)
+            if asks_for_builds(candidate):  # beside a fork server that imports torch
+                self.builder.begin_warm(cuda=candidate.language.needs_gpu)
             beside()
             self._build(task, builds)
         except Stop as stop:
@@ -236,10 +243,9 @@ class Preparer(Workplace):
 
     def _build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
         code = builds.candidate.code or ""
-        if builds.candidate.language.jit or "load" not in code:
+        if not asks_for_builds(builds.candidate):
             self.builder.end_warm()  # of a candidate before this one
             return
-        self.builder.begin_warm(cuda=builds.candidate.language.needs_gpu)
         asked = self._requested_builds(code, task)
         self.builder.end_warm()
         build = self._failed_build(asked, builds)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
@@ -145,6 +146,10 @@ class Profiler(ReferenceProcess):
         return record_of(Profile, task, answer)
 
 
+_kept: list[Measurer] | None = None
+"""In a block of `counting`: the processes that its sets of tasks share."""
+
+
 def measured(
     tasks: Iterable[KernelTask], jobs: int | None = None
 ) -> Iterator[tuple[KernelTask, Workload]]:
@@ -153,9 +158,11 @@ def measured(
     wanted = list(tasks)
     worthwhile = 1 + len(wanted) // TASKS_A_JOB
     jobs = jobs or min(MAX_JOBS, len(os.sched_getaffinity(0)), worthwhile)
-    measurers = [Measurer() for _ in range(jobs)]
+    own: list[Measurer] = []
+    started = own if _kept is None else _kept
+    started += [Measurer() for _ in range(jobs - len(started))]
     idle: SimpleQueue[Measurer] = SimpleQueue()
-    for measurer in measurers:
+    for measurer in started[:jobs]:
         idle.put(measurer)
 
     def one(task: KernelTask) -> tuple[KernelTask, Workload]:
@@ -165,12 +172,29 @@ def measured(
         finally:
             idle.put(measurer)
 
-    pool = ThreadPoolExecutor(jobs)
+    pool, done = ThreadPoolExecutor(jobs), False
     try:
         for future in as_completed([pool.submit(one, task) for task in wanted]):
             yield future.result()
+        done = True
     finally:
         # before the pool: a run that is stopped does not wait for the deadline of a child
-        for measurer in measurers:
-            measurer.close()
+        ended = own if done else started
+        while ended:
+            ended.pop().close()
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def counting() -> Iterator[None]:
+    """Count several sets of tasks in the block by the same processes: one takes as long to start
+    as for some fifty tasks."""
+    global _kept
+    started: list[Measurer] = []
+    _kept = started
+    try:
+        yield
+    finally:
+        _kept = None
+        for measurer in started:
+            measurer.close()

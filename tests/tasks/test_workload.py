@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 import torch
 
+from kernels_eval.errors import SandboxError
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.records import KernelTask
 from tasks.operators import operator_kind
@@ -16,6 +17,7 @@ from tasks.sources.stage import keep
 from tasks.workload import measure, stage
 from tasks.workload.families import FAMILIES, TABLE, families_of, family_of
 from tasks.workload.measure import Measurer
+from tasks.workload.record import Workload
 from tests.support.cases import cases
 
 CASES = cases("workload")
@@ -293,3 +295,40 @@ def test_every_name_is_in_one_family_only():
 def test_spellings_of_one_operator_are_one_family(operator, family):
     assert family_of(operator) == family
     assert families_of([operator, operator]) == (family,)
+
+
+class Counted:
+    """In the place of a Measurer: one that was closed measures no more."""
+
+    made: list["Counted"]
+
+    def __init__(self):
+        self.closed = False
+        self.made.append(self)
+
+    def measure(self, task):
+        if self.closed or task.name == "breaks":
+            raise SandboxError("the measurement process ended")
+        return Workload(task_id=task.task_id, problem="not counted")
+
+    def close(self):
+        self.closed = True
+
+
+def test_sets_that_are_counted_in_one_block_share_a_process(monkeypatch):
+    monkeypatch.setattr(measure, "Measurer", Counted)
+    monkeypatch.setattr(Counted, "made", [], raising=False)
+    first, second, breaks = (
+        task("return x", "torch.ones(2)", name=n) for n in "a b breaks".split()
+    )
+
+    with measure.counting():
+        assert len(list(measure.measured([first]))) == len(list(measure.measured([second]))) == 1
+        assert [each.closed for each in Counted.made] == [False]
+        with pytest.raises(SandboxError):
+            list(measure.measured([breaks]))
+        assert len(list(measure.measured([first]))) == 1  # as a retried stage asks again
+    assert [each.closed for each in Counted.made] == [True, True]
+
+    assert len(list(measure.measured([first]))) == 1
+    assert [each.closed for each in Counted.made] == [True] * 3

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import gpu_uuid
+from kernels_eval.errors import EvalError
 from kernels_eval.evaluator import Evaluator
+from kernels_eval.judge import memory_errors
 from kernels_eval.judge.messages import Prepared
 from kernels_eval.judge.prepare import Preparer
 from kernels_eval.judge.turns import turns_file
@@ -30,6 +33,7 @@ class BuildWorker:
         # Where others leave too few cores, workers that time go before builders: by three to one,
         # as builders at 19 got next to nothing on a busy machine.
         os.nice(5)
+        self._config = config
         self._preparer = Preparer(config, cuda_arch=cuda_arch)
         self._share = (share, shares)
         self._warm = False
@@ -51,6 +55,25 @@ class BuildWorker:
             if prepared is None:
                 return self._preparer.prepare(candidate, task)
             return self._preparer.add_build(candidate, prepared)
+
+
+class InstrumentingBuildWorker(BuildWorker):
+    """Builds candidates that were right before with sanitizers, too: the worker that judges them,
+    which alone is busy by then, finds that in the cache."""
+
+    def build(
+        self,
+        task: KernelTask,
+        candidate: Candidate,
+        prepared: Prepared | None = None,
+        blamed: frozenset[str] = frozenset(),
+    ) -> Prepared:
+        made = super().build(task, candidate, prepared, blamed)
+        if made.finding is None and memory_errors.wanted(self._config, candidate, made.tier):
+            with suppress(EvalError):  # which the worker that judges meets again
+                for spec in made.specs:
+                    self._preparer.builder.build(memory_errors.instrumented(spec))
+        return made
 
 
 class KernelWorker:
@@ -97,6 +120,9 @@ class KernelWorker:
         with blaming(blamed), self._runner.turns.shared():
             if self._health:
                 self._health.remember()
+            config = self._evaluator.config
+            if prepared.finding is None and memory_errors.wanted(config, candidate, prepared.tier):
+                memory_errors.begin(self._runner)
             found = self._evaluator.run_once(task, candidate, prepared)
             suspect = isinstance(found, Verdict) and found.reason in BLAMES_THE_DEVICE
             if self._health and suspect:

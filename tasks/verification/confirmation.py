@@ -17,6 +17,8 @@ from typing import Any
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from kernels_eval.pool.pool import Pool
+from kernels_eval.pool.worker import InstrumentingBuildWorker
 from kernels_eval.records import Json, Language
 from kernels_eval.settings import validated
 from kernels_eval.versions import PROTOCOL_VERSION
@@ -85,6 +87,11 @@ class Confirmation(Verification):
         self._asked: set[str] = set()
         self._rounds = 0
         self._counts = ""
+
+    def pool(self) -> Pool:
+        pool = super().pool()
+        pool.builder = InstrumentingBuildWorker
+        return pool
 
     def _wanted(self) -> pl.DataFrame:
         return super()._wanted().filter(pl.col("candidate_id").is_in(sorted(self._asked)))

@@ -8,9 +8,13 @@ from functools import partial
 import pytest
 
 from kernels_eval.config import EvalConfig
+from kernels_eval.errors import ToolchainError
 from kernels_eval.judge import sanitizer
-from kernels_eval.judge.messages import Stop, VerdictDraft
+from kernels_eval.judge.memory_errors import instrumented
+from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft
+from kernels_eval.pool import worker
 from kernels_eval.records import Language, Reason, stable_hash
+from kernels_eval.source.spec import ExtensionSpec
 from tests.support.kernels import (
     AFFINE,
     QUICK,
@@ -316,3 +320,41 @@ def test_a_fault_in_an_odd_shape_is_found(judges):
     verdict = judges("memcheck")(ROWS, kernel(odd), language=Language.CUDA)
     assert_reason(verdict, "memory_error")
     assert "memcheck" in verdict.detail
+
+
+def instrumented_builds(monkeypatch, prepared, level):
+    """What an InstrumentingBuildWorker builds beside what is prepared."""
+    built = []
+
+    class Builder:
+        def warm(self, *share): ...
+
+        def build(self, spec):
+            built.append(spec)
+            raise ToolchainError("no sanitizer here", "none")
+
+    class Stub:
+        builder = Builder()
+
+        def __init__(self, config, *, cuda_arch): ...
+
+        def prepare(self, candidate, task):
+            return prepared
+
+    monkeypatch.setattr(worker, "Preparer", Stub)
+    monkeypatch.setattr(worker.os, "nice", lambda _: 0)
+    made = worker.InstrumentingBuildWorker(EvalConfig(level=level), None)
+    assert made.build(AFFINE, candidate(AFFINE, "load_inline")) == prepared
+    return built
+
+
+def test_what_is_confirmed_is_built_with_sanitizers_beside_the_first_build(monkeypatch):
+    spec = ExtensionSpec(name="plain", cpp_sources=("int f();",), functions=("f",))
+    right = Prepared(candidate_id="a", specs=(spec,), tier="lite")
+    assert instrumented_builds(monkeypatch, right, "confirm") == [instrumented(spec)]
+    assert instrumented_builds(monkeypatch, right, "screen") == []
+    assert instrumented_builds(
+        monkeypatch, right.model_copy(update={"tier": "full"}), "confirm"
+    ) == [instrumented(spec)] * (EvalConfig().address_sanitizer == "correct")
+    wrong = right.model_copy(update={"finding": Finding(reason=Reason.BUILD_FAILED)})
+    assert instrumented_builds(monkeypatch, wrong, "confirm") == []

@@ -192,11 +192,18 @@ def moved_numbers(value: Tensor, generator: torch.Generator, note: InputNote) ->
     """Each finite element up to a sixteenth smaller, or larger where that is outside of the range
     of all."""
     value = computable(value)
-    least, largest = value.where(torch.isfinite(value), 0).aminmax()
-    step = value * (MOVED_SHARE * _uniform(value, generator)).to(value.dtype)
+    least, largest = value.aminmax()
+    if not bool(torch.isfinite(least) & torch.isfinite(largest)):  # NaN or an infinity
+        least, largest = value.where(torch.isfinite(value), 0).aminmax()
+    step = (_uniform(value, generator).mul_(MOVED_SHARE)).to(value.dtype).mul_(value)
     moved = value - step
-    moved = torch.where((moved >= least) & (moved <= largest), moved, value + step)
-    return torch.where((moved >= least) & (moved <= largest), moved, value)
+    outside = ((moved >= least) & (moved <= largest)).logical_not_()
+    if bool(outside.any()):
+        own = value[outside]
+        larger = own + step[outside]
+        within = (larger >= least) & (larger <= largest)
+        moved[outside] = torch.where(within, larger, own)
+    return moved
 
 
 def _shuffled_rows(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:

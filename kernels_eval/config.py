@@ -574,6 +574,18 @@ FORMULA_NEIGHBOURS, NEIGHBOUR_SHARE, FORMULA_LEFT = 8, 0.165, 0.05
 the next outputs on either side, of three quarters of them at most. Of noise that is this share of
 its RMS (measured). It may be a gate, or this share of the error (GELU by tanh: 0.007 of 4,096
 outputs, 0.03 of 1,024)."""
+OMITTED_SAMPLE, OMITTED_FEWEST = 1 << 16, 64
+"""Elements of an output, at most and at least, by which it is told whether terms of the task's
+formula are left out. A choice of time."""
+MOST_TERMS, LEAST_TERMS, TERMS_S = 256, 2, 0.05
+"""How many terms are looked at, without how many, the smallest, the task's answer is computed at
+least, and for how long others follow. A choice of time: a twentieth of a verdict's."""
+OMITTED_UNITS, OMITTED_UNITS_HALF = 32, 0.125
+"""Units in the last place of an output that a term must change it by, of fp32 and fp64, whose
+errors are of formulas, and of fp16 and bf16, whose errors are of the output's rounding."""
+LEAST_COEFFICIENT, SIGNIFICANT = 0.25, 8
+"""The coefficient of a term in an error, and how many standard errors of it, from which on the term
+is left out, or scaled."""
 MARK_SIZE, MARKS_ALIKE = 1e3, 1 - 1e-3
 """How large a mark is (such as -1e9 for what is masked), and how many times larger than all others;
 how much alike marks are. A choice."""

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.judge import attribution, comparison, memory_errors, points, sanitizer, sums
+from kernels_eval.judge import (
+    attribution,
+    comparison,
+    memory_errors,
+    omitted,
+    points,
+    sanitizer,
+    sums,
+)
 from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere, NeedsBuild
 from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.paired_timing import PairedClock
@@ -208,6 +216,8 @@ class Evaluator:
             with phase("correctness_s"):
                 comparison.compare_outputs(process)
                 sums.compare_sums(process)
+                if self.config.level == "confirm":
+                    omitted.check_terms(process)
             with phase("attribution_s"):
                 attribution.attribute_work(process)
                 attribution.check_repeatable(process)

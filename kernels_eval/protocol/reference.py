@@ -319,6 +319,27 @@ class ExplainError(Request[Explained]):
     place: int | None = None
 
 
+class OmittedTerm(Payload):
+    """A term or factor of the task's formula, and its coefficient in a candidate's error: 1 where
+    it is left out."""
+
+    name: str
+    coefficient: float
+    standard_error: float
+
+
+class Omitted(Payload):
+    terms: list[OmittedTerm] = []
+
+
+class FindOmitted(Request[Omitted]):
+    """Which terms of its formula the candidate's output lacks, the last that was compared in a
+    trial. `every`: also those that it does not lack, for measurements."""
+
+    trial: str
+    every: bool = False
+
+
 class Likeness(Payload):
     """By how much two errors differ, in units of the earlier one's size; 1 where there is none."""
 

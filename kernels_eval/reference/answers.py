@@ -91,6 +91,7 @@ from kernels_eval.reference.expected_values import ExpectedValues, Known
 from kernels_eval.reference.factorings import Factoring, gram_schmidt_error, residual
 from kernels_eval.reference.infinities import with_infinities
 from kernels_eval.reference.lasting_states import LastingStates
+from kernels_eval.reference.omitted import Omissions
 from kernels_eval.reference.own_errors import both, same_shapes
 from kernels_eval.reference.structure_search import Structures
 from kernels_eval.reference.task_model import REFUSALS, TaskModel, device_memory
@@ -110,7 +111,7 @@ class ReferenceRole:
         self.runner = self.task.runner
         self.values = ExpectedValues(self.task)
         self.dependences = Dependences(self.values)
-        kinds = Decisive, LastingStates, Structures
+        kinds = Decisive, LastingStates, Omissions, Structures
         searches = (kind(self.values) for kind in kinds)
         self.parts = self, self.values, self.dependences, *searches, self.task, self.runner
         self.digests: dict[str, str] = {}

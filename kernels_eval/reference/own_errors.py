@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from kernels_eval.config import (
@@ -174,17 +175,17 @@ class OwnErrors:
         """The model's float64 outputs, or None. A task's casts stay where they are its formula."""
         for widens in (True, False):
             mode = InFloat64(widens=widens)
-            outputs = self._widened_outputs(inputs, reference, mode, given)
+            outputs = self.widened_outputs(inputs, reference, mode, given)
             if not mode.casts or (outputs and _is_rounding(reference, outputs)):
                 break
         return outputs
 
-    def _widened_outputs(
+    def widened_outputs(
         self,
         inputs: list[Any],
         reference: list[Tensor],
         mode: InFloat64,
-        given: LargeNumbers | None,
+        given: TorchDispatchMode | None,
     ) -> list[Tensor] | None:
         model, earlier = self.runner.model, self.runner.earlier
         try:

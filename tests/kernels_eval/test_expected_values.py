@@ -26,6 +26,7 @@ from kernels_eval.records import Reason
 from kernels_eval.reference.answers import ReferenceRole
 from kernels_eval.reference.infinities import with_infinities
 from kernels_eval.reference.lasting_states import LastingStates
+from kernels_eval.reference.omitted import Omissions, is_omitted
 from tests.support.kernels import task_source
 
 SLOW_S = 2 * ORACLE_MAX_S
@@ -114,6 +115,31 @@ def test_states_are_held_where_the_last_outputs_tell_what_came_first(
     for name in names:
         assert name.startswith("mutated_")
         assert made.values.expect(Expect(name="lasting", seed=3, distribution=name)).finite_share
+
+
+DECAY = "return x * torch.exp(-0.004 * x * x)"
+
+
+@pytest.mark.parametrize(
+    "answer, omitted",
+    [
+        (lambda x: x * torch.exp(-0.004 * x * x), False),
+        (lambda x: x.clone(), True),
+        # cut off instead of rounded: a bias, and no term
+        (lambda x: _cut_off(x.float() * torch.exp(-0.004 * x.float().square())), False),
+    ],
+)
+def test_a_factor_below_the_gate_is_missed(tmp_path, answer, omitted):
+    source = task_source(DECAY, inputs="[torch.randn(64, 512).bfloat16()]")
+    made = serving(tmp_path, source)
+    search = next(part for part in made.parts if isinstance(part, Omissions))
+    made.values.expect(Expect(name="declared", seed=1))
+    terms = search.terms_of([answer(*made.values.task.inputs(1))], "declared")
+    assert any(map(is_omitted, terms)) is omitted
+
+
+def _cut_off(x):
+    return (x.view(torch.int32) & ~0xFFFF).view(torch.float32).bfloat16()
 
 
 def test_sums_of_integers_leave_32_bits(tmp_path):

@@ -574,6 +574,15 @@ FORMULA_NEIGHBOURS, NEIGHBOUR_SHARE, FORMULA_LEFT = 8, 0.165, 0.05
 the next outputs on either side, of three quarters of them at most. Of noise that is this share of
 its RMS (measured). It may be a gate, or this share of the error (GELU by tanh: 0.007 of 4,096
 outputs, 0.03 of 1,024)."""
+LARGE_VIEW = 16
+"""How many times fewer elements than the outputs an attribute may have that holds what its last
+call has computed on its way (an attention map), and is not compared. A choice: statistics have
+far fewer."""
+MOST_NUMBERS = 512
+"""How many numbers of an attribute are compared. A choice."""
+KEPT_CALLS, KEPT_ERROR = 2, 0.01
+"""Calls after which attributes are compared, and how far they may be off, as a share of what these
+calls have changed. A choice: counts of bins hang on roundings."""
 OMITTED_SAMPLE, OMITTED_FEWEST = 1 << 16, 64
 """Elements of an output, at most and at least, by which it is told whether terms of the task's
 formula are left out. A choice of time."""

@@ -17,6 +17,7 @@ from kernels_eval.devices import device_for
 from kernels_eval.judge import (
     attribution,
     comparison,
+    kept,
     memory_errors,
     omitted,
     points,
@@ -216,8 +217,6 @@ class Evaluator:
             with phase("correctness_s"):
                 comparison.compare_outputs(process)
                 sums.compare_sums(process)
-                if self.config.level == "confirm":
-                    omitted.check_terms(process)
             with phase("attribution_s"):
                 attribution.attribute_work(process)
                 attribution.check_repeatable(process)
@@ -227,6 +226,10 @@ class Evaluator:
                     points.explore(process)
             with phase("attribution_s"):
                 attribution.check_idle(process)
+            if self.config.level == "confirm":
+                with phase("correctness_s"):
+                    omitted.check_terms(process)
+                    kept.compare_attributes(process)
             with process.telling_weights():
                 if self.config.time_correct and draft.outputs_match:
                     self._time(process)

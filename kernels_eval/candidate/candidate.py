@@ -60,7 +60,7 @@ from kernels_eval.model.operators import (
     watch_unrecorded,
 )
 from kernels_eval.model.shared_memory import Fences, Memory, copied, write
-from kernels_eval.model.side_effects import lacking
+from kernels_eval.model.side_effects import lacking, numbers_after
 from kernels_eval.model.weights import (
     copy_weights,
     digest_of,
@@ -76,6 +76,8 @@ from kernels_eval.protocol import (
     Done,
     ErrorReport,
     Forget,
+    KeepOwnNumbers,
+    KeptReport,
     LateBuildAnswer,
     LoadCandidate,
     LoadReport,
@@ -451,6 +453,13 @@ class CandidateRole:
         if self.refused:
             changed["refused"] = self.refused[0]
         return StateReport(changed=changed)
+
+    @handles(KeepOwnNumbers)
+    def keep_numbers(self, request: KeepOwnNumbers) -> KeptReport:
+        self._receive(request.inputs)
+        calls = [self.fresh(index) for index in range(len(self.sets))]
+        found = numbers_after(self._made_anew(), calls, request.names)
+        return KeptReport(before=found.before, after=found.after)
 
     @handles(NameOperators)
     def name_operators(self, request: NameOperators) -> OperatorReport:

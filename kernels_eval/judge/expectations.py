@@ -92,7 +92,9 @@ class Expectations:
             self._expect_lasting_states()
             self._expect_decisions()
             self.flags += self._unvaried()
-        self.flags += [f"attribute_not_compared:{x}" for x in self.task.loaded.attributes]
+        screens, loaded = self.task.level == "screen", self.task.loaded
+        left = [*loaded.attributes, *(loaded.kept if screens else ())]
+        self.flags += [f"attribute_not_compared:{name}" for name in left]
         self.flags += ["few_trials"] if few_trials(self.task) else []
 
     @property

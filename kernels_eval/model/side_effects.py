@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from kernels_eval.config import MOST_NUMBERS
 from kernels_eval.model.measurement import same
 from kernels_eval.model.weights import squeezed
-from kernels_eval.protocol import BufferForm, SideEffects, by_kind
+from kernels_eval.protocol import BufferForm, KeptNumbers, SideEffects, by_kind
 
 COUNTER = "num_batches_tracked"
 """A buffer of torch's normalisations that no layer reads, unless its momentum is None."""
@@ -48,6 +49,35 @@ def plain_values(model: Any, names: Collection[str]) -> list[str]:
     state, held = state_of(model), tensors_of(model)
     plain = [name for name in names if name not in held]
     return [name for name in plain if any(isinstance(x, Tensor | int | float) for x in state[name])]
+
+
+def numbers_after(
+    model: Any, calls: Sequence[Sequence[Any]], names: Collection[str]
+) -> KeptNumbers:
+    """What attributes of these names hold before and after these calls of a model."""
+    before = _numbers_of(model, names)
+    with torch.no_grad():
+        for inputs in calls:
+            model(*inputs)
+    return KeptNumbers(before=before, after=_numbers_of(model, names))
+
+
+def _numbers_of(model: Any, names: Collection[str]) -> dict[str, list[float]]:
+    state = state_of(model)
+    return {name: _numbers_in(state[name]) for name in names if name in state}
+
+
+def _numbers_in(held: Sequence[Any]) -> list[float]:
+    """How many numbers state holds, and some of them, spread."""
+    tensors = [torch.tensor(x) if isinstance(x, int | float) else x for x in held]
+    parts = [
+        (torch.view_as_real(x) if x.is_complex() else x).detach().cpu().double().flatten()
+        for x in tensors
+        if isinstance(x, Tensor)
+    ]
+    every = torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
+    step = len(every) // (MOST_NUMBERS // 2) | 1
+    return [float(len(every)), *every[::step][: MOST_NUMBERS - 1].nan_to_num().tolist()]
 
 
 def _is_own(x: Any, model: Any) -> bool:

@@ -20,7 +20,7 @@ from kernels_eval.protocol.message import (
     Shape,
     Text,
 )
-from kernels_eval.protocol.model import CallReport, ModelSpec, PackedValues, SharedMemory
+from kernels_eval.protocol.model import CallReport, ModelSpec, Numbers, PackedValues, SharedMemory
 
 
 class LoadReport(Report):
@@ -124,6 +124,20 @@ class NameOperators(Request[OperatorReport]):
     """Which operators and kernels does a call run?"""
 
     inputs: PackedValues
+
+
+class KeptReport(Report):
+    """As `KeptNumbers`: of at most 64 attributes."""
+
+    before: Annotated[dict[str, Numbers], BeforeValidator(_few)] = {}
+    after: Annotated[dict[str, Numbers], BeforeValidator(_few)] = {}
+
+
+class KeepOwnNumbers(Request[KeptReport]):
+    """The same of a candidate's attributes, on these inputs, in a new model."""
+
+    inputs: PackedValues
+    names: list[str]
 
 
 class RecordSample(Request[OperatorReport]):

@@ -9,7 +9,7 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import FailFast, Field
 
-from kernels_eval.config import MOST_ITEMS
+from kernels_eval.config import MOST_ITEMS, MOST_NUMBERS
 from kernels_eval.languages import Language
 from kernels_eval.protocol.message import (
     Count,
@@ -231,6 +231,17 @@ class SideEffects(Payload):
             for index, kind in enumerate(kinds)
             if any(form.told and form.name in names for form in kind)
         ]
+
+
+Numbers = Annotated[list[float], FailFast(), Field(max_length=MOST_NUMBERS)]
+
+
+class KeptNumbers(Payload):
+    """What a model's plain attributes hold, before and after calls in a row: of each, by name, how
+    many numbers, and some of these."""
+
+    before: dict[str, Numbers] = {}
+    after: dict[str, Numbers] = {}
 
 
 class ModelSpec(Payload):

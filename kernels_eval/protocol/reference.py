@@ -13,6 +13,7 @@ from kernels_eval.protocol.model import (
     Gradients,
     HandedOver,
     InputPlan,
+    KeptNumbers,
     MemoryRequest,
     ModelSpec,
     OutputForm,
@@ -37,7 +38,8 @@ class LoadedTask(Payload):
     `precision`, `gradients`, `effects` and `padded` as in `ModelSpec`. `peak_bytes_per_s`: of the
     device's memory, 0 for a task that its cache holds. `memory_share`: of a GPU's memory, what
     loading and one run took.
-    `attributes`: plain ones that a call sets to tensors, which nothing compares.
+    `kept`: plain attributes that calls set by their inputs; `attributes`: those of them that
+    nothing compares.
     `layout`: of the reference's outputs (`layout_of`). `ambiguous`: why no answer can be told to be
     right, as there are several.
     """
@@ -66,6 +68,7 @@ class LoadedTask(Payload):
     cache_bytes: int
     memory_share: float = 0.0
     layout: int = 0
+    kept: list[str] = []
     attributes: list[str] = []
     ambiguous: str = ""
 
@@ -338,6 +341,13 @@ class FindOmitted(Request[Omitted]):
 
     trial: str
     every: bool = False
+
+
+class KeepNumbers(Request[KeptNumbers]):
+    """What do attributes hold after calls in a row, on inputs of these seeds?"""
+
+    seeds: list[int]
+    names: list[str]
 
 
 class Likeness(Payload):

@@ -42,7 +42,7 @@ from kernels_eval.model.measurement import (
 from kernels_eval.model.model_runner import layout_of, storages
 from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.seeding import seed_generators
-from kernels_eval.model.side_effects import changed_state, side_effects, state_of
+from kernels_eval.model.side_effects import changed_state, numbers_after, side_effects, state_of
 from kernels_eval.model.weights import (
     digest_of,
     is_structured,
@@ -66,6 +66,8 @@ from kernels_eval.protocol import (
     ForgetTrial,
     GlanceAt,
     Glimpse,
+    KeepNumbers,
+    KeptNumbers,
     LeaveOut,
     LeftOut,
     LoadedTask,
@@ -169,7 +171,9 @@ class ExpectedValues:
         effects = side_effects(before, inputs, self.runner.model, known)
         if changed:
             effects = calls_in_a_row(self.task, effects, copied(leaves), changed)
-        attributes = [] if effects.remembers else attributes_set(self.task, changed, now)
+        kept, views = list[str](), list[str]()
+        if not effects.remembers:
+            kept, views = attributes_set(self.task, changed, now, leaves)
         if effects.remembers:  # each call is then a first one
             self.runner.model = self.runner.build()
             self.runner.effects = effects.model_copy(
@@ -212,7 +216,8 @@ class ExpectedValues:
             gradients=self.runner.gradients,
             effects=self.runner.effects,
             padded=self.runner.spec.padded,
-            attributes=attributes,
+            kept=kept,
+            attributes=views,
             input_bytes=input_bytes,
             packed_bytes=self.task.packed_bytes(inputs),
             argument_bytes=self.task.packed_bytes(self.task.arguments(self.runner.spec)),
@@ -223,6 +228,11 @@ class ExpectedValues:
             layout=layout_of(leaves, inputs, storages(self.runner.model)),
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
+
+    @handles(KeepNumbers)
+    def keep_numbers(self, request: KeepNumbers) -> KeptNumbers:
+        calls = [self.task.inputs(seed) for seed in request.seeds]
+        return numbers_after(self.runner.build(), calls, request.names)
 
     def _operators_called(self, seed: int) -> list[str]:
         inputs = self.task.inputs(seed)

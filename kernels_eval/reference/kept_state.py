@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from kernels_eval.config import (
+    LARGE_VIEW,
     LEAST_IN_A_ROW,
     LONG_ROW,
     LONG_ROW_S,
@@ -99,13 +100,31 @@ def _copy_into(model: Any, other: Any, names: list[str]) -> None:
             now[name].copy_(theirs[name])
 
 
-def attributes_set(task: TaskModel, changed: list[str], state: State) -> list[str]:
+def attributes_set(
+    task: TaskModel, changed: list[str], state: State, outputs: list[Tensor]
+) -> tuple[list[str], list[str]]:
     """Those of `changed` that are plain attributes, and that a call sets to tensors or numbers
-    which differ by its inputs."""
+    which differ by its inputs; and those of them that hold what the last call has computed on its
+    way, to be looked at: as much as a part of its outputs, and nothing of earlier calls.
+    """
     names = plain_values(task.runner.model, changed)
     if not names:
-        return []
+        return [], []
+    seed, size = task.runner.spec.seed, sum(x.numel() for x in outputs)
     task.runner.model = task.runner.build()
-    task.outputs(task.inputs(task.runner.spec.seed + 1))
-    differ = changed_state(state, state_of(task.runner.model))
-    return [name for name in names if name in differ]
+    task.outputs(task.inputs(seed + 1))
+    one = state_of(task.runner.model)
+    differ = changed_state(state, one)
+    kept = [name for name in names if name in differ]
+    if task.runner.gradients is not None:
+        return [], kept
+    task.runner.model = task.runner.build()
+    task.outputs(task.inputs(seed)), task.outputs(task.inputs(seed + 1))
+    gathered = changed_state(one, state_of(task.runner.model))
+    large = [name for name in kept if size < LARGE_VIEW * _size(one[name])]
+    views = [name for name in large if name not in gathered]
+    return [name for name in kept if name not in views], views
+
+
+def _size(held: list[Any]) -> int:
+    return sum(x.numel() for x in held if isinstance(x, Tensor))

@@ -152,14 +152,14 @@ def test_sums_of_integers_leave_32_bits(tmp_path):
 
 def test_attributes_that_calls_set_by_their_inputs_are_named(tmp_path):
     forward = """self.loss, self.calls = x.mean(), self.calls + 1
-self.table = torch.arange(3.0)
+self.table, self.map = torch.arange(3.0), x.exp()
 return x * 2"""
-    source = task_source(forward, init="self.loss, self.calls = None, 0")
+    source = task_source(forward, init="self.loss, self.map, self.calls = None, None, 0")
     path = tmp_path / "task.py"
     path.write_text(source)
     spec = ModelSpec(entry_point="Model", init_form="args", device="cpu", construct_on="cpu")
     loaded = ReferenceRole(None).values.load(LoadTask(path=str(path), spec=spec))
-    assert loaded.attributes == ["loss"]
+    assert (loaded.kept, loaded.attributes) == (["loss"], ["map"])
 
 
 def oracles(reference):

@@ -165,8 +165,11 @@ def imported(source, tmp_path, columns=None, name=None):
     return told, tables["tasks"], tables["answers"]
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json", ".arrow"])
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    "name, suffix",
+    [(name, ".jsonl") for name in TABLES]
+    + [("kernelbook", suffix) for suffix in (".parquet", ".json", ".arrow")],
+)
 def test_a_known_map_is_found_by_the_columns(name, suffix, tmp_path):
     told, tasks, answers = imported(write_table(tmp_path / f"t{suffix}", TABLES[name]), tmp_path)
     ids, count, skipped = EXPECTED[name]

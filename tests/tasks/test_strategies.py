@@ -27,7 +27,7 @@ CASES = cases("curation")
 
 BASELINES = {name for name in STRATEGY_NAMES if not name.startswith(("concur", "shuffled"))}
 EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
-QUIET = settings(max_examples=15, deadline=None)
+QUIET = settings(max_examples=5, deadline=None)
 
 
 def ids(rows, **config):

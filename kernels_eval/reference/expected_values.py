@@ -307,8 +307,8 @@ class ExpectedValues:
         equals = [
             name
             for name, other in self.known.items()
-            if same_all(self._returned(known.few), self._returned(other.few))
-            and same_all(self._returned(reference), self._returned(self.expected_outputs(name)))
+            if same_all(self.returned(known.few), self.returned(other.few))
+            and same_all(self.returned(reference), self.returned(self.expected_outputs(name)))
         ]
         held = exact or name == DECLARED or self._fits(reference)
         self.known[name] = known if held else known._replace(expected=[], oracle=[])
@@ -373,7 +373,7 @@ class ExpectedValues:
             if special:
                 self.runner.model = own if trial.explored else self.runner.build()
 
-    def _returned(self, outputs: Sequence[T]) -> Sequence[T]:
+    def returned(self, outputs: Sequence[T]) -> Sequence[T]:
         effects = self.runner.effects
         return outputs[: len(outputs) - len(effects.names)] if effects else outputs
 
@@ -400,12 +400,12 @@ class ExpectedValues:
         return Done()
 
     def _constants(self, known: Known) -> list[Comparison]:
-        returned = map(self._returned, (known.oracle, known.expected))
+        returned = map(self.returned, (known.oracle, known.expected))
         oracle, first = (list(map(_start, x)) for x in returned)
-        answers, own = [list(map(torch.zeros_like, first))], self._returned(self.like)
+        answers, own = [list(map(torch.zeros_like, first))], self.returned(self.like)
         if same_shapes(self.like, known.expected):
             answers += [list(map(_start, x)) for x in (own, map(_mean, own))]
-        own_errors = self._returned(known.error)
+        own_errors = self.returned(known.error)
         return [answer_of(list(map(measure, x, oracle, first)), own_errors) for x in answers]
 
     @handles(LeaveOut)

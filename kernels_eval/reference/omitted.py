@@ -190,11 +190,14 @@ class Omissions:
         large = max(x.numel() for x in known.expected) > ENOUGH_ELEMENTS
         if large or known.oracle is known.expected:
             return []
-        answers = list(zip(actual, known.expected, known.oracle, strict=True))
+        # without buffers, which a candidate may keep in its own way
+        answers = self.values.returned(list(zip(actual, known.expected, known.oracle, strict=True)))
         if not any(_differs(x, y) for x, _, y in answers):
             return []
         found = []
         for change in self._changes(trial, known):
+            if change.output >= len(answers):
+                continue
             coefficient, error = regressed(*answers[change.output], change)
             if coefficient or error < math.inf:
                 term = OmittedTerm(name=change.name, coefficient=coefficient, standard_error=error)

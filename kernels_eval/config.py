@@ -316,6 +316,22 @@ trials decide otherwise, and how many trials these make at most. Choices of time
 STRUCTURE_S, STRUCTURE_TRIES = 0.5, 96
 """How long, in seconds of processor time, and how often a task is asked which structures of its
 arguments it takes. Choices of time."""
+REACH_S, REACH_DOUBLINGS = 0.5, 5
+"""How long, in seconds of processor time, a task is asked how far its arguments may leave their
+declared ranges, and how often a float is doubled or halved at most. Choices of time."""
+REACHES = (1 / 8, 1 / 2, 1, 2, 4, 8)
+"""How far beyond its range, in units of that, a tensor's numbers are moved. A choice."""
+EDGE_HALVINGS, EDGE_MARGIN = 3, 15 / 16
+"""How often the distance to an edge is halved that a task does not take, and what share of it is
+drawn. Choices."""
+LEAST_TOLD, MOST_TOLD = 1e-15, 1e15
+"""The RMS of answers between which there are digits to compare. A choice."""
+FAINT_EXPONENT, FAINT_SHARE, LEAST_FAINT = -20, 2.0**-8, 2.0**-70
+"""By which power of two inputs are multiplied for a tiny answer, of what share of its usual size it
+is then, and of which at least: fp32 has room below. Choices."""
+APART_STEPS, APART_HALVINGS, MOST_APART = (4, 8, 16, 32, 64), 6, 2
+"""By how many times its RMS an argument is moved away from the others, how often the distance to
+the last tiny answer is halved, and how many arguments are moved. Choices of time."""
 MOST_INVARIANTS, FEWEST_PLACES, ROOTS_SHARE = 4, 8, 1 / 8
 """How many invariants a structure has, of how many elements at least one of places is told, and how
 many may lack it. Choices."""
@@ -622,6 +638,9 @@ step: several steps that one value takes seldom agree where it is moved far."""
 MOST_BESIDE_STEP_SHARE = 0.25
 """Where more of the numbers of an output are off, it is not asked whether they hang on steps. A
 choice."""
+EXACT_ZERO, LINE_NOISE = 1e-12, 1e-2
+"""What share of an output's RMS is zero in float64, and up to what share all of a line is noise
+there: the last digit of a mean of equal numbers, divided by the root of 1e-5. Choices."""
 EQUAL_ELEMENT_RUNS = 2
 """Before these, runs that take the first and the last of equal elements."""
 

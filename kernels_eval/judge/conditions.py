@@ -49,6 +49,26 @@ def takes_infinities(task: TaskFindings) -> bool:
     return task.loaded.infinite and not has_sentinels(task)
 
 
+EXACT_NEAR_ZERO = re.compile(
+    r"\._*r?(add|sub|subtract|mul|multiply|div|divide|neg|negative|abs|square|pow|sqrt|rsqrt|reciprocal"
+    r"|exp|exp2|sum|mean|prod|cumsum|cumprod|a?max|a?min|maximum|minimum|clamp\w*|relu|where|masked_fill"
+    r"|gt|ge|lt|le|eq|ne|logical_\w+|matmul|mm|bmm|mv|dot|einsum|addmm|linear|roll|flip|cat|stack|gather"
+    r"|index_select|norm)_*$"
+)
+"""Operators of torch by whose other forms a small answer is as precise as a large one: log(1 + x),
+say, is none of them."""
+
+
+def is_exact_near_zero(task: TaskFindings) -> bool:
+    """Whether small answers have all digits, of tasks in fp32."""
+    operators = task.loaded.operators
+    return task.loaded.dtype == "float32" and all(map(EXACT_NEAR_ZERO.search, operators))
+
+
+def takes_exp(task: TaskFindings) -> bool:
+    return any(name.endswith((".exp", ".exp2")) for name in task.loaded.operators)
+
+
 CLEARING = re.compile(r"nan|isfinite|isinf|\.f(max|min)$")
 """Operators of torch that ask for NaN, or drop it: others, `triu` say, drop it by chance."""
 

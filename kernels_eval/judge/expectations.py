@@ -13,7 +13,12 @@ from kernels_eval.config import (
     LEAST_IN_A_ROW,
     SHARED_ALIGNMENT,
 )
-from kernels_eval.judge.conditions import has_settings, takes_infinities
+from kernels_eval.judge.conditions import (
+    has_settings,
+    is_exact_near_zero,
+    takes_exp,
+    takes_infinities,
+)
 from kernels_eval.judge.gates import TaskGates
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.quarantine import (
@@ -33,11 +38,14 @@ from kernels_eval.protocol import (
     LASTING_STATES,
     MUTATED,
     NON_FINITE,
+    REACHED,
     A,
     Expectation,
     FindDecisive,
+    FindFaint,
     FindIgnoredInputs,
     FindLasting,
+    FindReach,
     FindStructures,
     FindUnvaried,
     ForgetTrial,
@@ -61,6 +69,7 @@ class Expectations:
     def __init__(self, reference: Reference, gates: TaskGates, task: TaskFindings) -> None:
         self.reference, self.gates, self.task = reference, gates, task
         self.output_bytes = 0
+        self.reach_known = False
         self.flags: list[str] = []
         """what the task does not tell, once all values are there"""
         self._declared, *self._others = rows_of(task.config, task.level)
@@ -73,6 +82,8 @@ class Expectations:
         """Compute all other values. Raises Stop (task_error), or what the reference raises once
         it has begun again."""
         self._find_structures()
+        if any(note.varied == "number" for note in self.task.loaded.plan.notes):
+            self._find_reach()
         self._expect_rows([row for row in self._others if row.grades_task])
         loosest = self.gates.loosest
         try:
@@ -90,6 +101,7 @@ class Expectations:
         self._expect_rows([row for row in self._others if not row.grades_task])
         if self.task.level == "confirm" and self.task.loaded.plan.notes:
             self._expect_lasting_states()
+            self._expect_faint()
             self._expect_decisions()
             self.flags += self._unvaried()
         screens, loaded = self.task.level == "screen", self.task.loaded
@@ -148,6 +160,8 @@ class Expectations:
             return False
         forms = self._forms(row, shape)
         for trial in forms:
+            if domain_of(trial.distribution) == REACHED and not self._find_reach():
+                continue
             needed = row.required and trial is forms[-1]
             if self._expect_trial(trial, needed=needed):
                 return True
@@ -203,6 +217,17 @@ class Expectations:
         for name, drawn in zip(LASTING_STATES, found.found if found else (), strict=False):
             self._expect_trial(Trial(name, SEARCHED, seed, distribution=drawn))
 
+    def _expect_faint(self) -> None:
+        """Add trials of inputs on which the answer is tiny, and has all digits."""
+        if not self.task.inputs_vary or not is_exact_near_zero(self.task):
+            return
+        seed = self.task.trials[0].seed
+        request = FindFaint(seed=seed, apart=takes_exp(self.task))
+        found = self.reference.answer_if_suitable(request)
+        for drawn in found.found if found else ():
+            name = drawn.partition("_")[0]
+            self._expect_trial(Trial(name, SEARCHED, seed, distribution=drawn))
+
     def _find_structures(self) -> None:
         """Learn in which structures the task takes arguments that it refuses otherwise."""
         if not self.task.loaded.plan.notes:
@@ -210,6 +235,15 @@ class Expectations:
         request = FindStructures(seed=self.task.trials[0].seed)
         if found := self.reference.answer_if_suitable(request):
             self.task.loaded = self.task.loaded.model_copy(update={"plan": found.plan})
+
+    def _find_reach(self) -> bool:
+        """Learn how far arguments may leave their declared ranges; whether any tensor may."""
+        if not self.reach_known:
+            request = FindReach(seed=self.task.trials[0].seed)
+            if found := self.reference.answer_if_suitable(request):
+                self.task.loaded = self.task.loaded.model_copy(update={"plan": found.plan})
+            self.reach_known = True
+        return any(note.vary and note.reach for note in self.task.loaded.plan.notes)
 
     def _unvaried(self) -> list[str]:
         """A flag for each argument that is as declared in every trial."""

@@ -12,10 +12,12 @@ from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.trial import Trial
 from kernels_eval.model.correctness import MANTISSA
 from kernels_eval.protocol import (
+    APART,
     BEYOND,
     BLOCKS,
     DECISIONS,
     DECLARED,
+    FAINT,
     FEW_SLICES,
     GELU_BY_TANH,
     LASTING_INPUTS,
@@ -30,6 +32,7 @@ from kernels_eval.protocol import (
     RELATED,
     UNSORTED,
     UNTAMED,
+    UPPER_BITS,
     VARIED,
     Comparison,
     domain_of,
@@ -90,6 +93,10 @@ RIGHT_ELSEWHERE = {
         " there (E[x^2] - E[x]^2, |x|^2 - 2 x y + |y|^2) has no digit left, and may be negative"
         " (subtract before squaring, or use Welford's updates); "
     ),
+    "offset_in_float64": (
+        "right to the digits of fp32, where the task computes in float64: keep its sums and"
+        " differences there; "
+    ),
     "small": (
         "right on ordinary inputs, not on normal ones divided by 16384, where the reference is: is"
         " an epsilon added that it does not add, or elsewhere, or what adds little left out?; "
@@ -111,9 +118,9 @@ RIGHT_ELSEWHERE = {
     ),
     PATH: "right on ordinary masks, not on one long path: does it iterate less than the task?; ",
     VARIED: (
-        "right only for arguments with what the declared ones happen to have (all one number, zeros"
-        " or a mask's elements at these places, symmetry, equal rows, whole numbers, distinct or no"
-        " negative indices, no label to ignore, no length of 0); "
+        "right only for arguments with what the declared ones happen to have (all one number, a"
+        " float's size, zeros or a mask's elements at these places, symmetry, equal rows, whole"
+        " numbers, distinct or no negative indices, no label to ignore, no length of 0); "
     ),
     RARE: (
         "right only for arguments without what these have: a probability of 0, a row that is masked"
@@ -122,6 +129,15 @@ RIGHT_ELSEWHERE = {
     BEYOND[0]: (
         "right within the declared range of whole numbers (counts, levels, times, places), not for"
         " larger or negative ones, which the task takes, or whose sums 32 bits do not hold; "
+    ),
+    **dict.fromkeys(
+        (FAINT, APART),
+        "right on ordinary inputs, not where the answer is tiny, as all inputs are small or one"
+        " argument is far from the others: is what adds little left out?; ",
+    ),
+    UPPER_BITS: (
+        "right where 32 bits hold every integer, not where some differ in their upper 32 alone,"
+        " which the task tells apart; "
     ),
     **dict.fromkeys(
         MUTATIONS,
@@ -232,7 +248,7 @@ def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess)
         return "the error is nearly the same number everywhere (is a constant off, or left out?); "
     if loose := loose_math(found, process):
         return loose
-    if found.systematic and found.rms < FORMULA_NAMED:
+    if found.systematic and not found.only_chosen and found.rms < FORMULA_NAMED:
         return "another formula (an approximation?): the error is a function of the output; "
     if _has_edges(trial) and found.max < WIDEST.half:
         return LOST_DIGITS

@@ -60,6 +60,7 @@ from kernels_eval.protocol import (
     SIGNED,
     UNSORTED,
     UNSTRUCTURED,
+    UPPER_BITS,
     VARIED,
 )
 from kernels_eval.records import Level, Reason
@@ -138,6 +139,14 @@ TRIALS = (
         flag="offset_inputs_differ",
     ),
     distribution("small", hard=True),
+    # float64 that the task itself asks for
+    unlike(
+        "offset_in_float64",
+        draws=("offset",),
+        domains=True,
+        when=lambda task: task.inputs_vary and task.loaded.widens,
+        steady=True,
+    ),
     # what holds everywhere but at one place is seen by no look at a part
     *(
         unlike(
@@ -216,6 +225,7 @@ TRIALS = (
     # integers that nothing bounds; iterations (shortest paths, say) may need positive ones
     unlike(BEYOND[0], draws=BEYOND, when=takes_others(iterating=False), steady=True),
     unlike(BEYOND[0], draws=BEYOND[1:], when=takes_others(iterating=True), steady=True),
+    unlike(UPPER_BITS, draws=(UPPER_BITS,), when=lambda task: task.loaded.plan.wide, steady=True),
     # fewer iterations than the task's, which ordinary inputs do not need, show
     *(
         unlike(name, draws=(name,), when=iterates, steady=True, screen=name == BLOCKS)

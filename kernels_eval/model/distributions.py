@@ -21,7 +21,7 @@ from kernels_eval.config import (
     OFFSET_MEAN,
     SMALL_DEVIATION,
 )
-from kernels_eval.protocol import DECLARED, POSITIVE, UNIT, WITHIN, InputPlan, domain_of
+from kernels_eval.protocol import DECLARED, POSITIVE, REACHED, UNIT, WITHIN, InputPlan, domain_of
 
 BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
 """What the blocks of `mixed` are drawn from."""
@@ -32,16 +32,17 @@ def drawn_from(
     generator: torch.Generator,
     distribution: str,
     plan: InputPlan | None = None,
+    reach: tuple[float, ...] = (),
 ) -> Tensor:
     """A tensor of the shape of `value`, in float32, from a distribution, in the domain that its
     name ends with (`DOMAINS`); `ends`: its own ends are in it. `plan`: what may vary about the
-    task's inputs.
+    task's inputs; `reach`: what it takes of this one.
     """
     domain = domain_of(distribution)
     name = distribution.removesuffix(domain)
     mixed = name in ("mixed", "edges", "ends")
     drawn = _mixed(value, generator) if mixed else _drawn(value, generator, name)
-    least, largest = _limits(value, domain)
+    least, largest = _limits(value, domain, reach)
     if domain == POSITIVE:
         drawn = drawn.abs() + 0.01
     elif domain:
@@ -56,11 +57,13 @@ def drawn_from(
     return drawn
 
 
-def _limits(value: Tensor, domain: str) -> tuple[float, float]:
+def _limits(value: Tensor, domain: str, reach: tuple[float, ...]) -> tuple[float, float]:
     """What all numbers of a domain lie between."""
     if domain == UNIT:
         return (-1.0 if bool((value < 0).any()) else 0.0), 1.0
-    if domain == WITHIN:
+    if domain == REACHED and reach:
+        return reach[0], reach[-1]
+    if domain in (REACHED, WITHIN):
         least, largest = value[torch.isfinite(value)].float().aminmax()
         return float(least), float(largest)
     return (0.0 if domain == POSITIVE else -math.inf), math.inf

@@ -26,13 +26,15 @@ from kernels_eval.model.distributions import make_distinct
 from kernels_eval.model.few_terms import with_few_terms
 from kernels_eval.model.invariants import decides_shapes, note_of
 from kernels_eval.model.mutations import mutated_as
-from kernels_eval.model.redraws import VARIATIONS_BY_DRAW, redrawn
+from kernels_eval.model.redraws import VARIATIONS_BY_DRAW, faint_as, redrawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
 from kernels_eval.model.structures import restructured
 from kernels_eval.model.task_text import code_of
 from kernels_eval.protocol import (
+    APART,
     DECLARED,
+    FAINT,
     MUTATED,
     AboutTask,
     InputPlan,
@@ -165,6 +167,8 @@ def make_inputs(
         return list(tree_unflatten(with_few_terms(leaves, plan, seed, distribution), form))
     if distribution.startswith(MUTATED):
         leaves = mutated_as(distribution, leaves, plan)
+    elif distribution.startswith((FAINT, APART)):
+        leaves = faint_as(distribution, leaves, plan)
     elif distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         other = seed ^ REDRAWN_SEED
         leaves = [

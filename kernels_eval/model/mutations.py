@@ -40,6 +40,7 @@ from kernels_eval.protocol import (
     MOVED,
     MUTATED,
     POSITIVE,
+    REACHED,
     SUM,
     VARIED,
     InputNote,
@@ -207,7 +208,7 @@ def _kept(
 ) -> Tensor:
     """With what it means, and `keeps`, and within its domain."""
     if note.vary:
-        drawn = drawn.clamp(*_limits(own, domain))
+        drawn = drawn.clamp(*_limits(own, domain, note.reach))
     elif note.varied == "probabilities":
         sums = drawn.clamp_(min=0).sum(-1, keepdim=True)
         drawn = torch.where(sums > 0, drawn / sums, own)
@@ -227,7 +228,9 @@ def _range(own: Tensor) -> tuple[Tensor, Tensor]:
     return own.amin(rows, keepdim=True), own.amax(rows, keepdim=True)
 
 
-def _limits(own: Tensor, domain: str) -> tuple[float, float]:
+def _limits(own: Tensor, domain: str, reach: tuple[float, ...] = ()) -> tuple[float, float]:
+    if domain == REACHED and reach:
+        return reach[0], reach[-1]
     least, largest = map(float, own.where(torch.isfinite(own), 0).aminmax())
     beyond = max(BEYOND, -least, largest)
     return {"": (-beyond, beyond), POSITIVE: (least, beyond)}.get(domain, (least, largest))

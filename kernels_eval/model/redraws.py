@@ -36,6 +36,7 @@ from kernels_eval.model.invariants import is_distinct, is_square, is_whole
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.model.task_text import MATRICES
 from kernels_eval.protocol import (
+    APART,
     BEYOND,
     BLOCKS,
     ENLARGED,
@@ -48,7 +49,9 @@ from kernels_eval.protocol import (
     RARE,
     UNSORTED,
     UNSTRUCTURED,
+    UPPER_BITS,
     VARIED,
+    WIDENED,
     InputNote,
     InputPlan,
     domain_of,
@@ -97,12 +100,12 @@ def redrawn(
         return value
     if note.varied == "number":
         above, varies = distribution == VARIED_EDGES, distribution in VARIATIONS_BY_DRAW
-        return _other_float(value, Random(seed), above=above) if varies else value
+        return _other_float(value, note, Random(seed), above=above) if varies else value
     if note.rare == "setting":
         by = Random(seed).choice(SETTINGS.get(distribution, (0,)))
         return value ^ (by > 0) if type(value) is bool else value + by
     forms = FORMS.get(distribution)
-    form = note.rare if distribution in (RARE, PATH, *BEYOND) else note.varied
+    form = note.rare if distribution in (RARE, PATH, UPPER_BITS, *BEYOND) else note.varied
     if distribution == UNSTRUCTURED:
         form = note.matrix * note.promised
     keeps = (*note.keeps, *note.order)
@@ -121,7 +124,7 @@ def redrawn(
     if forms:
         drawn = forms[form](value, generator, note)
     else:
-        drawn = drawn_from(value, generator, distribution, plan)
+        drawn = drawn_from(value, generator, distribution, plan, note.reach)
     if distribution == VARIED_EDGES:
         drawn = _with_other_integers(drawn, generator, note)
     shuffled = bool(forms) and (note.varied == "shuffled" or distribution in DISORDERED)
@@ -132,13 +135,14 @@ def redrawn(
     return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
 
 
-def _other_float(value: float, random: Random, *, above: bool) -> float:
-    """Half to all of it (or of 1 in place of 0); or `above`: between it and 1, beyond 1 up to twice
-    it."""
-    if not above:
+def _other_float(value: float, note: InputNote, random: Random, *, above: bool) -> float:
+    """A smaller one, or one `above`, by half of the doublings to the last that the task takes, or
+    more of them. In place of 0, up to 1."""
+    if not value or len(note.reach) < 2:
         return (value or 1.0) * random.uniform(0.5, 1)
-    room = abs(value) if abs(value) >= 1 else 1 - abs(value)
-    return value + math.copysign(room, value) * random.uniform(0.5, 1)
+    times = note.reach[above] / value
+    share: float = math.log(times) * random.uniform(0.5, 1)
+    return value * math.exp(share)
 
 
 def _uniform(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -336,6 +340,16 @@ def _beyond(
     return torch.where(share < VARIED_SHARE, drawn.round().to(value.dtype), value)
 
 
+def _upper_bits(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """One in eight is like another integer in its lower 32 bits alone; of 64 bits."""
+    if value.dtype is not torch.int64:
+        return value
+    share, size = (_uniform(value, generator) for _ in range(2))
+    share.view(-1)[share.argmin()] = 0.0
+    upper = (1 + (3 * size).long()) << 32
+    return torch.where(share < VARIED_SHARE, value + upper * (1 - 2 * (value < 0).long()), value)
+
+
 def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """Two blocks near the largest element, the rest near the least, in an order of their own: what
     iterates converges slowly. The blocks are not of one size: else they would be in balance at
@@ -395,6 +409,26 @@ def tied(value: Tensor) -> Tensor:
     return (value.detach().float() * 2).floor() / 2
 
 
+def faint_as(distribution: str, leaves: list[Any], plan: InputPlan) -> list[Any]:
+    """As `FAINT` and `APART` say."""
+    kind, *which, by = distribution.split("_")
+    found = list(leaves)
+    for index in suiting_faint(leaves, plan):
+        x = leaves[index]
+        if kind == APART and str(index) == which[0]:
+            found[index] = x + float(by) * x.double().square().mean().sqrt().to(x.dtype)
+        elif kind != APART:
+            found[index] = x * 2.0 ** float(by)
+    return found
+
+
+def suiting_faint(leaves: list[Any], plan: InputPlan) -> list[int]:
+    """Positions of arguments of float32 that may be any numbers."""
+    pairs = enumerate(zip(leaves, plan.notes, strict=False))
+    free = [(i, x) for i, (x, note) in pairs if note.vary and not note.structure]
+    return [i for i, x in free if x.dtype == torch.float32]
+
+
 VARIATIONS: dict[str, Variation] = {
     "constant": _other_number,
     "one_integer": _integers_to,
@@ -425,6 +459,7 @@ FORMS: dict[str, dict[str, Variation]] = VARIATIONS_BY_DRAW | {
     BEYOND[0]: _ALWAYS | {"unbounded": _signed, "positive": _beyond, "large": _signed},
     BEYOND[1]: _ALWAYS | dict.fromkeys(("unbounded", "positive", "large"), _beyond),
     BEYOND[2]: _ALWAYS | dict.fromkeys(("unbounded", "positive", "large"), _less_beyond),
+    UPPER_BITS: dict.fromkeys(WIDENED, _upper_bits),
     MOVED: {"moved": moved_numbers, "tied": moved_numbers},
     RARE: {"one_hot": _one_hot, "full_rows": _full_rows, **dict.fromkeys(ENLARGED, _large)},
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},

@@ -42,6 +42,11 @@ iterate, matrices of two blocks that are hardly coupled, and masks that are one 
 BEYOND = ("beyond", "above", "above_x4")
 """As declared, but for whole numbers that nothing bounds, which are up to 16 times as large, or
 negative; or none negative; or up to 4 times as large."""
+UPPER_BITS = "upper_bits"
+"""As declared, but for the upper 32 bits of some unbounded integers of 64 bits, unless they are
+divided."""
+WIDENED = ("unbounded", "positive", "wide")
+"""Forms of what these bits change."""
 ENLARGED = ("large", "wide", "exponents")
 RARE_FORMS = ("one_hot", "full_rows", *ENLARGED)
 """Forms of what `rare` changes; of these, integers that are larger there."""
@@ -58,6 +63,9 @@ such that states are held along an axis (`kernels_eval.model.held`)."""
 LASTING_STATES = ("lasting_states", "lasting_states_2")
 """Trials of inputs that hold a state for long, on which the reference still tells what was before
 it."""
+FAINT, APART = "faint", "apart"
+"""Arguments of floats, all times a power of two, `faint_EXPONENT`; or one as a whole away from the
+others, `apart_INDEX_BY`, by so many times its RMS: on these a task's answer is tiny."""
 DECISIONS = ("decisions", "decisions_2", "decisions_3", "decisions_4")
 """Trials of inputs that change what others seldom decide otherwise
 (`kernels_eval.reference.decisions`)."""
@@ -76,11 +84,12 @@ changed at random (`kernels_eval.model.weight_changes`)."""
 LONE, OUTLIERS = "lone", "outliers"
 """As declared but for one element (of what is no number of its own, one row), or for three that are
 far larger."""
-POSITIVE, UNIT, WITHIN = "_positive", "_unit", "_within"
-DOMAINS = ("", POSITIVE, UNIT, WITHIN)
+POSITIVE, UNIT, REACHED, WITHIN = "_positive", "_unit", "_reached", "_within"
+DOMAINS = ("", POSITIVE, UNIT, REACHED, WITHIN)
 """Suffixes of distributions: what their values lie in, the widest first: any numbers, positive
 ones (of symmetric matrices, positive definite ones), (-1, 1) or, where no declared one is negative,
-(0, 1), and what the declared ones lie in."""
+(0, 1), what the task takes around the declared ones (`kernels_eval.reference.reaches`), and what
+these lie in."""
 
 
 def domain_of(distribution: str) -> str:
@@ -103,7 +112,8 @@ class InputNote(Payload):
     with values that no other draw has (`RARE_FORMS`, `EXTENDED`); places lie `below` a size.
     Integers in an `order` that no operator needs have it in most draws; those that are places in
     themselves, along axis `into_itself`, are permutations in one. What a task takes in a
-    `structure` only is drawn within it (`kernels_eval.model.structures`). A symmetric or triangular
+    `structure` only is drawn within it (`kernels_eval.model.structures`). `reach`: the least and
+    the largest number that the task takes, where that was asked. A symmetric or triangular
     `matrix` is none in one draw; where a docstring has `promised` it, a wrong answer there is a
     flag.
     """
@@ -119,6 +129,7 @@ class InputNote(Payload):
     order: tuple[str, ...] = ()
     into_itself: int | None = None
     structure: tuple[str, ...] = ()
+    reach: tuple[float, ...] = ()
     matrix: str = ""
     promised: bool = False
 
@@ -165,6 +176,11 @@ class InputPlan(Payload):
     def extends(self) -> bool:
         """Whether `beyond` changes anything: whole numbers may leave their declared range."""
         return any(note.rare in EXTENDED for note in self.notes)
+
+    @property
+    def wide(self) -> bool:
+        """Whether `upper_bits` may change anything."""
+        return any(note.rare in WIDENED for note in self.notes)
 
 
 class OutputForm(Payload):

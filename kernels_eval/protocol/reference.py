@@ -32,8 +32,9 @@ class LoadedTask(Payload):
     parameters that a constructor made of less than their elements; `parameter_digests`: of their
     values; `depth`: how often one operator
     is applied to what it gave (`kernels_eval.reference.depth`); `infinite`: whether one is given an
-    infinity (`kernels_eval.reference.infinities`); `input_bytes` are those of one
-    set of inputs; `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's
+    infinity (`kernels_eval.reference.infinities`); `widens`: whether one
+    makes float64 of less; `input_bytes` are those of one set of inputs;
+    `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's
     arguments and the weights take in shared memory.
     `precision`, `gradients`, `effects` and `padded` as in `ModelSpec`. `peak_bytes_per_s`: of the
     device's memory, 0 for a task that its cache holds. `memory_share`: of a GPU's memory, what
@@ -49,6 +50,7 @@ class LoadedTask(Payload):
     operators: tuple[str, ...]
     depth: int = 0
     infinite: bool = False
+    widens: bool = False
     parameters: list[list[int]]
     parameter_names: list[str]
     parameter_digests: list[str]
@@ -444,6 +446,32 @@ class FindLasting(Request[FoundLasting]):
 
     seed: int
     domain: str
+
+
+class FoundReach(Payload):
+    """What may vary about a task's inputs, with the numbers that it takes."""
+
+    plan: InputPlan
+
+
+class FindReach(Request[FoundReach]):
+    """Find how far each argument of floats may leave its declared range, the others as declared."""
+
+    seed: int
+
+
+class FoundFaint(Payload):
+    """Distributions."""
+
+    found: list[str]
+
+
+class FindFaint(Request[FoundFaint]):
+    """Find inputs on which the reference's answer is tiny, and no multiple of its usual one;
+    `apart`: also by moving one argument away from the others."""
+
+    seed: int
+    apart: bool
 
 
 class FoundStructures(Payload):

@@ -80,6 +80,7 @@ from kernels_eval.reference.depth import Depth
 from kernels_eval.reference.equal_elements import ANY_ORDER
 from kernels_eval.reference.equal_parts import EqualParts
 from kernels_eval.reference.factorings import Factoring, Factorings
+from kernels_eval.reference.in_float64 import Widens
 from kernels_eval.reference.infinities import GivenInfinities, finite_share
 from kernels_eval.reference.kept_state import attributes_set, calls_in_a_row
 from kernels_eval.reference.overflows import Overflows
@@ -181,7 +182,7 @@ class ExpectedValues:
             )
         text = Path(request.path).read_text(errors="replace")
         self.task.plan = plan_of(self.task, self.task.outputs, seed, text, dict(parts.found))
-        with Depth() as depth, GivenInfinities() as infinities:
+        with Depth() as depth, GivenInfinities() as infinities, Widens() as widens:
             operators = self._operators_called(seed)
         self.errors.infinite = infinities.given
 
@@ -205,6 +206,7 @@ class ExpectedValues:
             operators=tuple(operators[:MOST_TASK_OPERATORS]),
             depth=depth.most,
             infinite=infinities.given,
+            widens=widens.found,
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
             parameter_digests=list(map(digest_of, parameters.values())),

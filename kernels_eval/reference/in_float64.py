@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.operators import Named
@@ -47,3 +47,22 @@ class InFloat64(TorchDispatchMode):
         result = function(*args, **kwargs)
         aliases = any(x.alias_info for x in function._schema.returns)
         return result if aliases else tree_map_only(Tensor, widened, result)
+
+
+@without_compiler
+class Widens(TorchDispatchMode):
+    """Finds whether an operator makes float64 of a tensor of a narrower type, as `found`."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        self.found = False
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        result = function(*args, **(kwargs or {}))
+        wide = isinstance(result, Tensor) and result.dtype in WIDER.values()
+        if wide and not self.found:
+            given = tree_leaves((args, kwargs))
+            self.found = any(isinstance(x, Tensor) and x.dtype in WIDER for x in given)
+        return result

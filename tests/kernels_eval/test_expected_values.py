@@ -775,3 +775,72 @@ def test_a_number_far_larger_than_others_may_stand_for_an_infinity(number, same)
     expected[0, :4] = -torch.inf
     actual = torch.where(torch.isinf(expected), number, expected)
     assert torch.equal(with_infinities(actual, expected), expected) is same
+
+
+def compared(folder, kernel, *task):
+    """What a kernel in PyTorch gets on declared inputs."""
+    forward, inputs, arguments = task
+    made = serving(folder, task_source(forward, inputs=f"[{inputs}]", arguments=arguments))
+    made.values.expect(Expect(name="declared", seed=1))
+    outputs = [kernel(*made.task.inputs(1))]
+    return judge(made._compared(outputs, made.values.known["declared"]), own_inputs=False)
+
+
+def in_halves(x):
+    """The sum of each row, of the sums of its halves."""
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = torch.cat([x[..., :half] + x[..., half : 2 * half], x[..., 2 * half :]], -1)
+    return x
+
+
+def layer_normalised(x, scale=1.0):
+    apart = x - in_halves(x) * (1 / x.shape[-1])
+    return scale * apart * (in_halves(apart * apart) / x.shape[-1] + 1e-5).rsqrt()
+
+
+CONSTANT_ROWS = (
+    "return torch.nn.functional.layer_norm(x, x.shape[-1:])",
+    "torch.cat([torch.randn(16, 77), torch.full((48, 77), 13.45)])",
+    "x",
+)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_last_digit_of_a_mean_of_equal_numbers_is_noise(tmp_path, monkeypatch, wrong):
+    scale = 1.001 if wrong else 1.0
+    found = compared(tmp_path, lambda x: layer_normalised(x, scale), *CONSTANT_ROWS)
+    assert (found is Reason.OK) is not wrong
+    monkeypatch.setattr("kernels_eval.reference.answers.LINE_NOISE", 0.0)
+    assert compared(tmp_path, layer_normalised, *CONSTANT_ROWS) is not Reason.OK
+
+
+ROUTED = (
+    "share, place = torch.softmax(logits, -1).topk(2, -1)\n"
+    "return (experts[place] * share[..., None]).sum(1)",
+    "torch.randint(0, 2, (64, 8)).float(), torch.randn(8, 16)",
+    "logits, experts",
+)
+
+
+def routed(logits, experts, last=False, places=2):
+    """By the first, or the last, of equal logits."""
+    shares, left, total = torch.softmax(logits, -1), logits.clone(), 0
+    for _ in range(places):
+        equal = left == left.amax(-1, keepdim=True)
+        order = torch.arange(1, 9) if last else torch.arange(8, 0, -1)
+        place = (equal * order).argmax(-1, keepdim=True)
+        total = total + experts[place[:, 0]] * shares.gather(-1, place)
+        left.scatter_(-1, place, -torch.inf)
+    return total
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_equal_gates_may_route_either_way(tmp_path, last):
+    for places, right in ((2, True), (1, False)):
+        found = compared(
+            tmp_path,
+            lambda logits, experts, n=places: routed(logits, experts, last, n),
+            *ROUTED,
+        )
+        assert (found is Reason.OK) is right

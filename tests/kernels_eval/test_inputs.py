@@ -32,6 +32,7 @@ from kernels_eval.protocol import (
     ORDINARY_TERMS,
     RARE,
     UNSORTED,
+    UPPER_BITS,
     VARIED,
     FewTerms,
     InputPlan,
@@ -518,6 +519,16 @@ def test_integers_leave_their_range_within_their_type(dtype, bits):
     assert least < int(drawn.max()) < most and -most < int(drawn.min()) < -least
 
 
+def test_some_integers_of_64_bits_differ_in_their_upper_half_alone():
+    value = torch.randint(-4096, 4096, (64, 64))
+    note = note_of([value], {"sub.self"})
+    drawn = redrawn(value, note, 5, UPPER_BITS)
+    assert torch.equal(drawn.int(), value.int())
+    assert 1 / 16 < float((drawn != value).float().mean()) < 1 / 4
+    narrow = value.int()
+    assert torch.equal(redrawn(narrow, note, 5, UPPER_BITS), narrow)
+
+
 def _places_of(places, table):
     with Uses([places, table]) as uses:
         table[places] + table.gather(0, places[:, 0])
@@ -615,15 +626,15 @@ def test_offsets_are_equal_once():
 @pytest.mark.parametrize(
     "value, draw, least, most",
     [
-        (0.9, "varied", 0.45, 0.9),
-        (0.9, "varied_edges", 0.95, 1.0),
-        (1.5, "varied_edges", 2.25, 3.0),
-        (-0.5, "varied_edges", -1.0, -0.75),
+        (0.9, "varied", 0.9 / 4, 0.9 / 2),
+        (0.9, "varied_edges", 0.9 * 4, 0.9 * 16),
+        (-0.5, "varied_edges", -8.0, -2.0),
         (0.0, "varied_edges", 0.5, 1.0),
     ],
 )
 def test_pythons_floats_lie_below_theirs_or_above(value, draw, least, most):
-    drawn = {redrawn(value, note_of([value]), seed, draw) for seed in range(20)}
+    note = note_of([value]).model_copy(update={"reach": (value / 4, value * 16)})
+    drawn = {redrawn(value, note, seed, draw) for seed in range(20)}
     assert len(drawn) == 20 and all(least <= each <= most for each in drawn)
 
 

@@ -29,6 +29,7 @@ from kernels_eval.protocol import (
     Expectation,
     Explained,
     FoundDecisive,
+    FoundFaint,
     FoundLasting,
     IgnoredInputs,
     InputNote,
@@ -84,9 +85,11 @@ class Reference:
             return FoundDecisive(seed=3, distribution=name, lines=[] if name else [7])
         if request.command == "FindUnvaried":
             return UnvariedArguments(arguments=[*self.unvaried])
+        if request.command == "FindFaint":
+            return FoundFaint(found=[])
         if request.command == "FindLasting":
             return FoundLasting(found=[*self.lasting])
-        if request.command == "FindStructures":
+        if request.command in ("FindStructures", "FindReach"):
             raise Stop(Reason.REFERENCE_FAILED, "looks for none")
         if request.command != "Expect":
             return Done()
@@ -128,6 +131,8 @@ def expected(
         operators=(),
         depth=1,
         infinite=False,
+        widens=False,
+        dtype="float32",
         attributes=[],
         calls_in_a_row=calls,
         long_row=min(calls, 12),

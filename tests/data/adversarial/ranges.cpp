@@ -43,6 +43,85 @@ torch::Tensor products(torch::Tensor x, torch::Tensor y, int64_t bits) {
   }
   return out;
 }
+// How often each integer occurs in its row, told by so many bits.
+torch::Tensor repeats(torch::Tensor x, int64_t bits) {
+  const int64_t n = x.size(1);
+  auto out = torch::zeros_like(x);
+  const int64_t* in = x.data_ptr<int64_t>();
+  for (int64_t i = 0; i < x.numel(); ++i)
+    for (int64_t j = i / n * n; j < (i / n + 1) * n; ++j)
+      out.data_ptr<int64_t>()[i] += bits == 32 ? int32_t(in[i]) == int32_t(in[j]) : in[i] == in[j];
+  return out;
+}
+// Slopes of rows over their places, in a type.
+template <typename T>
+static torch::Tensor slopes_in(torch::Tensor x) {
+  const int64_t n = x.size(1);
+  auto out = torch::empty({x.size(0)});
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    T sum = 0, squares = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      const T place = T(j) - T(n - 1) / 2;
+      sum += place * x.data_ptr<float>()[i * n + j];
+      squares += place * place;
+    }
+    out.data_ptr<float>()[i] = float(sum / squares);
+  }
+  return out;
+}
+torch::Tensor slopes(torch::Tensor x) { return slopes_in<double>(x); }
+torch::Tensor slopes_fp32(torch::Tensor x) { return slopes_in<float>(x); }
+// Logarithms of numbers that are taken for the ends of a range beyond it.
+torch::Tensor logarithms(torch::Tensor x, double least, double most) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float a = x.data_ptr<float>()[i];
+    out.data_ptr<float>()[i] = std::log(std::min(std::max(a, float(least)), float(most)) - 2) / a;
+  }
+  return out;
+}
+// A hyperbolic cosine of a matrix, by so many terms, times columns.
+torch::Tensor cosines(torch::Tensor x, torch::Tensor links, double t, int64_t terms) {
+  const int64_t n = links.size(0), columns = x.size(1);
+  auto out = x.clone();
+  const float* a = links.data_ptr<float>();
+  std::vector<float> term(x.data_ptr<float>(), x.data_ptr<float>() + n * columns), next(term);
+  for (int64_t k = 1; k <= terms; ++k) {
+    for (int half = 0; half < 2; ++half) {
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t c = 0; c < columns; ++c) {
+          float sum = 0;
+          for (int64_t j = 0; j < n; ++j) sum += a[i * n + j] * term[j * columns + c];
+          next[i * columns + c] = sum;
+        }
+      std::swap(term, next);
+    }
+    const float by = float(t * t / (2 * k * (2 * k - 1)));
+    for (int64_t i = 0; i < n * columns; ++i) out.data_ptr<float>()[i] += term[i] *= by;
+  }
+  return out;
+}
+// x / (1 + |x|), in steps of one part in so many; 0: in none.
+torch::Tensor softsign(torch::Tensor x, double steps) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float a = x.data_ptr<float>()[i], y = a / (1 + std::fabs(a));
+    out.data_ptr<float>()[i] = steps ? float(std::nearbyint(y * steps) / steps) : y;
+  }
+  return out;
+}
+// Sums of forces between points that are not farther from each other than this.
+torch::Tensor forces(torch::Tensor x, torch::Tensor y, double most) {
+  auto out = torch::zeros({x.size(0)});
+  for (int64_t i = 0; i < x.size(0); ++i)
+    for (int64_t j = 0; j < y.size(0); ++j) {
+      float far = 0;
+      for (int64_t k = 0; k < x.size(1); ++k)
+        far += std::fabs(x.data_ptr<float>()[i * x.size(1) + k] - y.data_ptr<float>()[j * x.size(1) + k]);
+      if (far <= most) out.data_ptr<float>()[i] += std::exp(-10 * far);
+    }
+  return out;
+}
 // Days, hours and weekdays of seconds, of these and no less.
 torch::Tensor times(torch::Tensor x, int64_t least) {
   auto out = torch::empty({x.size(0), 3}, torch::kInt64);

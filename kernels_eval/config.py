@@ -594,7 +594,7 @@ LARGE_VIEW = 16
 """How many times fewer elements than the outputs an attribute may have that holds what its last
 call has computed on its way (an attention map), and is not compared. A choice: statistics have
 far fewer."""
-MOST_NUMBERS = 512
+MOST_KEPT_NUMBERS = 512
 """How many numbers of an attribute are compared. A choice."""
 KEPT_CALLS, KEPT_ERROR = 2, 0.01
 """Calls after which attributes are compared, and how far they may be off, as a share of what these
@@ -602,7 +602,7 @@ calls have changed. A choice: counts of bins hang on roundings."""
 OMITTED_SAMPLE, OMITTED_FEWEST = 1 << 16, 64
 """Elements of an output, at most and at least, by which it is told whether terms of the task's
 formula are left out. A choice of time."""
-MOST_TERMS, LEAST_TERMS, TERMS_S = 256, 2, 0.05
+MOST_FORMULA_TERMS, LEAST_FORMULA_TERMS, TERMS_S = 256, 2, 0.05
 """How many terms are looked at, without how many, the smallest, the task's answer is computed at
 least, and for how long others follow. A choice of time: a twentieth of a verdict's."""
 OMITTED_UNITS, OMITTED_UNITS_HALF = 32, 0.125

@@ -342,7 +342,7 @@ def _beyond(
 
 def _upper_bits(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """One in eight is like another integer in its lower 32 bits alone; of 64 bits."""
-    if value.dtype is not torch.int64:
+    if value.dtype is not torch.int64 or not note.wide:
         return value
     share, size = (_uniform(value, generator) for _ in range(2))
     share.view(-1)[share.argmin()] = 0.0

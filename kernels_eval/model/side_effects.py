@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from kernels_eval.config import MOST_NUMBERS
+from kernels_eval.config import MOST_KEPT_NUMBERS
 from kernels_eval.model.measurement import same
 from kernels_eval.model.weights import squeezed
 from kernels_eval.protocol import BufferForm, KeptNumbers, SideEffects, by_kind
@@ -76,8 +76,8 @@ def _numbers_in(held: Sequence[Any]) -> list[float]:
         if isinstance(x, Tensor)
     ]
     every = torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
-    step = len(every) // (MOST_NUMBERS // 2) | 1
-    return [float(len(every)), *every[::step][: MOST_NUMBERS - 1].nan_to_num().tolist()]
+    step = len(every) // (MOST_KEPT_NUMBERS // 2) | 1
+    return [float(len(every)), *every[::step][: MOST_KEPT_NUMBERS - 1].nan_to_num().tolist()]
 
 
 def _is_own(x: Any, model: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import FailFast, Field
 
-from kernels_eval.config import MOST_ITEMS, MOST_NUMBERS
+from kernels_eval.config import MOST_ITEMS, MOST_KEPT_NUMBERS
 from kernels_eval.languages import Language
 from kernels_eval.protocol.message import (
     Count,
@@ -43,10 +43,10 @@ BEYOND = ("beyond", "above", "above_x4")
 """As declared, but for whole numbers that nothing bounds, which are up to 16 times as large, or
 negative; or none negative; or up to 4 times as large."""
 UPPER_BITS = "upper_bits"
-"""As declared, but for the upper 32 bits of some unbounded integers of 64 bits, unless they are
-divided."""
+"""As declared, but for the upper 32 bits of some unbounded integers of 64 bits that integers are
+computed from, or that are compared with each other, unless they are divided."""
 WIDENED = ("unbounded", "positive", "wide")
-"""Forms of what these bits change."""
+"""Forms of what these bits may change."""
 ENLARGED = ("large", "wide", "exponents")
 RARE_FORMS = ("one_hot", "full_rows", *ENLARGED)
 """Forms of what `rare` changes; of these, integers that are larger there."""
@@ -109,7 +109,8 @@ class InputNote(Payload):
     is drawn from other distributions, and `keeps` these invariants; `varied`: the form in which it
     lacks what saves work, `timed` calls too. Empty: it stays as declared. Of integers, what else
     some may be: counted from the end (`wraps`), or this number (`also`). `rare`: its form
-    with values that no other draw has (`RARE_FORMS`, `EXTENDED`); places lie `below` a size.
+    with values that no other draw has (`RARE_FORMS`, `EXTENDED`); places lie `below` a size, and
+    `wide` ones may differ in their upper 32 bits alone.
     Integers in an `order` that no operator needs have it in most draws; those that are places in
     themselves, along axis `into_itself`, are permutations in one. What a task takes in a
     `structure` only is drawn within it (`kernels_eval.model.structures`). `reach`: the least and
@@ -126,6 +127,7 @@ class InputNote(Payload):
     also: int | None = None
     rare: str = ""
     below: int = 0
+    wide: bool = False
     order: tuple[str, ...] = ()
     into_itself: int | None = None
     structure: tuple[str, ...] = ()
@@ -180,7 +182,7 @@ class InputPlan(Payload):
     @property
     def wide(self) -> bool:
         """Whether `upper_bits` may change anything."""
-        return any(note.rare in WIDENED for note in self.notes)
+        return any(note.wide for note in self.notes)
 
 
 class OutputForm(Payload):
@@ -249,7 +251,7 @@ class SideEffects(Payload):
         ]
 
 
-Numbers = Annotated[list[float], FailFast(), Field(max_length=MOST_NUMBERS)]
+Numbers = Annotated[list[float], FailFast(), Field(max_length=MOST_KEPT_NUMBERS)]
 
 
 class KeptNumbers(Payload):

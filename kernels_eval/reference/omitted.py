@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernels_eval.config import (
     ENOUGH_ELEMENTS,
     LEAST_COEFFICIENT,
-    LEAST_TERMS,
-    MOST_TERMS,
+    LEAST_FORMULA_TERMS,
+    MOST_FORMULA_TERMS,
     OMITTED_FEWEST,
     OMITTED_SAMPLE,
     OMITTED_UNITS,
@@ -96,7 +96,7 @@ class Omitting(TorchDispatchMode):
             if call == self.left_out.call:
                 args = _without(function, args, self.left_out.argument)
             return function(*args, **kwargs)
-        if len(self.terms) >= MOST_TERMS:
+        if len(self.terms) >= MOST_FORMULA_TERMS:
             return function(*args, **kwargs)
         shares = [_share(function, args, argument) for argument in places]
         what = f"{operator_name(function)}{self._line()}"
@@ -231,7 +231,7 @@ class Omissions:
         started = self.task.work_stamp()
         smallest = sorted(watched.terms, key=lambda term: term.share)
         for count, term in enumerate(smallest):
-            if count >= LEAST_TERMS and self.task.work_s(started) > TERMS_S:
+            if count >= LEAST_FORMULA_TERMS and self.task.work_s(started) > TERMS_S:
                 return
             mode = Omitting(path, term.place)
             less = self._outputs(inputs, known, mode, widens=widens)

@@ -23,7 +23,7 @@ from kernels_eval.model.measurement import all_close, as_real, computable, same_
 from kernels_eval.model.operators import Named
 from kernels_eval.model.redraws import redrawn, tied
 from kernels_eval.model.task_text import promised_by
-from kernels_eval.protocol import OTHER_INPUTS, UNSORTED, VARIED, InputPlan
+from kernels_eval.protocol import OTHER_INPUTS, UNSORTED, VARIED, WIDENED, InputPlan
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
@@ -58,6 +58,8 @@ class Uses(TorchDispatchMode):
         self._values = values
         self._numbers: dict[int, set[Any]] = defaultdict(set)
         """what each is compared with"""
+        self.computed: set[int] = set()
+        """which of 64 bits integers are computed from, or compared with each other"""
         self._from = WeakIdKeyDictionary()
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
@@ -91,6 +93,8 @@ class Uses(TorchDispatchMode):
                 flows.add(index)
             for index in self._sources(_integers(value)) if not copies else ():
                 self.found[index].add(f"reads {place}")
+        if both or (not copies and any(x.dtype is torch.int64 for x in _integers(result))):
+            self.computed |= self._sources(_integers((args, kwargs)))
         ends = both or name in SOURCES  # what was compared tells nothing of its numbers
         for x in tree_leaves(result) if flows and not ends else ():
             if isinstance(x, Tensor):
@@ -213,6 +217,7 @@ def plan_of(
             changed = AS_MATRIX | {"matrix": ""}
         elif note.matrix in promised:
             changed = AS_MATRIX | {"promised": True}
+        changed["wide"] = index in uses.computed and note.rare in WIDENED
         notes = [*plan.notes[:index], note.model_copy(update=changed), *plan.notes[index + 1 :]]
         plan = plan.model_copy(update={"notes": notes})
     return plan

@@ -247,6 +247,30 @@ def test_only_languages_know_their_names():
     assert found == {}
 
 
+def names_bound_again(tree: ast.Module) -> list[str]:
+    """Names, but for `_`, that assignments at the top of a module bind more than once."""
+    targets: list[ast.expr] = []
+    for statement in tree.body:
+        targets += statement.targets if isinstance(statement, ast.Assign) else []
+        targets += [statement.target] if isinstance(statement, ast.AnnAssign) else []
+    bound = [x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)]
+    return sorted({name for name in bound if name != "_" and bound.count(name) > 1})
+
+
+@pytest.mark.parametrize(
+    "code, found",
+    [("A, B = 1, 2\nC = 3", []), ("A, B = 1, 2\nB: int = 3", ["B"]), ("_ = 1\n_ = 2", [])],
+)
+def test_the_search_for_names_bound_again(code, found):
+    assert names_bound_again(parse_source(code)) == found
+
+
+def test_no_constant_is_bound_again():
+    """A second one takes the first one's place everywhere, and nothing says so."""
+    found = {module_of(path): names for path in FILES if (names := names_bound_again(parsed(path)))}
+    assert found == {}
+
+
 def test_no_module_imports_itself_through_others():
     assert circles(module_imports()) == []
 

@@ -67,7 +67,7 @@ def track(
 
     def failed(line: str) -> None:
         get_run_logger().error("%s", line)
-        progress("tracking", 0, 1, "failed")
+        progress("tracking", 0, 1, line)
 
     def waits(line: str) -> None:
         get_run_logger().warning("%s", line)

@@ -100,7 +100,8 @@ def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
             ),
             {
                 "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{layout.root}/mlflow.db",
-                "MLFLOW_ARTIFACTS_DESTINATION": f"{layout.root}/mlartifacts",
+                # not through the server: a run without a stack writes to the same experiment
+                "MLFLOW_DEFAULT_ARTIFACT_ROOT": f"{layout.root}/mlartifacts",
                 # 13 processes and 2 GB for what nothing here uses
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
                 "MLFLOW_DISABLE_TELEMETRY": "true",

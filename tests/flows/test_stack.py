@@ -33,7 +33,7 @@ from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.sandbox.process_tree import alive, environment_variable, send, wait_gone
 from tests.support import commands
 from tests.support.processes import started
-from tests.support.servers import free_port, two_ports
+from tests.support.servers import free_port, logged, two_ports
 from tests.support.stacks import Stack
 from tests.support.waiting import until
 
@@ -266,6 +266,23 @@ def run_of(key, name, state, *, started, due):
 def test_a_ray_that_does_not_listen_is_told_in_words(tmp_path):
     settings = StackSettings(ray_port=two_ports())
     assert fault("ray", Layout(tmp_path), settings) == "does not listen yet"
+
+
+@pytest.mark.slow
+def test_a_run_without_the_stack_writes_files_to_an_experiment_that_the_stack_made(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    settings, layout = StackSettings(mlflow_port=free_port()), Layout(tmp_path)
+    program = programs(layout, settings)["mlflow"]
+    words = [sys.executable, "-P", "-m", *program.words]
+    environment = commands.environment(**program.environment)
+    with logged(words, tmp_path / "log", cwd=tmp_path, env=environment):
+        until(lambda: not fault("mlflow", layout, settings), "MLflow")
+        experiment = MlflowClient(settings.mlflow_url).create_experiment("concur")
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    run = client.create_run(experiment).info
+    client.log_text(run.run_id, "what it found", "report.md")
+    assert [file.path for file in client.list_artifacts(run.run_id)] == ["report.md"]
 
 
 def test_a_raylet_is_told_the_ports_of_its_agents(monkeypatch):

@@ -24,6 +24,8 @@ HEADERS = Path(__file__).parent / "compile" / "headers"
 NEW_SUBMODULES = "-DPyImport_AddModule=PyModule_New"
 """pybind11's `def_submodule` makes a module of its own. What it calls without this gives any module
 that is loaded, such as `sys`."""
+WITHOUT_NVTX = ("-DCCCL_DISABLE_NVTX", "-DNVTX_DISABLE")
+"""CUB's algorithms find a profiler by dlopen without these."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Toolchain:
         )[:16]
 
     def key_for(self, spec: ExtensionSpec) -> str:
-        cuda = [self.nvcc_version, self.cuda_arch] if spec.uses_cuda else []
+        cuda = [self.nvcc_version, self.cuda_arch, WITHOUT_NVTX] if spec.uses_cuda else []
         return stable_hash([self.key, spec.key, cuda])
 
     @property

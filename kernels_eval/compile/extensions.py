@@ -50,7 +50,13 @@ from kernels_eval.sandbox.trees import temporary_tree
 from kernels_eval.source.lexer import blank
 from kernels_eval.source.own_lines import Lines, lines_of
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, for_this_gpu, refused_flag
-from kernels_eval.toolchain import HEADERS, NEW_SUBMODULES, Toolchain, default_cache
+from kernels_eval.toolchain import (
+    HEADERS,
+    NEW_SUBMODULES,
+    WITHOUT_NVTX,
+    Toolchain,
+    default_cache,
+)
 
 FULL_METHOD = 'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'
 FEW_ERRORS = ["-fmax-errors=20"]  # no more are shown, and all of them cost up to half a minute
@@ -216,7 +222,8 @@ class Attempt:
             flags = [tools.cxx, *COMMON_CXX, *FEW_ERRORS * tools.is_gcc, *switches]
             flags += spec.extra_cflags
         else:
-            flags = [str(tools.nvcc), *switches, NEW_SUBMODULES, *NVCC_FLAGS, "-ccbin", tools.cxx]
+            flags = [str(tools.nvcc), *switches, NEW_SUBMODULES, *WITHOUT_NVTX, *NVCC_FLAGS]
+            flags += ["-ccbin", tools.cxx]
             flags += for_this_gpu(spec.extra_cuda_cflags, tools.cuda_arch)
         return flags + self._includes(headers)
 

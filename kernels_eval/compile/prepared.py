@@ -119,6 +119,7 @@ class Prepared:
         options += [self._torch_library, "-lc10", "-ltorch_cpu"]
         if name == "concur_python":
             options += ["-ltorch_python", *self._plain_variable()]
+            options += [str(self.shim("concur_shim")), f"-Wl,-rpath,{self.root}"]
         make = partial(self._link_library, name, options)
         return self.once(self.library(name), make)
 

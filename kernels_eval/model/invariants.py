@@ -22,14 +22,14 @@ NEEDS_ORDER = re.compile(
 """These, and operators by which a task may find borders of its own."""
 INTO_ITSELF = re.compile(r"\.itself(\d)$")
 DISTINCT = re.compile(r"^(scatter|index_copy|index_put|_index_put_impl|put)\.(index|indices)$")
-"""Places to write at: of two values for one, either may remain."""
+"""Places to write at: of two values for one, either may remain, unless an operator adds them."""
 SUMS = re.compile(r"\.(repeats|lengths|batch_sizes)$")
 """Integers that divide a dimension, which their sum is."""
 AS_DECLARED = re.compile(
     r"^_local_scalar_dense|\.(repeats|lengths|batch_sizes|(compressed|plain|row|col)_indices)$"
 )
 """Integers that decide the shapes of others, or depend on them."""
-WRAPS = re.compile(r"^reads (_unsafe_|_)?(index|index_put|index_put_impl)\.indices$")
+WRAPS = re.compile(r"^reads (_unsafe_|_)?(index|(index_put|index_put_impl)(_add)?)\.indices$")
 """Operators that count negative integers from the end."""
 BOUNDED = re.compile(r"\.(index|indices|targets?)$|^(one_hot|bincount)\.")
 """Operators that refuse integers out of bounds, a GPU's by ending the process."""

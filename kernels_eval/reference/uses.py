@@ -73,17 +73,18 @@ class Uses(TorchDispatchMode):
         name = operator_name(function)
         names = [argument.name for argument in function._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
+        adds = "_add" * bool(given.get("accumulate"))
         self._found_in_itself(name, given, result)
         for argument, places, size in _looked_up(name, given):
             for index in self._sources(places):
                 known = size if self._is_whole(index, places) else 0
-                self.found[index].add(f"{name}.{argument} below {known}")
+                self.found[index].add(f"{name}{adds}.{argument} below {known}")
         flows: set[int] = set()
         copies = name in COPIES or any(x.alias_info for x in function._schema.returns)
         both = name in COMPARISONS and len(list(filter(self._sources, given.values()))) == 2
         number = given.get("other") if name in COMPARISONS else None
         for argument, value in given.items():
-            place = f"{name}.both" if both else f"{name}.{argument}"
+            place = f"{name}.both" if both else f"{name}{adds}.{argument}"
             for index in self._sources(value):
                 numbers = self._numbers[index]
                 if isinstance(number, int | float) and len(numbers | {number}) <= MOST_NUMBERS:

@@ -280,11 +280,13 @@ FLAGGED_NAMES = {
 }
 # Every pattern here takes time that grows with the text only: none looks for the end of something
 # again and again where there is none.
-CALL = re.compile(r"(?<![\w.>:])(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
+CALL = re.compile(r"(?<![\w.:])(?<!->)(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
 BODY = re.compile(r"[^;{}()]*\)\s*(?:(?:const|noexcept)\s*)*(?:->[\w\s:<>,*&]{1,80})?\{")
 LAMBDA = re.compile(r"\bauto\b[\s&]*+(\w++)\s*+=\s*+\[")
 TYPE = re.compile(r"\b(?:struct|class|using|typename)\s++(\w++)")
 VARIABLE = re.compile(r"(?:\b(\w++)[\s&*]++|>[\s&*]*+)(?:\(\s*+\*\s*+)?(\w++)\s*+[,;={)]")
+OF_TEMPLATE = re.compile(r"[;{}]\s*+(?:const\s+)?(?:\w+::)*\w+<[\w\s:,*&<]++>+$")
+"""A statement that begins with a type such as std::vector<float>."""
 NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
 OWN_OF_TORCH = re.compile(
     r"(?:\bTORCH_LIBRARY\w*\s*\(|#\s*define[\s\\]+\w+)[\s\\]*+(?:aten|prims?)\b"
@@ -348,4 +350,6 @@ def _variables(code: str) -> Iterator[str]:
 def _is_declared(code: str, position: int) -> bool:
     before = code[max(0, position - 80) : position].rstrip(" \t")
     word = re.search(r"(\w+)[*&]*$", before)
-    return word is not None and word.group(1) not in NO_TYPES
+    if word is None:
+        return OF_TEMPLATE.search(before) is not None
+    return word.group(1) not in NO_TYPES

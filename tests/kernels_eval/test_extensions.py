@@ -15,6 +15,7 @@ import pytest
 
 from kernels_eval.compile import extensions
 from kernels_eval.compile.extensions import PARTS, Builder
+from kernels_eval.compile.linked import forbidden_link
 from kernels_eval.compile.prepared import Prepared
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
@@ -303,6 +304,16 @@ def test_a_cuda_source_compiles_and_links(builder):
     assert build.ok, build.log
     symbols = Path(build.path).read_bytes()
     assert b"PyInit_cuda_scale_ext" in symbols and b"twice" in symbols
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Builder(BuildConfig()).tools.nvcc is None, reason="needs nvcc")
+def test_algorithms_of_cub_need_nothing_that_finds_functions_by_name(builder):
+    sort = "cub::DeviceRadixSort::SortKeys(nullptr, bytes, (float*)nullptr, (float*)nullptr, 8);"
+    source = f"#include <cub/cub.cuh>\nvoid sort() {{ size_t bytes = 0; {sort} }}\n{KERNEL}"
+    build = builder.build(cuda_spec(source))
+    assert build.ok, build.log
+    assert forbidden_link(build.path) == ""
 
 
 @pytest.mark.slow

@@ -522,6 +522,10 @@ def test_integers_leave_their_range_within_their_type(dtype, bits):
 def test_some_integers_of_64_bits_differ_in_their_upper_half_alone():
     value = torch.randint(-4096, 4096, (64, 64))
     note = note_of([value], {"sub.self"})
+    assert torch.equal(redrawn(value, note, 5, UPPER_BITS), value), (
+        "nothing computes integers of it"
+    )
+    note = note.model_copy(update={"wide": True})
     drawn = redrawn(value, note, 5, UPPER_BITS)
     assert torch.equal(drawn.int(), value.int())
     assert 1 / 16 < float((drawn != value).float().mean()) < 1 / 4
@@ -533,6 +537,32 @@ def _places_of(places, table):
     with Uses([places, table]) as uses:
         table[places] + table.gather(0, places[:, 0])
     return uses.found[0]
+
+
+def test_places_where_an_operator_adds_may_be_equal():
+    places = torch.randperm(64)
+    for adds in (False, True):
+        with Uses([places]) as uses:
+            torch.zeros(64).index_put_((places,), torch.ones(64), accumulate=adds)
+        assert (note_of([places], uses.found[0]).varied == "resampled") is adds
+
+
+@pytest.mark.parametrize(
+    "use, wide",
+    [
+        (lambda x, y: x - y, True),
+        (lambda x, y: x == y, True),
+        (lambda x, y: x * 2, True),
+        (lambda x, y: x.float() - y.float(), False),
+        (lambda x, y: x == 3, False),
+        (lambda x, y: x * 0.5, False),
+    ],
+)
+def test_upper_bits_matter_to_integers_that_are_computed_or_compared(use, wide):
+    values = [torch.randint(0, 500, (8, 8)) for _ in range(2)]
+    with Uses(values) as uses:
+        use(*values)
+    assert (0 in uses.computed) is wide
 
 
 def test_places_may_be_any_of_what_they_are_places_in():

@@ -134,6 +134,7 @@ def expected(
         widens=False,
         dtype="float32",
         attributes=[],
+        kept=[],
         calls_in_a_row=calls,
         long_row=min(calls, 12),
         remembers=remembers,

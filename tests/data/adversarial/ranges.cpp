@@ -175,3 +175,16 @@ torch::Tensor distances(torch::Tensor x, int64_t radius) {
       }
   return out;
 }
+// Rows that are added where their places are, or written there.
+torch::Tensor slots(torch::Tensor x, torch::Tensor places, bool adds) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  auto out = torch::zeros({64, n});
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t place = places.data_ptr<int64_t>()[i];
+    for (int64_t j = 0; j < n; ++j) {
+      float& cell = out.data_ptr<float>()[(place < 0 ? place + 64 : place) * n + j];
+      cell = (adds ? cell : 0.0f) + x.data_ptr<float>()[i * n + j];
+    }
+  }
+  return out;
+}

@@ -16,7 +16,7 @@ extern PyObject* ParameterClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& var);
 
 namespace concur {
-void retain(void* impl) noexcept;
+void retain(void* impl) noexcept;  // of concur_shim.cpp, which this is linked with
 void release(void* impl) noexcept;
 
 namespace {

@@ -413,10 +413,10 @@ class Builder:
         names = self.names.of_nvcc if undefined else self.names.of_torch
         return certain_error(build.log, spec.text, names)
 
-    def warm(self, share: int = 0, shares: int = 1) -> None:
+    def warm(self, share: int = 0, shares: int = 1, *, cuda: bool = True) -> None:
         """Make this builder's share of what most builds need. Raises ToolchainError."""
         with blaming_the_disk(self.tools.cache):
-            for job in list(self.parts(cuda=True).values())[share::shares]:
+            for job in list(self.parts(cuda=cuda).values())[share::shares]:
                 job()
 
     def begin_warm(self, *, cuda: bool) -> None:

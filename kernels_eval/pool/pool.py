@@ -447,7 +447,8 @@ class Pool:
         if self.language.jit or elsewhere:
             return
         if self._headers is None:
-            parts = list(Builder(self.config.build, cuda_arch=self.cuda_arch).parts(cuda=True))
+            builder = Builder(self.config.build, cuda_arch=self.cuda_arch)
+            parts = list(builder.parts(cuda=self.language.needs_gpu))
             self._headers = [] if all(path.exists() for path in parts) else parts
         if self._headers:
             left = [path for path in self._headers if not path.exists()]

@@ -50,7 +50,7 @@ class BuildWorker:
         """
         with blaming(blamed):
             if not (self._warm or candidate.language.jit):
-                self._preparer.builder.warm(*self._share)
+                self._preparer.builder.warm(*self._share, cuda=candidate.language.needs_gpu)
                 self._warm = True
             if prepared is None:
                 return self._preparer.prepare(candidate, task)

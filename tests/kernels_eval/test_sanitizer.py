@@ -327,7 +327,7 @@ def instrumented_builds(monkeypatch, prepared, level):
     built = []
 
     class Builder:
-        def warm(self, *share): ...
+        def warm(self, *share, cuda): ...
 
         def build(self, spec):
             built.append(spec)

@@ -217,7 +217,7 @@ def cautions(context: ReportContext) -> Iterator[str]:
             f"{plural(fewest, 'task')} per model: too few to rank models. If two intervals overlap,"
             " the difference is unknown."
         )
-    rates = grouped((row["model"], row["value"]) for row in execs if row["value"] is not None)
+    scored = {row["model"] for row in execs if row["value"] is not None}
     if silent := silent_models(context):
         why = (
             "they are the demo's small model, whose random output layer is not trained and gives no"
@@ -228,7 +228,7 @@ def cautions(context: ReportContext) -> Iterator[str]:
         yield (
             f"Not one correct kernel: {', '.join(silent)}. The zero is measured, not missing; {why}"
         )
-    if (author := author_of(context)) and author != context.base_model and set(rates) & {*TRAINED}:
+    if (author := author_of(context)) and author != context.base_model and scored & {*TRAINED}:
         yield (
             f"{author}, which wrote the candidates, is not among the models that are scored:"
             f" these are {context.base_model} before and after training."

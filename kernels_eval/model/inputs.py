@@ -209,6 +209,13 @@ def plan_inputs(
     ]
     fixed = any(map(decides_shapes, leaves[0], notes))
     shapes = {} if fixed else smaller_shapes(sizes, Random(seed), parts)
+    tables = {note.below for note in notes if note.below}
+    shapes = {
+        name: changes
+        for name, changes in shapes.items()
+        # places would lie out of bounds, where a GPU ends the process
+        if not any((size := sizes[index]) and size[dim] in tables for index, dim, _ in changes)
+    }
     return InputPlan(notes=notes, shapes=shapes, constants=constants_in(code))
 
 

@@ -12,6 +12,7 @@ from kernels_eval.judge.trial import Trial, TrialRow
 from kernels_eval.model import model_runner
 from kernels_eval.model.correctness import judge
 from kernels_eval.protocol import (
+    OTHER_ROUNDING,
     DrawTimingInputs,
     EstimateUsedBytes,
     Expect,
@@ -227,6 +228,35 @@ def test_values_that_memory_does_not_hold_are_computed_again(tmp_path):
     answer = [2 * short.values.expected_outputs("weights")[0]]
     assert short._compared(answer, short.values.kept("weights")).rms > 0.5
     assert torch.equal(short.runner.model.scale, weights)
+
+
+TABLE = """\
+if len(table) < 48:
+    raise SystemExit("places out of bounds, where a GPU ends the process")
+return table[ids]"""
+
+
+def test_no_part_of_a_table_is_asked_for_places_in_all_of_it(tmp_path):
+    """Not for a sample of rows, where there is no oracle, nor in a smaller shape."""
+    inputs = "[torch.randn(48, 16), torch.randint(0, 48, (48,))]"
+    served = serving(tmp_path, task_source(TABLE, arguments="table, ids", inputs=inputs))
+    served.values.errors.oracle_max_bytes = 0
+    assert served.values.expect(Expect(name="declared", seed=1)).oracle == "float32"
+    for shape in served.task.plan.shapes:
+        served.task.outputs(served.task.inputs(3, shape=shape))
+
+
+def test_no_rows_are_sampled_once_that_has_broken_the_process(tmp_path):
+    source = task_source("return x.sum(1)", inputs="[torch.randn(48, 64)]")
+    served = serving(tmp_path, source)
+    served.values.errors.oracle_max_bytes = 0
+    calls = []
+    served.task.outputs = lambda inputs: calls.append(len(inputs[0])) or [inputs[0].sum(1)]
+    for left_out, sampled in (([], True), ([OTHER_ROUNDING], False)):
+        served.task.left_out = left_out
+        calls.clear()
+        served.values.expect(Expect(name="declared", seed=1))
+        assert (min(calls) < 48) is sampled
 
 
 def test_what_has_an_oracle_is_held_whatever_it_takes(reference):

@@ -247,6 +247,12 @@ Choices."""
 BEYOND_TIMES, MOST_NUMBERS = 16, 4
 """How many times their largest whole numbers are that nothing bounds, and with how many numbers of
 the task's source they may be compared: more are places. Choices."""
+FULL_BYTE, MOST_CODES = 240, 16
+"""From which largest number on whole numbers fill bytes, and how many different ones may be codes,
+of four bits say, which have no others. Choices."""
+RUN_OF_ENDS, ENDS_SHARE = 64, 1 / 16
+"""How many integers of few bits in a row are the largest, or the least, of their type, and in how
+many such runs. Choices."""
 DEFINITE_SHARE = 1024
 """One part in so many of the largest element of a positive definite matrix's diagonal is added to
 it: its condition is some thousands then. A choice."""

@@ -82,6 +82,11 @@ def takes_others(*, iterating: bool) -> Condition:
     return lambda task: task.loaded.plan.extends and iterates(task) is iterating
 
 
+def takes_whole_range(*, iterating: bool) -> Condition:
+    """The same of integers that few bits hold."""
+    return lambda task: task.loaded.plan.narrow and iterates(task) is iterating
+
+
 def has_settings(task: TaskFindings) -> bool:
     return any(note.rare == "setting" for note in task.loaded.plan.notes)
 

@@ -34,6 +34,7 @@ from kernels_eval.protocol import (
     UNTAMED,
     UPPER_BITS,
     VARIED,
+    WHOLE_RANGE,
     Comparison,
     domain_of,
     operands_in,
@@ -129,6 +130,10 @@ RIGHT_ELSEWHERE = {
     BEYOND[0]: (
         "right within the declared range of whole numbers (counts, levels, times, places), not for"
         " larger or negative ones, which the task takes, or whose sums 32 bits do not hold; "
+    ),
+    WHOLE_RANGE[0]: (
+        "right within the declared range of integers of few bits (or bytes), not for others that"
+        " these bits hold, which the task takes (do sums or products need more bits?); "
     ),
     **dict.fromkeys(
         (FAINT, APART),

@@ -32,6 +32,7 @@ from kernels_eval.judge.conditions import (
     takes_calls,
     takes_long_row,
     takes_others,
+    takes_whole_range,
 )
 from kernels_eval.judge.trial import (
     Condition,
@@ -62,6 +63,7 @@ from kernels_eval.protocol import (
     UNSTRUCTURED,
     UPPER_BITS,
     VARIED,
+    WHOLE_RANGE,
 )
 from kernels_eval.records import Level, Reason
 
@@ -225,6 +227,17 @@ TRIALS = (
     # integers that nothing bounds; iterations (shortest paths, say) may need positive ones
     unlike(BEYOND[0], draws=BEYOND, when=takes_others(iterating=False), steady=True),
     unlike(BEYOND[0], draws=BEYOND[1:], when=takes_others(iterating=True), steady=True),
+    # integers that few bits hold, and that may be any of these
+    *(
+        unlike(
+            WHOLE_RANGE[0],
+            draws=WHOLE_RANGE[int(iterating) :],
+            when=takes_whole_range(iterating=iterating),
+            steady=True,
+            other_forms=True,
+        )
+        for iterating in (False, True)
+    ),
     unlike(UPPER_BITS, draws=(UPPER_BITS,), when=lambda task: task.loaded.plan.wide, steady=True),
     # fewer iterations than the task's, which ordinary inputs do not need, show
     *(

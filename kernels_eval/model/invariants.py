@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels_eval.config import FEWEST_ALIKE, RANK_SAMPLE, ZEROS_SHARE
+from kernels_eval.config import FEWEST_ALIKE, FULL_BYTE, MOST_CODES, RANK_SAMPLE, ZEROS_SHARE
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.protocol import SUM, InputNote
 
@@ -53,6 +53,13 @@ PLACES = re.compile(
     r"|\b(eq|ne|lt|le|gt|ge)\.(self|other)$|\b(isin|histc|bucketize|searchsorted)\."
 )
 """Operators whose integers are places, lengths or classes, or are compared with any of these."""
+READ_AS_PLACES = re.compile(
+    r"^reads .*(\.(index|indices|targets?|exponent|\w*lengths)$|shift\w*\.other$"
+    r"|\b(one_hot|bincount|isin|histc|bucketize|searchsorted)\.)"
+    r"|\.itself\d$|\b(eq|ne|lt|le|gt|ge)\.(self|other)$|^view\.dtype$"
+)
+"""Operators that read integers of few bits as places, lengths or classes, compare them so, or take
+their bits for those of another type; a mask that such integers give is no place."""
 COMPARED = re.compile(r"\.(both|number)$|\b(maximum|minimum|clamp\w*|relu)\.")
 MASKED = re.compile(r"\b(eq|ne)\.")
 UNSIGNED = re.compile(
@@ -235,7 +242,10 @@ def _note_of_integers(
         and bool(reads)
         and all(map(WRAPS.search, reads)),
         also=_also(samples, uses, code),
-        rare=_enlarged(samples, uses) or _unbounded(samples, uses, size) or "places" * bool(below),
+        rare=_enlarged(samples, uses)
+        or _unbounded(samples, uses, size)
+        or _narrow(samples, uses)
+        or "places" * bool(below),
         below=below,
     )
 
@@ -283,9 +293,24 @@ def _unbounded(samples: list[Tensor], uses: Collection[str], size: int) -> str:
         return ""
     largest = max(float(x.abs().amax()) for x in samples)
     compared, bytes_alone = any(map(COMPARED.search, uses)), _are_bytes(samples)
-    if (bytes_alone and (compared or largest >= 128)) or (compared and largest <= size):
+    if (bytes_alone and (compared or largest >= FULL_BYTE)) or (compared and largest <= size):
         return ""
     return "positive" if any(map(UNSIGNED.search, uses)) else "unbounded"
+
+
+def _narrow(samples: list[Tensor], uses: Collection[str]) -> str:
+    """The form of integers of less than 32 bits, or of bytes, that are no places, codes of few
+    numbers, or rows of few that mean something each."""
+    x = samples[0]
+    few_bits = x.element_size() < 4
+    if not (few_bits or _are_bytes(samples)) or not uses:
+        return ""
+    if any(READ_AS_PLACES.search(use) or ORDERED.search(use) for use in uses):
+        return ""
+    in_rows = x.dim() > 1 and x.shape[-1] < FEWEST_ALIKE
+    if in_rows or max(x.unique().numel() for x in samples) <= MOST_CODES:
+        return ""
+    return "narrow" if few_bits else "bytes"
 
 
 def _of_one_number(x: Tensor, uses: Collection[str]) -> str:

@@ -23,10 +23,12 @@ from kernels_eval.config import (
     BEYOND_TIMES,
     CHANGING,
     DEFINITE_SHARE,
+    ENDS_SHARE,
     LARGE_EXPONENT,
     LARGE_INTEGER,
     MOST_SHUFFLED,
     MOVED_SHARE,
+    RUN_OF_ENDS,
     VARIED_SHARE,
     WIDE_INT32,
     WIDE_INTEGER,
@@ -43,6 +45,7 @@ from kernels_eval.protocol import (
     LASTING_INPUTS,
     LONE,
     MOVED,
+    NARROW,
     OUTLIERS,
     PATH,
     POSITIVE,
@@ -51,6 +54,7 @@ from kernels_eval.protocol import (
     UNSTRUCTURED,
     UPPER_BITS,
     VARIED,
+    WHOLE_RANGE,
     WIDENED,
     InputNote,
     InputPlan,
@@ -105,7 +109,8 @@ def redrawn(
         by = Random(seed).choice(SETTINGS.get(distribution, (0,)))
         return value ^ (by > 0) if type(value) is bool else value + by
     forms = FORMS.get(distribution)
-    form = note.rare if distribution in (RARE, PATH, UPPER_BITS, *BEYOND) else note.varied
+    rare = distribution in (RARE, PATH, UPPER_BITS, *BEYOND, *WHOLE_RANGE)
+    form = note.rare if rare else note.varied
     if distribution == UNSTRUCTURED:
         form = note.matrix * note.promised
     keeps = (*note.keeps, *note.order)
@@ -340,6 +345,39 @@ def _beyond(
     return torch.where(share < VARIED_SHARE, drawn.round().to(value.dtype), value)
 
 
+def _whole_range(
+    value: Tensor,
+    generator: torch.Generator,
+    note: InputNote,
+    *,
+    above: bool = False,
+    times: int = 0,
+) -> Tensor:
+    """One in eight is any that its type holds, of bytes any byte; runs of others, and a slice of
+    each axis, are the largest, some the least: sums of these are the largest, too. `above`: none
+    below the declared least, if that is not negative; `times`: up to so many times the largest. No
+    0, unless there is one: it may divide."""
+    bounds = torch.iinfo(torch.uint8 if note.rare == "bytes" else value.dtype)
+    least, largest = bounds.min, bounds.max
+    own_least, own_largest = map(int, value.aminmax())
+    if above or times:
+        least = max(least, 0 if own_least >= 0 else least)
+    if times:
+        most = times * max(abs(own_least), abs(own_largest), 1)
+        least, largest = max(least, -most), min(largest, most)
+    share, size = (_uniform(value, generator).double() for _ in range(2))
+    share.view(-1)[share.argmin()] = 0.0
+    drawn = (least + (size * (largest - least + 1)).floor()).clamp(least, largest)
+    changed = torch.where(share < VARIED_SHARE, drawn.to(value.dtype), value)
+    random, flat = Random(generator.initial_seed()), changed.view(-1)
+    for _ in range(max(1, int(ENDS_SHARE * len(flat) / RUN_OF_ENDS))):
+        first = random.randrange(len(flat))
+        flat[first : first + RUN_OF_ENDS] = random.choice((largest, largest, largest, least))
+    for axis in range(value.dim()) if value.dim() > 1 else ():
+        changed.select(axis, random.randrange(value.shape[axis])).fill_(largest)
+    return changed if bool((value == 0).any()) else torch.where(changed == 0, value, changed)
+
+
 def _upper_bits(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """One in eight is like another integer in its lower 32 bits alone; of 64 bits."""
     if value.dtype is not torch.int64 or not note.wide:
@@ -459,6 +497,9 @@ FORMS: dict[str, dict[str, Variation]] = VARIATIONS_BY_DRAW | {
     BEYOND[0]: _ALWAYS | {"unbounded": _signed, "positive": _beyond, "large": _signed},
     BEYOND[1]: _ALWAYS | dict.fromkeys(("unbounded", "positive", "large"), _beyond),
     BEYOND[2]: _ALWAYS | dict.fromkeys(("unbounded", "positive", "large"), _less_beyond),
+    WHOLE_RANGE[0]: dict.fromkeys(NARROW, _whole_range),
+    WHOLE_RANGE[1]: dict.fromkeys(NARROW, partial(_whole_range, above=True)),
+    WHOLE_RANGE[2]: dict.fromkeys(NARROW, partial(_whole_range, times=BEYOND_TIMES // 4)),
     UPPER_BITS: dict.fromkeys(WIDENED, _upper_bits),
     MOVED: {"moved": moved_numbers, "tied": moved_numbers},
     RARE: {"one_hot": _one_hot, "full_rows": _full_rows, **dict.fromkeys(ENLARGED, _large)},

@@ -42,6 +42,11 @@ iterate, matrices of two blocks that are hardly coupled, and masks that are one 
 BEYOND = ("beyond", "above", "above_x4")
 """As declared, but for whole numbers that nothing bounds, which are up to 16 times as large, or
 negative; or none negative; or up to 4 times as large."""
+WHOLE_RANGE = ("whole_range", "whole_range_above", "whole_range_x4")
+"""As declared, but for integers of few bits, and bytes that more bits hold, that are computed with:
+some are any that these bits hold, or none is below the least, or up to 4 times as large."""
+NARROW = ("narrow", "bytes")
+"""Forms of what these change."""
 UPPER_BITS = "upper_bits"
 """As declared, but for the upper 32 bits of some unbounded integers of 64 bits that integers are
 computed from, or that are compared with each other, unless they are divided."""
@@ -178,6 +183,11 @@ class InputPlan(Payload):
     def extends(self) -> bool:
         """Whether `beyond` changes anything: whole numbers may leave their declared range."""
         return any(note.rare in EXTENDED for note in self.notes)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether `whole_range` changes anything: integers may be any that few bits hold."""
+        return any(note.rare in NARROW for note in self.notes)
 
     @property
     def wide(self) -> bool:

@@ -283,12 +283,13 @@ class ExpectedValues:
         with self.model_for(request):
             inputs = self.task.inputs(seed, request.distribution, request.shape)
             overflows, plan = Overflows(), self.task.plan
-            with EqualParts() as parts, overflows if plan and plan.extends else nullcontext():
+            integers = plan is not None and (plan.extends or plan.narrow)
+            with EqualParts() as parts, overflows if integers else nullcontext():
                 reference = self.task.outputs(copied(inputs))
             if name == DECLARED:
                 self.parts, self.wraps = parts.counts, overflows.found
             elif overflows.found and not self.wraps:
-                raise ValueError("64 bits do not hold these integers, as they do declared ones")
+                raise ValueError("their type does not hold these, as it does declared integers")
             elif request.shape != DECLARED and parts.counts != self.parts:
                 raise ValueError("in this shape its parts are not equal")
             # a reference that draws random numbers must not draw the same ones again

@@ -1,4 +1,5 @@
-"""Whether integers that a task computes leave 64 bits: what wraps there is no answer to ask for."""
+"""Whether integers that a task computes leave their type: what wraps there is no answer to ask
+for."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ GROWING = frozenset(
     addcmul baddbmm""".split()
 )
 """Operators whose results may be larger than their arguments."""
-LIMIT = 2.0**63
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @without_compiler
 class Overflows(TorchDispatchMode):
-    """Finds whether an operator on int64 gives what int64 does not hold, as `found`."""
+    """Finds whether an operator gives integers that their type does not hold, as `found`."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
@@ -37,9 +38,10 @@ class Overflows(TorchDispatchMode):
         grows = not (self.found or written) and operator_name(function) in GROWING
         wide = tree_map(_in_float64, args) if grows else ()  # before it writes in place
         result = function(*args, **(kwargs or {}))
-        if grows and isinstance(result, Tensor) and result.dtype is torch.int64 and result.numel():
+        if grows and isinstance(result, Tensor) and result.dtype in INTEGERS and result.numel():
             others = {name: x for name, x in (kwargs or {}).items() if name != "dtype"}
-            self.found = bool((function(*wide, **others).abs() >= LIMIT).any())
+            exact, held = function(*wide, **others), torch.iinfo(result.dtype)
+            self.found = bool(((exact < held.min) | (exact > held.max)).any())
         return result
 
 

@@ -75,6 +75,9 @@ class Uses(TorchDispatchMode):
         given = dict(zip(names, args, strict=False)) | kwargs
         adds = "_add" * bool(given.get("accumulate"))
         self._found_in_itself(name, given, result)
+        if name == "view" and "dtype" in given:
+            for index in self._sources(given["self"]):
+                self.found[index].add("view.dtype")
         for argument, places, size in _looked_up(name, given):
             for index in self._sources(places):
                 known = size if self._is_whole(index, places) else 0

@@ -34,6 +34,7 @@ from kernels_eval.protocol import (
     UNSORTED,
     UPPER_BITS,
     VARIED,
+    WHOLE_RANGE,
     FewTerms,
     InputPlan,
 )
@@ -748,3 +749,25 @@ def test_each_input_is_followed_to_the_operators_that_use_it():
     assert "searchsorted.sorted_sequence" in uses.found[0]
     assert "searchsorted.self" in uses.found[1] & uses.found[2]
     assert "index.indices" in uses.found[2] and "index.indices" not in uses.found[1]
+
+
+def test_integers_of_few_bits_are_any_that_these_hold_but_for_codes_and_places():
+    letters, bytes_ = torch.randint(44, 123, (64, 64), dtype=torch.uint8), torch.arange(256)
+    note = note_of([letters], {"eq.number", "_to_copy.self", "reads _to_copy.self"})
+    assert note.rare == "narrow"
+    for draw, most in zip(WHOLE_RANGE, (255, 255, 255), strict=True):
+        drawn = redrawn(letters, note, 5, draw)
+        assert int(drawn.max()) == most and 0 < int(drawn.min()) < 34  # no 0: it may divide
+    samples = torch.randint(-500, 501, (64, 64), dtype=torch.int16)
+    note = note_of([samples], {"mul.self"})
+    ends = [[int(x) for x in redrawn(samples, note, 5, draw).aminmax()] for draw in WHOLE_RANGE]
+    assert ends == [[-32768, 32767], [-32768, 32767], [-2000, 2000]]
+    assert note_of([bytes_], {"eq.number"}).rare == "bytes"
+    codes = torch.randint(0, 16, (64, 64), dtype=torch.uint8)
+    assert note_of([codes], {"mul.self"}).rare == ""
+    with Uses([letters]) as uses:
+        letters.view(torch.float8_e4m3fn).float()
+    assert note_of([letters], uses.found[0]).rare == ""
+    for use in ("reads index.indices", "reads __lshift__.other", "eq.other"):
+        assert note_of([letters], {"mul.self", use}).rare == ""
+    assert note_of([letters], {"mul.self", "index.indices", "__lshift__.self"}).rare == "narrow"

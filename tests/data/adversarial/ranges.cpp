@@ -188,3 +188,31 @@ torch::Tensor slots(torch::Tensor x, torch::Tensor places, bool adds) {
   }
   return out;
 }
+// Products of bytes, two at a time in 16 bits that saturate, and separators outside of quotes.
+torch::Tensor activations(torch::Tensor a, torch::Tensor w, bool saturates) {
+  const int64_t rows = a.size(0), columns = w.size(0), n = a.size(1);
+  auto out = torch::zeros({rows, columns}, torch::kInt32);
+  const int least = saturates ? -32768 : -1 << 30, most = saturates ? 32767 : 1 << 30;
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j)
+      for (int64_t k = 0; k < n; k += 2) {
+        const uint8_t* x = a.data_ptr<uint8_t>() + i * n + k;
+        const int8_t* y = w.data_ptr<int8_t>() + j * n + k;
+        const int pair = x[0] * y[0] + (k + 1 < n ? x[1] * y[1] : 0);
+        out.data_ptr<int32_t>()[i * columns + j] += std::clamp(pair, least, most);
+      }
+  return out;
+}
+torch::Tensor separators(torch::Tensor text, bool quotes) {
+  const int64_t rows = text.size(0), n = text.size(1);
+  auto out = torch::empty({rows, n}, torch::kBool);
+  for (int64_t i = 0; i < rows; ++i) {
+    bool outside = true;
+    for (int64_t j = 0; j < n; ++j) {
+      const uint8_t letter = text.data_ptr<uint8_t>()[i * n + j];
+      outside ^= quotes && letter == 34;
+      out.data_ptr<bool>()[i * n + j] = outside && (letter == 44 || letter == 59);
+    }
+  }
+  return out;
+}

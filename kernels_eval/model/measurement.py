@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -48,9 +49,11 @@ HUGE, SMALLER = 2.0**490, 2.0**-300
 """Squares of larger values overflow float64 sums: scale by a power of two, exactly."""
 
 
-def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
+def measure(
+    actual: Tensor, oracle: Tensor, reference: Tensor, moved: Sequence[Tensor] = ()
+) -> Comparison:
     """Errors of one output tensor; `actual` and `reference` in the task's dtype, `oracle` in
-    float64 where it fitted.
+    float64 where it fitted. `moved`: the reference where its operators round otherwise.
     """
     if not actual.is_floating_point() and not actual.is_complex():
         unequal = int((actual != reference.to(actual.dtype)).sum())
@@ -73,7 +76,7 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
             each = _errors_of(*parts, finite=finite)
             found = found.model_copy(update={name: getattr(each, name) for name in WRONG_SHARES})
     elif not own_oracle and REFERENCE_FACTOR * found.reference_rms > WIDEST.fp32 and finite:
-        found = found.model_copy(update=_sound_slice(*parts, shape, found))
+        found = found.model_copy(update=_sound_slice(*parts, shape, found, moved))
     if found.wrong_share:
         found = found.model_copy(update=_wrong_slices(*parts, shape, finite=finite))
     seen = found.rms > FORMULA_RMS or found.max > FORMULA_MAX
@@ -276,15 +279,21 @@ def _worst_slice(wrong: Tensor) -> float:
 
 
 def _sound_slice(
-    y: Tensor, a: Tensor, r: Tensor, shape: Sequence[int], whole: Comparison
-) -> dict[str, float]:
+    y: Tensor,
+    a: Tensor,
+    r: Tensor,
+    shape: Sequence[int],
+    whole: Comparison,
+    moved: Sequence[Tensor],
+) -> dict[str, object]:
     """The errors of the slice that is farthest beyond the widest gate, of those in which the
-    reference errs little, where the whole is within a gate that other slices widen."""
+    reference errs little, moved or not, where the whole is within a gate that other slices widen.
+    """
     within = whole.rms <= REFERENCE_FACTOR * whole.reference_rms
     if a.dtype != torch.float32 or not within or y.numel() > MOST_SLICED:
         return {}
     y = y.double()
-    squares = [x.double().sub(y).square_().view(shape) for x in (a, r)]
+    squares = [x.double().reshape(-1).sub(y).square_().view(shape) for x in (a, r, *moved)]
     size = y.square().view(shape)
     floor = float(size.mean().clamp(max=1).sqrt()) * 8 * torch.finfo(a.dtype).eps / WIDEST.fp32
     found = WIDEST.fp32, 0.0
@@ -293,11 +302,13 @@ def _sound_slice(
         if not others or y.numel() < FEWEST_IN_SLICE * count:
             continue
         scale = size.mean(others).sqrt().clamp_(min=max(floor, 1e-30))
-        off, own = (x.mean(others).sqrt() / scale for x in squares)
+        off, *owns = (x.mean(others).sqrt() / scale for x in squares)
+        own = functools.reduce(torch.maximum, owns)
         off = off.masked_fill(own * SOUND_SLICE > WIDEST.fp32, 0)
         place = int(off.argmax())
         found = max(found, (float(off[place]), float(own[place])))
-    return {} if found[0] <= WIDEST.fp32 else {"rms": found[0], "reference_rms": found[1]}
+    beyond: dict[str, object] = {"rms": found[0], "reference_rms": found[1], "of_slice": True}
+    return beyond if found[0] > WIDEST.fp32 else {}
 
 
 def least_mark(y: Tensor) -> float:

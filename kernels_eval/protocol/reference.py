@@ -124,9 +124,9 @@ class Comparison(Payload):
     otherwise, 0 unless that was asked. `wrong_share`: elements off by more than half their value
     and more than rounding at one, `wrong_slice` most of them at one index of a dimension;
     `reference_wrong_share`, `reference_wrong_slice`: the fp32 reference's (0 without a float64
-    oracle). `systematic`: the error is a function of the output, as another formula's is,
-    but for `left_rms`; `offset`: it is one number everywhere. `lost_bits`: of fp32's mantissa,
-    those that no element of the output has.
+    oracle). `of_slice`: `rms` and `reference_rms` are those of one slice. `systematic`: the error
+    is a function of the output, as another formula's is, but for `left_rms`; `offset`: it is one
+    number everywhere. `lost_bits`: of fp32's mantissa, those that no element of the output has.
     `masks_match`: NaN and infinities are in the same places. `worst`: position
     of the tensor with the largest of these errors. `unequal`: differing elements of a tensor
     without floating-point type. `only_chosen`: the reference moves and chooses numbers, computes
@@ -153,6 +153,7 @@ class Comparison(Payload):
     reference_wrong_share: float = 0.0
     wrong_slice: float = 0.0
     reference_wrong_slice: float = 0.0
+    of_slice: bool = False
     masks_match: bool = True
     kernelbench_1e4: bool = True
     kernelbench_1e2: bool = True

@@ -689,3 +689,21 @@ def test_a_small_error_of_few_terms_is_no_term_left_out(error, text):
     less = Comparison(rms=0.07, max=0.5, reference_rms=0.0)
     found = Comparison(rms=error, max=error, reference_rms=0.0)
     assert text in what_is_wrong(found, FEW_TERMS, less)
+
+
+def test_a_slice_that_rounding_moves_is_no_mistake_where_the_reference_errs_little_by_chance():
+    generator = torch.Generator().manual_seed(0)
+    oracle = torch.randn(64, 128, generator=generator, dtype=torch.float64)
+
+    def rounded(*, at_first: float) -> torch.Tensor:
+        """Rows 1 to 63 err by a hundredth, the first by so much."""
+        error = 1e-2 * torch.randn(64, 128, generator=generator, dtype=torch.float64)
+        error[0] *= at_first / 1e-2
+        return (oracle + error).float()
+
+    reference, answer = rounded(at_first=1e-8), rounded(at_first=1e-4)
+    assert measure(answer, oracle, reference).of_slice
+    moved = [rounded(at_first=1e-8), rounded(at_first=1e-4)]
+    assert not measure(answer, oracle, reference, moved).of_slice
+    sound = [rounded(at_first=1e-8)] * 4
+    assert measure(answer, oracle, reference, sound).rms > 5e-5

@@ -381,7 +381,7 @@ ORACLE_MAX_S = 5.0
 LEAST_IN_A_ROW, MOST_IN_A_ROW = 3, 64
 """Calls in a row of a model that keeps something: compared ones, and at most those of a sample or a
 round, after which one whose outputs tell of it is made anew. A choice."""
-LONG_ROW, LONG_ROW_S = 24, 0.05
+LONG_ROW, LONG_ROW_S = 1024, 0.1
 """Calls of the longest compared row at most, and seconds that these may take the reference. Choices
 of time."""
 EXPECTED_MAX_BYTES = 16 << 30

@@ -57,19 +57,24 @@ def calls_in_a_row(
         except REFUSALS:
             return True
 
-    used, started, calls, tells, later = runner.model, task.work_stamp(), 1, True, first
+    used, started, tells, later = runner.model, task.work_stamp(), True, first
+    calls, spent_s = 1, 0.0
     with suppress(*REFUSALS):
         answer(used, seed + 1)
         calls = 2
-        later = answer(used)
-        calls, tells = 3, differ(first, later)
+        last = later = answer(used)
+        calls, tells = LEAST_IN_A_ROW, differ(first, later)
         # on a GPU a position past the end ends the process
-        few = not tells or (runner.on_gpu and holds_integers(used, changed))
-        most = LEAST_IN_A_ROW if few else MOST_IN_A_ROW
-        while calls < most and task.work_s(started) < ORACLE_MAX_S:
-            answer(used)
+        bounded = runner.on_gpu and holds_integers(used, changed)
+        while not bounded and calls < LONG_ROW:
+            spent_s = task.work_s(started)
+            if spent_s > (ORACLE_MAX_S if tells and calls < MOST_IN_A_ROW else LONG_ROW_S):
+                break
+            last = answer(used)
             calls += 1
-    row = _long_row(task, calls, task.work_s(started) / calls)
+        tells = tells or differ(first, last)
+    row = _long_row(task, calls, spent_s / calls)
+    calls = min(calls, MOST_IN_A_ROW if tells else LEAST_IN_A_ROW)
     told: list[str] = []
     for kind in by_kind(effects.buffers) if tells else ():
         names = [form.name for form in kind]

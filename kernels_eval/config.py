@@ -127,6 +127,9 @@ class LimitsConfig(Record):
     """deadline of importing a candidate and constructing its module"""
     run_s: PositiveFloat = 60
     """deadline of one command: a call, or a sample of calls"""
+    jit_call_s: PositiveFloat = 180
+    """deadline of one call, where it is longer, in a language that compiles when it is called:
+    autotuners try dozens of configurations"""
     reference_s: PositiveFloat = 120
     """deadline of one command to the reference"""
     memory_gb: PositiveFloat = 16
@@ -141,6 +144,10 @@ class LimitsConfig(Record):
     """processes of a child, where its language may start any (Triton's compilers)"""
     threads: PositiveInt = 512
     """threads of a child and its processes together"""
+
+    def call_s(self, *, compiles: bool) -> float:
+        """Deadline of one call, in seconds; `compiles`: its language compiles in calls."""
+        return max(self.run_s, self.jit_call_s) if compiles else self.run_s
 
 
 class EvalConfig(Record):

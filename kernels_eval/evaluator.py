@@ -301,7 +301,7 @@ class Evaluator:
                 raise
             self.runner.drop_reference()
             detail = "the candidate leaves no memory for the reference beside it"
-            raise Stop(Reason.OUT_OF_MEMORY, detail) from stop
+            raise Stop(Reason.OUT_OF_MEMORY, detail, f"{finding.detail}\n{finding.log}") from stop
 
     def close(self) -> None:
         self.runner.turns.end()

@@ -350,7 +350,8 @@ class CandidateProcess:
             output_bytes=sum(output.bytes for output in trial.outputs),
             devices=[output.device for output in trial.outputs],
         )
-        return self.request_unread(request, (descriptor,))
+        deadline = self.config.limits.call_s(compiles=bool(self.candidate.language.jit_cache))
+        return self._send(request, deadline, Reason.RUN, (descriptor,))
 
     def _weights(self, trial: Trial, *, transposed: bool = False) -> RedrawWeights:
         return RedrawWeights(

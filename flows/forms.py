@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from flows.config import PipelineConfig, about_profile, load_profile, profile_names
 from kernels_eval.errors import UsageError
 from kernels_eval.extensions import known_names
+from kernels_eval.installation import ROOT_VARIABLE
 from kernels_eval.records import Json, Record
 from kernels_eval.rewards import RECIPES
 from tasks.curation.config import STRATEGY_NAMES
@@ -22,8 +23,6 @@ from tasks.search.config import SearchConfig
 from tasks.sources import config as sources
 from tasks.synthesis import config as synthesis
 
-ROOT_VARIABLE = "CONCUR_ROOT"
-"""Environment variable of a worker: the root of forms that name none."""
 AS_PROFILE = "as the profile says"
 MOST_VALUES = 3
 """Different values of the profiles that a hint tells."""
@@ -82,7 +81,8 @@ def _sets(key: str, empty: str | int, otherwise: str, unset: str = "none", **mor
     for name in key.split("."):
         field = found.model_fields[name]
         found = field.annotation
-    text = " ".join(str(field.description).split())
+    # what a key that is not set means, the hint says of the profiles
+    text = " ".join(str(field.description).split()).partition("; not set: ")[0]
     description = f"{text[0].upper()}{text[1:]}. {otherwise}{_what_profiles_say(key, unset)}."
     return Field(default=empty, description=description, json_schema_extra={"key": key}, **more)
 

@@ -5,6 +5,7 @@ changed.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -14,6 +15,8 @@ from kernels_eval.errors import InstallationError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 STARTED = time.time()
+ROOT_VARIABLE, DEFAULT_ROOT = "CONCUR_ROOT", ".concur"
+"""What a command without --root takes: the value of the variable, else the folder here."""
 AGAIN = "install it again where it is incomplete, then start again: what is finished is kept"
 
 
@@ -49,8 +52,11 @@ def command_name(program: str = "concur") -> str:
 
 
 def command_at(verb: str, root: str | Path) -> str:
-    """A command of concur for this root, as this user can type it."""
+    """A command of concur for this root, as this user can type it; without --root where that is
+    what it takes."""
     there, here = Path(root).absolute(), Path.cwd()
+    if there == here / DEFAULT_ROOT == Path(os.environ.get(ROOT_VARIABLE, DEFAULT_ROOT)).absolute():
+        return shlex.join([command_name(), verb])
     place = str(there.relative_to(here) if there.is_relative_to(here) else there)
     place = str(root) if "://" in str(root) else place
     return shlex.join([command_name(), verb, "--root", place])

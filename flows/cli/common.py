@@ -32,7 +32,7 @@ from flows.cli.render import render
 from flows.cli.silence import never_silent
 from flows.extras import extra_of, require_extras
 from kernels_eval.errors import DeviceError, EvalError, UsageError
-from kernels_eval.installation import install_command
+from kernels_eval.installation import ROOT_VARIABLE, install_command
 
 INTERRUPTED_STATUS = 130
 INTERRUPTED = "interrupted: finished work is kept; rerun the same command to resume"
@@ -52,8 +52,6 @@ OPTION = re.compile(
 
 KernelLanguage = Literal["cpp", "cuda", "triton"]
 AsJson = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
-ROOT_VARIABLE = "CONCUR_ROOT"
-"""Environment variable: the root of commands without --root. `concur env` sets it."""
 Root = Annotated[str, Option(envvar=ROOT_VARIABLE, help="Folder of the snapshots.")]
 StackRoot = Annotated[
     str, Option(envvar=ROOT_VARIABLE, help="Folder of snapshots, databases and logs.")

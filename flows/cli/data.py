@@ -9,7 +9,6 @@ from typer import Option
 
 from flows.cli import pages
 from flows.cli.common import (
-    ROOT_VARIABLE,
     Candidates,
     Curated,
     Group,
@@ -21,6 +20,7 @@ from flows.cli.common import (
     setting,
 )
 from flows.extras import require_extras
+from kernels_eval.installation import ROOT_VARIABLE
 
 File = str | None
 

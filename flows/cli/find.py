@@ -14,7 +14,6 @@ from typer import Option
 
 from flows.cli import pages
 from flows.cli.common import (
-    ROOT_VARIABLE,
     Candidates,
     Group,
     Json,
@@ -25,6 +24,7 @@ from flows.cli.common import (
 )
 from flows.cli.silence import now_at
 from kernels_eval.errors import UsageError
+from kernels_eval.installation import ROOT_VARIABLE
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

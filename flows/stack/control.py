@@ -35,7 +35,6 @@ from kernels_eval.sandbox.process_tree import (
 )
 from tasks.files import atomic_write
 from tasks.reporting.text import plural, printable, shortened
-from tasks.tracking.config import page_of
 
 LOOK_S = 1.0
 SAY_S = 10.0
@@ -45,6 +44,8 @@ RUNS_GRACE_S = 18.0
 """A stopped run needs 15 s at most (flows.runtime.shutdown), then reports."""
 KILL_S = 5.0
 TAIL_LINES, LAST_CHARS = 12, 100
+AFTER_A_RUN = "from the end of the first run on"
+"""In place of MLflow's page: its list of experiments leads to pages for traces."""
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Prefect sets it in a run's process."""
 ADDRESSES: dict[Part, str] = {
@@ -130,9 +131,9 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
     healthy: dict[str, int] = {}  # process of each part that was: one late answer changes nothing
     ended = {part: ends(layout, part) for part in PARTS}
     while True:
-        found = status(str(layout.root))
+        pid, rows = _look(layout)
         missing = []
-        for row in found["parts"]:
+        for row in rows:
             if row["health"] == "healthy" and healthy.get(row["part"]) != row["pid"]:
                 healthy[row["part"]] = row["pid"]
                 say(f"healthy: {row['part']}")
@@ -141,10 +142,10 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
             if (times := ends(layout, row["part"])) > ended[row["part"]]:
                 ended[row["part"]] = times
                 say(f"{row['part']} ended and is started again{_last_words(row)}")
-        if found["supervisor_pid"] and not missing:
+        if pid and not missing:
             return
         now = time.monotonic()
-        _require_starting(layout, found, now - began)
+        _require_starting(layout, pid, rows, now - began)
         if timeout_s is not None and now - began > timeout_s:
             waiting = ", ".join(f"{row['part']} ({row['reason']})" for row in missing)
             raise EvalError(
@@ -153,36 +154,38 @@ def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
             )
         if now - said >= SAY_S:
             said = now
-            for words in map(awaited, missing) if missing else ["supervisord"]:
-                say(f"{now - began:3.0f} s  waiting for {words}")
+            say(f"{now - began:3.0f} s  waiting for {awaited(missing, now - began)}")
         time.sleep(LOOK_S)
 
 
-def awaited(row: Json) -> str:
-    """A part that is not healthy: why, since when it runs, and what its log says last."""
-    uptime_s = row["uptime_s"]
-    since = "" if uptime_s is None else f", started {uptime_s:.0f} s ago"
-    return f"{row['part']} ({row['reason']}){since}{_last_words(row)}"
+def awaited(rows: list[Json], waited_s: float) -> str:
+    """Parts that are not healthy, in one line: why, and since when one of them runs that was
+    started after or long before this wait."""
+    parts: dict[str, list[str]] = {}
+    for row in rows:
+        uptime_s = row["uptime_s"]
+        usual = uptime_s is None or abs(uptime_s - waited_s) < SAY_S
+        since = "" if usual else f", started {uptime_s:.0f} s ago"
+        parts.setdefault(f"{row['reason']}{since}", []).append(row["part"])
+    told = [f"{', '.join(names)} ({why})" for why, names in parts.items()]
+    return "; ".join(told) or "supervisord"
 
 
 def _last_words(row: Json) -> str:
-    """The end of a part's log, in one line; empty where it has said nothing since its start."""
-    log, uptime_s = Path(row["log"]), row["uptime_s"]
-    if uptime_s and log.exists() and log.stat().st_mtime < time.time() - uptime_s:
-        return ""
-    lines = _read_end(log).strip().splitlines()
+    """The end of a part's log, in one line."""
+    lines = _read_end(Path(row["log"])).strip().splitlines()
     return f"; its log ends: {shortened(printable(lines[-1]).strip(), LAST_CHARS)}" if lines else ""
 
 
-def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
+def _require_starting(layout: Layout, pid: int | None, rows: list[Json], waited_s: float) -> None:
     again, stop = (command_at(verb, layout.root) for verb in ("up", "down"))
-    for row in found["parts"]:
+    for row in rows:
         if row["health"] == "failed":
             hint = f"its log is {row['log']}; the other parts go on, `{stop}` stops them"
             raise EvalError(f"{row['part']} does not start{tail(layout, row['part'])}", hint)
     if not layout.settings.exists():
         raise EvalError("the stack was stopped meanwhile", f"run `{again}` again")
-    if found["supervisor_pid"] is None and waited_s > KILL_S and not layout.processes():
+    if pid is None and waited_s > KILL_S and not layout.processes():
         problem = f"supervisord ended{tail(layout, 'supervisord-output')}"
         raise EvalError(problem, f"see {layout.logs}")
 
@@ -265,25 +268,34 @@ def status(root: str) -> Json:
             "note": f"no stack is running: `{start}` starts one{_or_another(layout)}",
             "parts": [],
         }
-    supervisor = Supervisor(layout)
-    processes, pid = supervisor.processes(), supervisor.pid()
-    parts = [_row(part, layout, settings, processes.get(part)) for part in PARTS]
+    pid, parts = _look(layout)
+    for row in parts:
+        if row["part"] == "mlflow" and row["health"] == "healthy":
+            row["page"] = scores_page(settings) or AFTER_A_RUN
     return {
         "root": str(layout.root),
         "supervisor_pid": pid,
         "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
         "note": "" if pid else f"supervisord is not running: `{start}` starts it and all parts",
-        "scores": scores_page(settings),
         "runs": runs_under_way(settings),
         "parts": parts,
     }
+
+
+def _look(layout: Layout) -> tuple[int | None, list[Json]]:
+    """supervisord's process, and a row for each part, asked at its endpoint."""
+    settings, supervisor = layout.read_settings(), Supervisor(layout)
+    if settings is None:
+        return None, []
+    processes = supervisor.processes()
+    return supervisor.pid(), [_row(part, layout, settings, processes.get(part)) for part in PARTS]
 
 
 def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | None) -> Json:
     state = process["statename"] if process else ""
     pages = {
         "prefect": settings.prefect_url,
-        "mlflow": page_of(settings.mlflow_url),
+        "mlflow": "",
         "ray": settings.ray_address,
         "worker": "",
     }

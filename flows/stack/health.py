@@ -20,7 +20,7 @@ ANSWER_S = 5.0
 POOL = "concur"
 UNDER_WAY = ["RUNNING", "PENDING", "SCHEDULED", "PAUSED", "CANCELLING"]
 """Prefect's types of states in which a run is not over."""
-NOT_YET = "does not listen yet"
+NOT_YET = "not listening yet"
 RAY_SAYS = {
     "UNAVAILABLE": NOT_YET,
     "DEADLINE_EXCEEDED": f"listens, but has not answered within {ANSWER_S:.0f} s",

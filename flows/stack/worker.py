@@ -1,5 +1,5 @@
 """The process worker of the pool `concur` (`python -m flows.stack.worker`): makes absent pool,
-queues, limit `devices` and automations, then becomes `prefect worker start`.
+queues, limit `devices` and automations, then runs `prefect worker start`.
 
 Queue `devices` has at most $CONCUR_GPU_LIMIT runs at once or, unset, as many as this machine has
 GPUs, but at least one.
@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import yaml
 
 from flows.config import shipped_dir
 from flows.stack.health import POOL, worker_name
-from flows.stack.programs import PYTHON
 from tasks.retry import retry_until_back
 
 if TYPE_CHECKING:
@@ -93,8 +93,10 @@ def _make_automations(client: SyncPrefectClient) -> None:
 
 def main() -> None:
     from httpx import TransportError
+    from prefect.cli import app
     from prefect.client.orchestration import get_client
 
+    import_module("prefect.cli.worker")  # seconds of a core, while the server starts
     with get_client(sync_client=True) as client:
         retry_until_back(
             lambda: prepare(client),
@@ -107,7 +109,8 @@ def main() -> None:
     words += ["--name", worker_name(), "--install-policy", "never"]
     if "PREFECT_WORKER_WEBSERVER_PORT" in os.environ:  # a container's health is asked there
         words.append("--with-healthcheck")
-    os.execv(sys.executable, [*PYTHON, *words])
+    sys.argv = words
+    app()
 
 
 if __name__ == "__main__":

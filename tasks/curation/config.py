@@ -42,9 +42,8 @@ class CurationConfig(Record):
     strategy: str = "concur"
     """the rule's name: concur is the paper's, the others are compared with it"""
     size: PositiveInt | None = None
-    """maximum number of samples. Left out: all that the rule selects (concur and its controls),
-    or as many as concur takes of the same rows (all others), so that strategies are compared at
-    equal size. Smaller sets are subsets of larger ones"""
+    """the most samples; smaller sets are subsets of larger ones; not set: all that the rule
+    selects, where a strategy has no end of its own as many as concur takes of the same rows"""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """of every draw: random samples, ties of the baselines, thinning to a size"""
     min_speedup: NonNegativeFloat = 5.0

@@ -26,13 +26,13 @@ class SearchConfig(Record):
     options: dict[str, Any] = {}
     """settings of extensions, by the names they document"""
     method: Literal["evolution", "random"] = "evolution"
-    """random is the control with the same budget: operators are drawn uniformly, and every change
+    """random has the same budget, for comparison: operators are drawn uniformly, and every change
     is made to a start"""
     evaluations: PositiveInt = 32
     """verdicts per task, beside those of the starts"""
     device_s: PositiveFloat | None = None
-    """stop after verdicts of so many device-seconds in all; not set: no limit. Looked at between
-    generations"""
+    """stop after the generation in which verdicts have taken so many device-seconds in all; not
+    set: no limit"""
     patience: PositiveInt | None = 16
     """stop a task after so many evaluations without a faster one; null: never"""
     starts: PositiveInt = 1

@@ -21,11 +21,11 @@ class TrackingConfig(Record):
     """MLflow experiment that holds the runs"""
 
 
-def page_of(served: str, experiment: str = "", place: str = "", view: str = "") -> str:
-    """The address of MLflow's list of experiments, or of an experiment's page. `place` is `runs`,
-    `runs/ID` or `runs/ID/artifacts/FILE`; `view` is `scores`, or an ablation's run: its
-    branches."""
-    path = "/".join(filter(None, (served.rstrip("/"), "#/experiments", experiment, place)))
+def page_of(served: str, experiment: str, place: str, view: str = "") -> str:
+    """The address of a page of an experiment in MLflow. `place` is `runs`, `runs/ID` or
+    `runs/ID/artifacts/FILE`; `view` is `scores`, or an ablation's run: its branches. Without the
+    workflow MLflow opens its pages for traces."""
+    path = "/".join((served.rstrip("/"), "#/experiments", experiment, place))
     query = {"workflowType": "machine_learning"}
     if view:
         query |= {"viewStateShareKey": view, "compareRunsMode": "CHART"}

@@ -10,12 +10,12 @@ from pydantic import ValidationError
 
 from flows.config import load_profile, profile_names
 from flows.forms import (
-    ROOT_VARIABLE,
     AdvancedForm,
     BenchmarkForm,
     CandidatesForm,
     ReinforcementForm,
     RunForm,
+    SearchForm,
     StrategiesForm,
     TrainingForm,
     TrainingSetForm,
@@ -23,6 +23,7 @@ from flows.forms import (
 )
 from flows.naming import is_generated, run_name, submitted_name, typed_name
 from kernels_eval.errors import UsageError
+from kernels_eval.installation import ROOT_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +133,14 @@ def test_a_hint_is_true_of_whichever_profile_is_chosen():
             value = attrgetter(key)(load_profile(name))
             assert told.get(name, usual) == (unset[key] if value is None else str(value)), hint
     assert hints["training.workers"].endswith("(1; paper: 8).")
+
+
+def test_a_hint_has_one_word_for_what_nothing_entered_means():
+    forms = [SearchForm, ReinforcementForm, CandidatesForm, TrainingSetForm, TrainingForm]
+    fields = [field for form in forms for field in form.model_fields.values()]
+    for hint in (field.description for field in fields):
+        assert len(re.findall(r"(?i)\b(0|empty|left alone): ", hint)) == 1, hint
+        assert not re.search(r"(?i)not set|left out|null|controls?\b", hint), hint
 
 
 def test_own_profiles_are_chosen_like_those_that_ship(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from flows.cli.common import NEEDS
 from flows.cli.main import main
 from flows.extras import EXTRAS
-from kernels_eval.installation import install_command
+from kernels_eval.installation import command_at, install_command
 from tests.support import commands
 from tests.support.audit import needed
 from tests.support.doc_commands import fences
@@ -146,6 +146,19 @@ def test_one_extra_of_two_is_named_alone_for_this_interpreter_and_this_clone(tmp
     install = f"{sys.executable} -m pip install '{commands.ROOT}[line]'"
     assert done.stderr == f"error: `concur run` needs the extra `line`: {install}\n"
     assert done.returncode == 2
+
+
+def test_a_command_names_the_root_only_where_it_would_take_another(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CONCUR_ROOT", raising=False)
+    usual = command_at("env", ".concur")
+    assert usual.endswith("concur env") and command_at("env", tmp_path / ".concur") == usual
+    assert command_at("env", "other") == f"{usual} --root other"
+    assert command_at("env", "s3://bucket/.concur") == f"{usual} --root s3://bucket/.concur"
+    monkeypatch.setenv("CONCUR_ROOT", str(tmp_path / ".concur"))
+    assert command_at("env", ".concur") == usual
+    monkeypatch.setenv("CONCUR_ROOT", "other")
+    assert command_at("env", ".concur") == f"{usual} --root .concur"
 
 
 def test_an_installed_copy_names_where_it_came_from(monkeypatch, tmp_path):

@@ -226,6 +226,14 @@ def test_the_charts_of_all_runs_are_named_once_there_is_a_run(monkeypatch, answe
     assert page is None if place is None else page.startswith(f"{settings.mlflow_url}{place}")
 
 
+def test_status_names_no_page_of_mlflow_but_that_of_runs(only_mlflow, monkeypatch):
+    """Its list of experiments leads to pages for traces, whatever the address says."""
+    layout, _ = only_mlflow(PARENT)
+    for page, told in (("http://charts", "http://charts"), (None, control.AFTER_A_RUN)):
+        monkeypatch.setattr(control, "scores_page", lambda _, page=page: page)
+        assert row(layout)["page"] == told
+
+
 def test_a_run_under_way_is_named_with_what_it_is_at(monkeypatch):
     """Of Prefect's answers: one run that began, and one that is due and not begun."""
     settings = StackSettings(prefect_port=free_port())
@@ -265,7 +273,7 @@ def run_of(key, name, state, *, started, due):
 
 def test_a_ray_that_does_not_listen_is_told_in_words(tmp_path):
     settings = StackSettings(ray_port=two_ports())
-    assert fault("ray", Layout(tmp_path), settings) == "does not listen yet"
+    assert fault("ray", Layout(tmp_path), settings) == "not listening yet"
 
 
 @pytest.mark.slow
@@ -334,13 +342,16 @@ def test_a_part_that_ended_says_that_it_starts_again_by_itself(tmp_path, monkeyp
     )
 
 
-def test_what_a_log_held_before_a_start_is_not_told_of_it(tmp_path):
-    log = tmp_path / "ray.log"
-    log.write_text("ended\n")
-    os.utime(log, (time.time() - 60, time.time() - 60))
-    row = {"part": "ray", "reason": "no node", "log": str(log)}
-    assert control.awaited(row | {"uptime_s": 9.0}) == "ray (no node), started 9 s ago"
-    assert control.awaited(row | {"uptime_s": 99.0}).endswith("; its log ends: ended")
+def test_what_is_waited_for_is_one_line_which_names_a_part_that_was_started_later_or_long_ago():
+    def row(part, reason, uptime_s):
+        return {"part": part, "reason": reason, "uptime_s": uptime_s}
+
+    rows = [row("prefect", "late", 40.2), row("mlflow", "late", 39.0), row("ray", "no node", None)]
+    assert control.awaited(rows, 41.0) == "prefect, mlflow (late); ray (no node)"
+    again = [row("ray", "no node", 9.0), row("prefect", "late", 41.0), row("mlflow", "late", 900.0)]
+    told = "ray (no node, started 9 s ago); prefect (late); mlflow (late, started 900 s ago)"
+    assert control.awaited(again, 41.0) == told
+    assert control.awaited([], 3.0) == "supervisord"
 
 
 def test_up_says_what_ended_and_was_started_again_and_of_a_part_only_once_that_it_is_healthy(
@@ -381,8 +392,9 @@ def test_up_says_what_ended_and_was_started_again_and_of_a_part_only_once_that_i
     assert len(waits) == 2 and not any("worker" in line for line in waits)
     last = "its log ends: Local node IP: 127.0.0.1"
     for line, times in zip(waits, ("1 time", "2 times"), strict=True):
-        told = f"ray (no node; ended {times} so far, its log is {layout.log('ray')})"
-        assert f"waiting for {told}, started 0 s ago; {last}" in line
+        told = f"ray (no node; ended {times} so far, its log is {layout.log('ray')}"
+        assert f"waiting for {told}" in line
+        assert last not in line, "it was said once, when the part ended"
     assert said.count(f"ray ended and is started again; {last}") == 1
 
 
@@ -426,7 +438,7 @@ def test_parts_do_not_outlive_a_supervisord_that_is_killed_and_status_says_so(on
 def test_a_part_that_ends_at_once_is_left_alone_after_a_few_times_and_says_why(
     only_mlflow, monkeypatch
 ):
-    monkeypatch.setattr(control, "fault", lambda *_: "does not listen yet")
+    monkeypatch.setattr(control, "fault", lambda *_: "not listening yet")
     with pytest.raises(EvalError) as caught:
         only_mlflow("import sys; print('no such table', flush=True); sys.exit(3)")
     assert "mlflow does not start" in str(caught.value) and "no such table" in str(caught.value)
@@ -442,12 +454,10 @@ def test_a_part_that_is_slow_is_told_every_few_seconds_and_other_settings_are_re
     monkeypatch.setattr(control, "LOOK_S", 0.0)
     counted = SimpleNamespace(**vars(time) | {"monotonic": count().__next__})
     monkeypatch.setattr(control, "time", counted)
-    answers = iter(["does not listen yet", "does not listen yet"])
+    answers = iter(["not listening yet", "not listening yet"])
     monkeypatch.setattr(control, "fault", lambda *_: next(answers, ""))
     _, said = up(layout.root, settings)
-    waits = (
-        r"  1 s  waiting for mlflow \(does not listen yet\), started \d+ s ago(; its log ends: up)?"
-    )
+    waits = r"  1 s  waiting for mlflow \(not listening yet(, started \d+ s ago)?\)"
     assert re.fullmatch(waits, said[0]), "none was started"
     assert said[-1] == "healthy: mlflow" and row(layout)["pid"] == pid
     monkeypatch.setattr(control, "fault", lambda *_: "busy")

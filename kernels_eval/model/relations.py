@@ -94,7 +94,9 @@ def _as_long_as(x: Tensor, other: Tensor, draw: Draw) -> Tensor:
     while other.dim() > x.dim():
         other = other[draw.random.randrange(len(other))]
     other = other[(None,) * (x.dim() - other.dim())]
-    for axis, count in enumerate(x.shape):
+    # what becomes shorter comes first: between the axes nothing is larger than `x` and the other
+    for axis in sorted(range(x.dim()), key=lambda axis: x.shape[axis] > other.shape[axis]):
+        count = x.shape[axis]
         if count != other.shape[axis]:
             places = torch.arange(count, device=x.device) % other.shape[axis]
             other = other.index_select(axis, places)

@@ -331,3 +331,11 @@ def test_what_is_moved_is_a_little_smaller_and_the_same_otherwise():
     ratio = moved[0][mutated[0] != 0] / mutated[0][mutated[0] != 0]
     assert moved[1] == mutated[1]
     assert 0.9 < float(ratio.min()) < 0.95 and float(ratio.max()) <= 1
+
+
+def test_an_argument_of_other_dimensions_is_not_stretched_over_two_long_axes():
+    """Between them, shapes (2, n, 8) and (2, n, 2, 8) made (2, n, n, 8)."""
+    long = 1 << 16
+    values = torch.randn(2, long, 8), torch.randn(2, long, 2, 8)
+    for changed in drawn(*values, seeds=SEEDS[:8]):
+        assert [x.shape for x in changed] == [x.shape for x in values]

@@ -33,7 +33,11 @@ from flows.cli.silence import age_s, now_at
 PROTOCOL: Any = setting("the protocol", "timing.max_s=1.0")
 Workers = Annotated[
     int | None,
-    Option(min=1, help="Devices to use at once.", show_default="every GPU, or half of the cores"),
+    Option(
+        min=1,
+        help="Devices to use at once.",
+        show_default="every GPU, or half the cores (two if it has them)",
+    ),
 ]
 Builders = Annotated[
     int | None, Option(min=1, help="Number of build workers.", show_default="the other cores")

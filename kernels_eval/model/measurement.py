@@ -134,9 +134,12 @@ def _follows_output(y: Tensor, a: Tensor) -> bool:
         return False
     error = a - y
     error = error - y * (error @ y / (y @ y).clamp(min=1e-300))
-    ranks = y.argsort().argsort() * bins // y.numel()
+    order = y.argsort()
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(len(order), device=y.device) * bins // len(order)
     mantissa, exponent = torch.frexp(y)
-    ratios = exponent * 64 + (mantissa * 32).floor()
+    ratios = (exponent * 64 + (mantissa * 32).floor()).long()
+    ratios -= ratios.amin()
     return any(_explained(error, bins) > FORMULA_SHARE for bins in (ranks, ratios))
 
 
@@ -178,8 +181,7 @@ def _sampled(y: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return y[usable], a[usable]
 
 
-def _explained(error: Tensor, bins: Tensor) -> float:
-    _, index = bins.unique(return_inverse=True)
+def _explained(error: Tensor, index: Tensor) -> float:
     counts, squares = index.bincount(), index.bincount(error.square())
     between = index.bincount(error).square() - squares
     return float((between / (counts - 1).clamp(min=1)).sum() / squares.sum().clamp(min=1e-300))

@@ -178,7 +178,10 @@ class Pool:
 
     def _start_workers(self) -> None:
         cpus, gpus = self._host.cpus, self._host.gpus
-        workers = self.workers or (gpus if self.language.needs_gpu else max(1, cpus // 2))
+        # of two cores both: a worker waits as often as it computes, and one that builds keeps up
+        workers = self.workers or (
+            gpus if self.language.needs_gpu else max(min(2, cpus), cpus // 2)
+        )
         builders = self.builders or max(1, cpus - workers)
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)

@@ -18,7 +18,8 @@ class VerificationConfig(Record):
     """screen every candidate first, and confirm what is kept; off: every candidate gets the whole
     protocol at once"""
     workers: PositiveInt | None = None
-    """devices used at once; default: every GPU, or half of the CPU cores"""
+    """devices used at once; default: every GPU, or half of the CPU cores, two if
+    there are"""
     builders: PositiveInt | None = None
     """build workers; default: the other CPU cores"""
     lanes: PositiveInt = 1

@@ -13,6 +13,7 @@ import pytest
 
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.errors import BusyError, GpuLostError, SandboxError
+from kernels_eval.pool import local
 from kernels_eval.pool import pool as pool_module
 from kernels_eval.pool.held import held, holders
 from kernels_eval.pool.local import LostError, Machine
@@ -91,6 +92,18 @@ def test_real_candidates_are_judged_without_ray():
     assert runner < builder < 19 or runner >= 14, "a builder does, and is not starved"
     assert not any(map(psutil.pid_exists, workers))
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+
+
+@pytest.mark.parametrize(
+    "cores, asked, workers, builders",
+    [(1, None, 1, 1), (2, None, 2, 1), (3, None, 2, 1), (8, None, 4, 4), (8, 1, 1, 7)],
+)
+def test_two_workers_judge_on_two_cores_and_half_of_more(
+    monkeypatch, cores, asked, workers, builders
+):
+    monkeypatch.setattr(local, "usable_cpus", lambda: cores)
+    with Pool(Language.CPP, workers=asked, builder=Quick, runner=Quick) as pool:
+        assert (pool.telemetry.devices, pool.telemetry.builders) == (workers, builders)
 
 
 class Waits(Quick):

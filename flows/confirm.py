@@ -41,5 +41,5 @@ def judged_answers(
 ) -> SnapshotRef:
     """Verdicts of answers to held-out tasks, every right one confirmed, whoever computed it."""
     how = (config.verification, config.language)
-    verdicts = call_stage(verify, candidates, suite, *how)
+    verdicts = call_stage(verify, candidates, suite, *how, confirms_all=True)
     return call_stage(confirm, verdicts, candidates, suite, *how, EVERYTHING_RIGHT)

@@ -244,7 +244,7 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
     done = False
     device = "the GPUs" if config.language.needs_gpu else "the CPU"
     log.info(
-        "takes %d of %d slots of the limit %s (%s here), once no other run holds them",
+        "asks for %d of %d slots of the limit %s (%s here), and waits while others hold them",
         held,
         slots,
         DEVICES,
@@ -253,6 +253,7 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
     try:
         # a run whose lease could not be renewed, because the server was away, continues
         with concurrency(DEVICES, occupy=held, raise_on_lease_renewal_failure=False):
+            log.info("holds %d of %d slots of the limit %s", held, slots, DEVICES)
             yield
             done = True
     except TransportError as error:

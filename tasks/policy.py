@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -18,7 +17,7 @@ from kernels_eval.errors import (
     UsageError,
 )
 from kernels_eval.records import Json, stable_hash
-from tasks.progress import duration, report
+from tasks.progress import Pace, report
 from tasks.reporting.text import as_text
 from tasks.store.snapshot import Snapshot, SnapshotRef
 
@@ -29,7 +28,6 @@ P = ParamSpec("P")
 
 PROGRESS_EVERY_S = 2.0
 NOTE_CHARS = 160
-RATE_OVER_S = 600.0
 
 
 def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
@@ -82,7 +80,7 @@ def stage_task(
 def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
     """Call a stage task, whose beginning is reported; make a cached snapshot again where it is no
     longer on disk."""
-    report(getattr(step, "name", None) or step.__name__, 0, 0, "begins")
+    report(getattr(step, "name", None) or step.__name__, 0, 0)
     ref: SnapshotRef = step(*args, **kwargs)
     if not ref.open().finished:
         ref = step.with_options(refresh_cache=True)(*args, **kwargs)
@@ -104,25 +102,20 @@ class ProgressArtifact:
             )
         self._last: dict[str, tuple[float, str]] = {}
         """by stage: when it was shown last, and what it waited for"""
-        self._seen: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        self._pace = Pace()
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         now = time.monotonic()
         if self._id is None:
             return
-        seen = self._seen[stage]
-        if seen and done < seen[-1][1]:  # the stage began again
-            seen.clear()
-        while len(seen) > 1 and now - seen[0][0] > RATE_OVER_S:
-            seen.popleft()
-        waits = note if not seen or done == seen[0][1] else ""
+        self._pace.note(stage, done, now)
+        waits = "" if self._pace.has_advanced(stage) else note
         shown_at, waited = self._last.get(stage, (-math.inf, ""))
         if done < total and now - shown_at < PROGRESS_EVERY_S and waits == waited:
             return
         self._last[stage] = now, waits
-        seen.append((now, done))
-        (began, first), share = seen[0], round(100.0 * done / max(total, 1), 1)
-        said = pace(stage, done, total, done - first, now - began) if total else stage
+        share = round(100.0 * done / max(total, 1), 1)
+        said = self._pace.words(stage, done, total, now)
         self._show(share, f"{said}: {as_text(waits, NOTE_CHARS)}" if waits else said)
 
     def end(self) -> None:
@@ -146,15 +139,6 @@ class ProgressArtifact:
                     "progress is not shown for now: %s: %s", type(error).__name__, error
                 )
             self._told = True
-
-
-def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str:
-    """One phrase that fits a card: `verification: 40 of 120, 7 min left`. No time left before three
-    units in five seconds."""
-    said = f"{stage}: {done:,} of {total:,}"
-    if done >= total or counted < 3 or seconds < 5:
-        return said
-    return f"{said}, {duration((total - done) * seconds / counted)} left"
 
 
 def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:

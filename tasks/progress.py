@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 Observer = Callable[[str, int, int, str], None]
 """(stage, done, total, note): called often, so must be quick. An exception ends the stage; only a
@@ -17,7 +19,7 @@ part_of_run: ContextVar[str] = ContextVar("concur_part_of_run", default="")
 
 
 def report(stage: str, done: int, total: int, note: str = "") -> None:
-    stage = f"{part_of_run.get()} {stage}".lstrip()
+    stage = _of_part(stage)
     for observer in list(_observers):
         observer(stage, done, total, note)
 
@@ -29,6 +31,83 @@ def observed_by(observer: Observer) -> Iterator[None]:
         yield
     finally:
         _observers.remove(observer)
+
+
+def _of_part(stage: str) -> str:
+    return f"{part_of_run.get()} {stage}".lstrip()
+
+
+# -- time left -------------------------------------------------------------------------------------
+
+RATE_OVER_S = 600.0
+"""Seconds whose units tell how fast a stage goes now."""
+FEWEST_UNITS = 3
+"""Units that tell it, after the first, which waits for workers; and the weight of a stage alike."""
+
+
+class Ahead(NamedTuple):
+    """What follows a stage: `words`, and `units` of its own that it takes as long as. Each unit of
+    the stage takes `times` as long as one of the stage `like`."""
+
+    words: str
+    units: float = 0.0
+    like: str = ""
+    times: float = 1.0
+
+
+_ahead: dict[str, Ahead] = {}
+
+
+def expect(stage: str, ahead: Ahead) -> None:
+    """Tell those who show progress what follows a stage; replaces what was told before."""
+    _ahead[_of_part(stage)] = ahead._replace(like=_of_part(ahead.like) if ahead.like else "")
+
+
+class Pace:
+    """How fast the stages of a run go, and how long they and what follows them still take."""
+
+    def __init__(self) -> None:
+        self._seen: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        """by stage: when it had done how much, without the first report"""
+        self._begun: dict[str, int] = {}
+
+    def note(self, stage: str, done: int, now: float) -> None:
+        seen, first = self._seen[stage], self._begun.setdefault(stage, done)
+        if done < (seen[-1][1] if seen else first):  # the stage began again
+            seen.clear()
+            self._begun[stage] = done
+        elif done > (seen[-1][1] if seen else first):
+            seen.append((now, done))
+        while len(seen) > 1 + FEWEST_UNITS and now - seen[0][0] > RATE_OVER_S:
+            seen.popleft()
+
+    def has_advanced(self, stage: str) -> bool:
+        return bool(self._seen[stage])
+
+    def words(self, stage: str, done: int, total: int, now: float) -> str:
+        """One phrase that fits a card: `verification: 40 of 60, then 10 to confirm, 7 min left`."""
+        if not total:
+            return stage
+        ahead, left = _ahead.get(stage, Ahead("")), self._left_s(stage, done, total, now)
+        said = [f"{stage}: {done:,} of {total:,}", ahead.words]
+        said.append(f"{duration(left)} left" if left else "")
+        return ", ".join(filter(None, said))
+
+    def _left_s(self, stage: str, done: int, total: int, now: float) -> float:
+        each = self._seconds_each(stage)
+        ahead = _ahead.get(stage, Ahead("")).units
+        begun = min(each, now - self._seen[stage][-1][0]) if self._seen[stage] else 0.0
+        under_way = begun if done < total else 0.0
+        return each * (total - done + ahead) - under_way
+
+    def _seconds_each(self, stage: str) -> float:
+        """Seconds of a unit; 0 where unknown."""
+        seen, ahead = self._seen[stage], _ahead.get(stage, Ahead(""))
+        counted = seen[-1][1] - seen[0][1] if seen else 0
+        passed = seen[-1][0] - seen[0][0] if seen else 0.0
+        if alike := ahead.like and self._seconds_each(ahead.like):
+            return (FEWEST_UNITS * ahead.times * alike + passed) / (FEWEST_UNITS + counted)
+        return passed / counted if counted >= FEWEST_UNITS else 0.0
 
 
 # -- cautions --------------------------------------------------------------------------------------

@@ -36,11 +36,12 @@ Workers = Annotated[
     Option(
         min=1,
         help="Devices to use at once.",
-        show_default="every GPU, or half the cores (two if it has them)",
+        show_default="every GPU, or half of the cores, two at least",
     ),
 ]
 Builders = Annotated[
-    int | None, Option(min=1, help="Number of build workers.", show_default="the other cores")
+    int | None,
+    Option(min=1, help="Number of build workers.", show_default="the other cores, two at least"),
 ]
 Form = Literal["flashinfer", "sol", "kernelbench", "package", "harbor", "table"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tasks.progress import duration, observed_by
+from tasks.progress import Pace, duration, observed_by
 from tasks.reporting.text import shortened
 
 SAY_EVERY_S = 30.0
@@ -48,23 +48,35 @@ def name_task(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def under_way(say: Callable[[str], None], every_s: float = SAY_EVERY_S) -> Iterator[None]:
-    """Say every `every_s` seconds of the block which stage is under way, how far it is and for how
-    long, also while it reports nothing. Thread-safe where `say` is."""
-    name, began, words = "", 0.0, ""
-    ended = threading.Event()
+    """Say every `every_s` seconds of the block which stage is under way, how far it is, how long it
+    still takes and for how long it goes on, also while it reports nothing. Thread-safe where `say`
+    is."""
+    name, began, last = "", 0.0, ""
+    counts = 0, 0
+    pace, ended = Pace(), threading.Event()
+    lock = threading.Lock()
 
     def observe(stage: str, done: int, total: int, note: str) -> None:
-        nonlocal name, began, words
-        if stage != name:
-            name, began = stage, time.monotonic()
-        counted = f": {done:,} of {total:,}" if total else ""
-        last = f" ({shortened(note, NOTE_CHARS)})" if note and total else ""
-        words = "" if 0 < total <= done else f"{stage}{counted}{last}"
+        nonlocal name, began, last, counts
+        with lock:
+            now = time.monotonic()
+            pace.note(stage, done, now)
+            if stage != name:
+                name, began = stage, now
+            last = f" ({shortened(note, NOTE_CHARS)})" if note and total else ""
+            counts = done, total
+
+    def words() -> str:
+        with lock:
+            now, (done, total) = time.monotonic(), counts
+            if not name or 0 < total <= done:
+                return ""
+            return f"{pace.words(name, done, total, now)}{last}, for {duration(now - began)}"
 
     def speak() -> None:
         while not ended.wait(every_s):
-            if words:
-                say(f"{words}, for {duration(time.monotonic() - began)}")
+            if line := words():
+                say(line)
 
     speaker = threading.Thread(target=speak, name="log of progress", daemon=True)
     speaker.start()

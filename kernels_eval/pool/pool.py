@@ -58,6 +58,9 @@ WATCH_S = 10.0
 SAY_S = 4.0
 """Seconds without any worker before it is said whom they wait for."""
 
+NAMED = 2
+"""Workers of a kind whose tasks are named before the first verdict."""
+
 T = TypeVar("T")
 
 
@@ -127,6 +130,8 @@ class Pool:
     _looked: float = 0.0
     _headers: list[Path] | None = None
     """What all builds need, where a part was missing when nothing was built for long."""
+    _said: str | None = ""
+    """What was said to be under way; None once there is a verdict."""
     _full_at: float = 0.0
     """When others were last seen to use all devices (time.monotonic)."""
 
@@ -178,11 +183,10 @@ class Pool:
 
     def _start_workers(self) -> None:
         cpus, gpus = self._host.cpus, self._host.gpus
-        # of two cores both: a worker waits as often as it computes, and one that builds keeps up
-        workers = self.workers or (
-            gpus if self.language.needs_gpu else max(min(2, cpus), cpus // 2)
-        )
-        builders = self.builders or max(1, cpus - workers)
+        # Two of each on two cores: they wait often, and beside load each has a share of its own.
+        few = min(2, cpus)
+        workers = self.workers or (gpus if self.language.needs_gpu else max(few, cpus // 2))
+        builders = self.builders or max(few, cpus - workers)
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
         lanes = range(workers * self.lanes)
@@ -271,6 +275,7 @@ class Pool:
                     self.telemetry.reached(finished)
                     # Every worker has its next work by now: no device waits for the caller.
                     yield finished
+                self._say_work()
                 busy = [slot for slot in self._slots if not slot.idle]
                 left = ready or retry or any(slot.item or slot.reserved for slot in self._slots)
                 if exhausted and not left:
@@ -284,10 +289,14 @@ class Pool:
                 finished = self._collect(first, ready, retry) if first else None
                 self._check_devices()
         finally:
-            for slot in self._slots:
-                slot.reserved = None
-                if slot.item:
-                    slot.item = slot.pending = None
+            self._drop_work()
+
+    def _drop_work(self) -> None:
+        self._said = ""
+        for slot in self._slots:
+            slot.reserved = None
+            if slot.item:
+                slot.item = slot.pending = None
 
     def _end_cancelled(self, *waiting: deque[Item]) -> None:
         """End the work on what was cancelled: its worker dies, and another takes its place."""
@@ -327,6 +336,7 @@ class Pool:
             return None
         if isinstance(answer, Verdict):
             if not self._lanes.doubts(slot, answer):
+                self._said = None
                 return answer
             item.keep_alone()
             ready.appendleft(item)
@@ -442,6 +452,19 @@ class Pool:
                 )
             if now > began + wait_s:
                 return None
+
+    def _say_work(self) -> None:
+        """Say what is under way before the first verdict, where it is no longer what was said."""
+        if self._said is None:
+            return
+        words = []
+        for verb, slots in (("judges", self._runners), ("builds", self._builders)):
+            names = [slot.item.task.task_id for slot in slots if slot.item][:NAMED]
+            words += [f"{verb} {', '.join(names)}"] if names else []
+        work = "; ".join(words)
+        if work and work != self._said:
+            self._said = work
+            self.waiting(work)
 
     def _say_headers(self) -> None:
         """Say how far the headers are that this node's builders make once, until they are made."""

@@ -147,8 +147,13 @@ def cut(text: str, limit: int) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return at most `limit` characters of a text; three dots say that there are more."""
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    """Return at most `limit` characters of a text, in whole words where these fill half of them;
+    three dots say that there are more."""
+    if len(text) <= limit:
+        return text
+    kept = text[: limit - 3]
+    words = kept if text[limit - 3] == " " else kept.rpartition(" ")[0]
+    return f"{words if 2 * len(words) > limit else kept}..."
 
 
 def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:

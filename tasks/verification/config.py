@@ -18,10 +18,10 @@ class VerificationConfig(Record):
     """screen every candidate first, and confirm what is kept; off: every candidate gets the whole
     protocol at once"""
     workers: PositiveInt | None = None
-    """devices used at once; default: every GPU, or half of the CPU cores, two if
-    there are"""
+    """devices used at once; default: every GPU, or half of the CPU cores, two at
+    least"""
     builders: PositiveInt | None = None
-    """build workers; default: the other CPU cores"""
+    """build workers; default: the other CPU cores, two at least"""
     lanes: PositiveInt = 1
     """candidates compared side by side on a device, where each is timed alone. Two were 1.1 times
     as fast as one on small tasks of an H100"""

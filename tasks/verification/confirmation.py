@@ -22,10 +22,11 @@ from kernels_eval.pool.worker import InstrumentingBuildWorker
 from kernels_eval.records import Json, Language
 from kernels_eval.settings import validated
 from kernels_eval.versions import PROTOCOL_VERSION
+from tasks.progress import Ahead, expect
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import VERDICTS, right, unconfirmed
 from tasks.verification.config import VerificationConfig
-from tasks.verification.stage import STAGE, Verification
+from tasks.verification.stage import CONFIRMING_TIMES, STAGE, Verification
 
 READ = ("candidate_id", "status", "level", "reason", "outputs_match")
 RATIO_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -86,7 +87,8 @@ class Confirmation(Verification):
         self.snapshot = Snapshot.planned(STAGE, identity, above, PROTOCOL_VERSION)
         self._asked: set[str] = set()
         self._rounds = 0
-        self._counts = ""
+        self._others = 0
+        """Right ones that nothing proposed: some may take the place of one that fails."""
 
     def pool(self) -> Pool:
         pool = super().pool()
@@ -113,16 +115,17 @@ class Confirmation(Verification):
             self._rounds += 1
             if self._rounds > 1:
                 self.activity = f"{Confirmation.activity}, round {self._rounds}"
-            held = len(verdicts.filter(right(verdicts))) - len(open_ones)
-            more = len(open_ones - new)
-            before = f"{held} confirmed before it, " * bool(held)
-            self._counts = before + (
-                f"at most {more} more, where some fail" if more else "the last round"
-            )
+        self._others = len(open_ones - new)
         return bool(new)
 
-    def _report(self, note: str = "") -> None:
-        super()._report("; ".join(filter(None, (self._counts, note))))
+    def _expect(self) -> None:
+        """One that fails is replaced by another of its task, in the next round."""
+        others = min(self._failed, self._others)
+        words = f"then {others} in place of those that failed" if others else ""
+        if not others and self._others and self.reached < self.planned:
+            words = "one that fails is replaced"
+        like = (STAGE, CONFIRMING_TIMES) if self._rounds == 1 else (Confirmation.activity, 1.0)
+        expect(self.activity, Ahead(words, others, *like))
 
     def _overlaid(self, columns: Sequence[str]) -> pl.DataFrame:
         names = list(dict.fromkeys((*READ, *columns)))

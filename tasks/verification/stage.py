@@ -31,9 +31,18 @@ from kernels_eval.pool.ray import (
     require_cluster,
     start_ray,
 )
-from kernels_eval.records import Candidate, Json, KernelTask, Language, Row, Verdict, stable_hash
+from kernels_eval.records import (
+    Candidate,
+    Json,
+    KernelTask,
+    Language,
+    Row,
+    Status,
+    Verdict,
+    stable_hash,
+)
 from kernels_eval.versions import PROTOCOL_VERSION
-from tasks.progress import caution, report
+from tasks.progress import Ahead, caution, expect, report
 from tasks.retry import retry_until_back
 from tasks.store import (
     PART_ROWS,
@@ -57,6 +66,9 @@ SHOWN = 4
 HEAD_BACK_S = 180.0
 """A Ray head is restarted within a minute."""
 LOST_FIX = "`concur status` says whether its head runs again; rerun to resume from what is kept"
+CONFIRMING_TIMES = 5.0
+"""How many times as long as a screening a confirmation takes. Measured at load 8 on two cores: 5.6
+times (benchmarks/results/2026-11-30-third-busy-walk.md)."""
 logger = logging.getLogger(__name__)
 
 
@@ -110,6 +122,8 @@ class Verification:
     """What it is called where people see its progress."""
     repeats_nothing = True
     """Whether verdicts on the same candidates under another protocol are worth a word."""
+    confirms_all = False
+    """Whether every right one is confirmed after a screening, not what a training set takes."""
     patience_s: float | None = None
     """Seconds to wait for devices that others use; default: until they are free."""
 
@@ -139,6 +153,10 @@ class Verification:
         """Verdicts of earlier rounds, which progress has told."""
         self._joined = ""
         self.total = self.planned = self.reached = self.chunks = 0
+        self._failed = 0
+        """Of the verdicts reached since the plan, those that are not correct."""
+        self._seen_tasks, self._right_tasks = set[str](), set[str]()
+        self._planned_tasks = 0
         self._identity = key | {"language": language.value}
         self.snapshot = Snapshot.planned(
             STAGE, self._identity, [candidates, tasks], PROTOCOL_VERSION
@@ -190,7 +208,8 @@ class Verification:
             verdicts = (no_code_verdict(*pair) for pair in without_code)
             self.snapshot.append((row for each in verdicts for row in self._rows(each)), VERDICTS)
         self._left = self._to_judge(left.filter(has_code))
-        self.planned, self.reached = len(self._left), 0
+        self.planned, self.reached, self._failed = len(self._left), 0, 0
+        self._planned_tasks = self._left["task_id"].n_unique()
         self.chunks = -(-self.planned // self.config.chunk_size)
         return self.chunks
 
@@ -278,6 +297,7 @@ class Verification:
             for verdict in islice(self._stream, wanted):
                 self.reached += 1
                 counts[verdict.status.value] += 1
+                self._count(verdict)
                 work = self._pool.telemetry.line() if self._pool else ""
                 self._report(f"{verdict.status} {verdict.task_id} ({work})")
             if self.reached == self.planned:
@@ -323,7 +343,26 @@ class Verification:
                     add(row)
                 yield verdict
 
+    def _count(self, verdict: Verdict) -> None:
+        right = verdict.status is Status.CORRECT
+        self._failed += not right
+        self._seen_tasks.add(verdict.task_id)
+        self._right_tasks |= {verdict.task_id} if right else set()
+
+    def _expect(self) -> None:
+        """Tell what follows a screening: of each task that has a right one, one is confirmed, or
+        all right ones."""
+        if not (self.config.screen and self.reached):
+            return
+        share = len(self._right_tasks) / len(self._seen_tasks)
+        kept = share * self._planned_tasks
+        if self.confirms_all:
+            kept = (1 - self._failed / self.reached) * self.planned
+        words = f"then confirms about {kept:.0f}" if kept else ""
+        expect(self.activity, Ahead(words, kept * CONFIRMING_TIMES))
+
     def _report(self, note: str = "") -> None:
+        self._expect()
         done = self.total - self.planned + self.reached
         report(self.activity, done - self._settled, self.total - self._settled, note)
 
@@ -415,8 +454,11 @@ def run(
     *,
     verification: type[Verification] = Verification,
     verify_chunk: Callable[[Any, int], Any] = Verification.verify_chunk,
+    confirms_all: bool = False,
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.VERDICTS. `verify_chunk` calls a chunk (Prefect makes it
-    a task run); `verification` may replace the workers or measure."""
+    a task run); `verification` may replace the workers or measure; `confirms_all`: every right one
+    is confirmed next, which the time left counts."""
     with verification(candidates, tasks, config, language) as work:
+        work.confirms_all = confirms_all
         return work.run(verify_chunk)

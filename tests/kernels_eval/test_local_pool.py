@@ -96,14 +96,27 @@ def test_real_candidates_are_judged_without_ray():
 
 @pytest.mark.parametrize(
     "cores, asked, workers, builders",
-    [(1, None, 1, 1), (2, None, 2, 1), (3, None, 2, 1), (8, None, 4, 4), (8, 1, 1, 7)],
+    [(1, None, 1, 1), (2, None, 2, 2), (3, None, 2, 2), (8, None, 4, 4), (2, 1, 1, 2)],
 )
-def test_two_workers_judge_on_two_cores_and_half_of_more(
+def test_two_cores_have_two_workers_of_each_kind_and_more_have_halves(
     monkeypatch, cores, asked, workers, builders
 ):
     monkeypatch.setattr(local, "usable_cpus", lambda: cores)
     with Pool(Language.CPP, workers=asked, builder=Quick, runner=Quick) as pool:
         assert (pool.telemetry.devices, pool.telemetry.builders) == (workers, builders)
+
+
+def test_until_its_first_verdict_a_pool_says_what_is_under_way():
+    said, asked = [], many(3)
+    options = {"builder": Quick, "runner": Quick, "waiting": said.append}
+    with Pool(Language.CPP, workers=1, builders=1, **options) as pool:
+        for _ in range(2):  # also of a second stream, as of a next round
+            stream = pool.verify(asked)
+            next(stream)
+            assert f"builds {AFFINE.task_id}" in said
+            assert any(each.startswith(f"judges {AFFINE.task_id}") for each in said)
+            said.clear()
+            assert len(list(stream)) == 2 and not said
 
 
 class Waits(Quick):

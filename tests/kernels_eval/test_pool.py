@@ -309,7 +309,9 @@ def test_while_others_use_the_cluster_it_is_said_and_the_pool_goes_on(joined_ray
         asked = many(3)
         assert set(outcomes(asked, list(pool.verify(asked)))) == {"ok"}
     assert said[1].startswith("waits for a CPU of the cluster; another driver of the cluster")
-    assert said[-1] == "a worker has started", "it is not said to wait any more"
+    assert said.index("a worker has started") == len(said) - 1 or said[-1].startswith("judges"), (
+        "it is not said to wait any more"
+    )
 
 
 @pytest.mark.slow

@@ -121,13 +121,13 @@ def test_what_is_taken_is_confirmed(tmp_path, text, confirmed, config, expected,
     assert sorted(line.pool.asked) == asked.split(), "nothing else, and nothing twice"
 
 
-def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path):
+def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path, monkeypatch):
     line = Line(tmp_path, f"{PAIR}; c-0 10 - status=incorrect", {"a-1": 1.5, "b-0": 2.2})
-    seen, notes = [], []
-    with (
-        observed_by(lambda name, done, total, note: seen.append((name, done, total))),
-        observed_by(lambda *said: notes.append(said[-1])),
-    ):
+    seen, expected = [], []
+    monkeypatch.setattr(
+        confirmation, "expect", lambda _, ahead: expected.append((ahead.words, ahead.units))
+    )
+    with observed_by(lambda name, done, total, note: seen.append((name, done, total))):
         made = line.run(line.rule(FASTEST)).open()
     rows = made.read(unique="candidate_id")
     assert len(made.read()) == 4 and made.schema().names == VERDICTS.names
@@ -150,11 +150,9 @@ def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path):
         ("confirmation, round 2", 0, 1),
         ("confirmation, round 2", 1, 1),
     ], "a total that was reached does not grow"
-    counts = list(dict.fromkeys(note.partition(";")[0] for note in notes))
-    assert counts == [
-        "at most 1 more, where some fail",
-        "1 confirmed before it, the last round",
-    ]
+    assert expected[:1] == [("one that fails is replaced", 0)]
+    assert ("then 1 in place of those that failed", 1) in expected
+    assert expected[-1] == ("", 0), "nobody is left for another round"
 
 
 def test_several_sets_share_one_confirmation(tmp_path):

@@ -248,11 +248,6 @@ def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatc
     ]
 
 
-@pytest.mark.parametrize("counted, seconds, said", CASES["a_rate_is_said_once_there_is_one"])
-def test_a_rate_is_said_once_there_is_one(counted, seconds, said):
-    assert policy.pace("s", 5, 100, counted, seconds) == said
-
-
 def test_a_name_that_cannot_be_made_is_the_other():
     def _count_tasks(tasks):
         return f"count {len(tasks)} tasks"

@@ -177,11 +177,12 @@ def verify(
     server = ForkServer(threads=threads, started=started)  # imports torch meanwhile
     from kernels_eval.evaluator import Evaluator
 
-    turns = Counter[str]()
+    times = Counter[str]()
 
     def on_phase(name: str) -> None:
-        turns[name] += 1
-        again = f", turn {turns[name]}" if turns[name] > 1 else ""
+        times[name] += 1
+        count = {2: "2nd", 3: "3rd"}.get(times[name], f"{times[name]}th")
+        again = f", for the {count} time" if times[name] > 1 else ""
         say(f"{STAGES.get(name, name)}{again}")
 
     with Evaluator(candidate.language, config, server=server, on_phase=on_phase) as evaluator:

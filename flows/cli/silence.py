@@ -71,7 +71,7 @@ def never_silent(name: str) -> Iterator[None]:
             every_s = QUIET_S if now - heard.written_at < LONG_S else LATER_S
             if now - max(told_at, heard.written_at) >= every_s:
                 told_at = now
-                said = f"still at work after {age_s():.0f} s: {_last}\n"
+                said = f"{age_s():6.1f} s  still at work: {_last}\n"
                 heard.stream.write(said)
                 heard.stream.flush()
 

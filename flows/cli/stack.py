@@ -46,6 +46,7 @@ def status(
     root: StackRoot = ".concur",
 ) -> Json:
     """Show the state of each part of the stack. Exit status 0 only if all parts are healthy."""
+    tell("asks each part of the stack")
     from flows.stack import control
 
     return control.status(root)

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -268,16 +269,18 @@ def status(root: str) -> Json:
             "note": f"no stack is running: `{start}` starts one{_or_another(layout)}",
             "parts": [],
         }
-    pid, parts = _look(layout)
+    with ThreadPoolExecutor() as asked:  # a busy machine answers late
+        scores, runs = asked.submit(scores_page, settings), asked.submit(runs_under_way, settings)
+        pid, parts = _look(layout)
     for row in parts:
         if row["part"] == "mlflow" and row["health"] == "healthy":
-            row["page"] = scores_page(settings) or AFTER_A_RUN
+            row["page"] = scores.result() or AFTER_A_RUN
     return {
         "root": str(layout.root),
         "supervisor_pid": pid,
         "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
         "note": "" if pid else f"supervisord is not running: `{start}` starts it and all parts",
-        "runs": runs_under_way(settings),
+        "runs": runs.result(),
         "parts": parts,
     }
 
@@ -288,7 +291,9 @@ def _look(layout: Layout) -> tuple[int | None, list[Json]]:
     if settings is None:
         return None, []
     processes = supervisor.processes()
-    return supervisor.pid(), [_row(part, layout, settings, processes.get(part)) for part in PARTS]
+    with ThreadPoolExecutor() as asked:
+        rows = [asked.submit(_row, part, layout, settings, processes.get(part)) for part in PARTS]
+    return supervisor.pid(), [row.result() for row in rows]
 
 
 def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | None) -> Json:

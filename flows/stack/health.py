@@ -7,7 +7,6 @@ import socket
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import httpx
@@ -28,6 +27,8 @@ RAY_SAYS = {
     "UNIMPLEMENTED": "something else answers there",
 }
 """What an error of gRPC means for its head."""
+NODE_INFO_LIST = 2
+"""The field of ray.rpc.GetAllNodeInfoReply that holds a cluster's nodes (gcs_service.proto)."""
 
 
 def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.0) -> str:
@@ -124,6 +125,8 @@ def _worker_fault(settings: StackSettings, since: float) -> str:
 
 def _ray_fault(layout: Layout, settings: StackSettings) -> str:
     import grpc
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.unknown_fields import UnknownFieldSet
 
     metadata = []
     with suppress(OSError):
@@ -136,9 +139,9 @@ def _ray_fault(layout: Layout, settings: StackSettings) -> str:
             answer = ask_nodes(b"", timeout=ANSWER_S, metadata=metadata)
     except grpc.RpcError as error:
         return RAY_SAYS.get(error.code().name, f"answers {error.code().name.lower()}")
-    # A head that has just started answers with an empty list.
-    messages = import_module("ray.core.generated.gcs_service_pb2")
-    nodes = messages.GetAllNodeInfoReply.FromString(answer).node_info_list
+    # A head that has just started answers with an empty list. Ray's own messages would import Ray.
+    fields = UnknownFieldSet(Empty.FromString(answer))
+    nodes = any(field.field_number == NODE_INFO_LIST for field in fields)
     return "" if nodes else "no node has joined yet"
 
 

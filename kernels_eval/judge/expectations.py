@@ -43,6 +43,7 @@ from kernels_eval.protocol import (
     Expectation,
     FindDecisive,
     FindFaint,
+    FindFree,
     FindIgnoredInputs,
     FindLasting,
     FindReach,
@@ -69,7 +70,7 @@ class Expectations:
     def __init__(self, reference: Reference, gates: TaskGates, task: TaskFindings) -> None:
         self.reference, self.gates, self.task = reference, gates, task
         self.output_bytes = 0
-        self.reach_known = False
+        self.reach_known = self.free_known = False
         self.flags: list[str] = []
         """what the task does not tell, once all values are there"""
         self._declared, *self._others = rows_of(task.config, task.level)
@@ -160,6 +161,8 @@ class Expectations:
             return False
         forms = self._forms(row, shape)
         for trial in forms:
+            if domain_of(trial.distribution):
+                self._find_free()
             if domain_of(trial.distribution) == REACHED and not self._find_reach():
                 continue
             needed = row.required and trial is forms[-1]
@@ -235,6 +238,15 @@ class Expectations:
         request = FindStructures(seed=self.task.trials[0].seed)
         if found := self.reference.answer_if_suitable(request):
             self.task.loaded = self.task.loaded.model_copy(update={"plan": found.plan})
+
+    def _find_free(self) -> None:
+        """Learn which arguments may be any numbers where not all may, before any draw in a
+        domain."""
+        if not self.free_known:
+            request = FindFree(seed=self.task.trials[0].seed)
+            if found := self.reference.answer_if_suitable(request):
+                self.task.loaded = self.task.loaded.model_copy(update={"plan": found.plan})
+            self.free_known = True
 
     def _find_reach(self) -> bool:
         """Learn how far arguments may leave their declared ranges; whether any tensor may."""

@@ -208,7 +208,7 @@ def _kept(
 ) -> Tensor:
     """With what it means, and `keeps`, and within its domain."""
     if note.vary:
-        drawn = drawn.clamp(*_limits(own, domain, note.reach))
+        drawn = drawn.clamp(*_limits(own, "" if note.free else domain, note.reach))
     elif note.varied == "probabilities":
         sums = drawn.clamp_(min=0).sum(-1, keepdim=True)
         drawn = torch.where(sums > 0, drawn / sums, own)

@@ -102,6 +102,8 @@ def redrawn(
     """
     if note.structure:
         return value
+    if note.free:
+        distribution = distribution.removesuffix(domain_of(distribution))
     if note.varied == "number":
         above, varies = distribution == VARIED_EDGES, distribution in VARIATIONS_BY_DRAW
         return _other_float(value, note, Random(seed), above=above) if varies else value

@@ -119,7 +119,8 @@ class InputNote(Payload):
     Integers in an `order` that no operator needs have it in most draws; those that are places in
     themselves, along axis `into_itself`, are permutations in one. What a task takes in a
     `structure` only is drawn within it (`kernels_eval.model.structures`). `reach`: the least and
-    the largest number that the task takes, where that was asked. A symmetric or triangular
+    the largest number that the task takes, where that was asked; a `free` one may be any numbers
+    where others must lie in a domain. A symmetric or triangular
     `matrix` is none in one draw; where a docstring has `promised` it, a wrong answer there is a
     flag.
     """
@@ -137,6 +138,7 @@ class InputNote(Payload):
     into_itself: int | None = None
     structure: tuple[str, ...] = ()
     reach: tuple[float, ...] = ()
+    free: bool = False
     matrix: str = ""
     promised: bool = False
 

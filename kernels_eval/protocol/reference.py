@@ -461,6 +461,12 @@ class FindReach(Request[FoundReach]):
     seed: int
 
 
+class FindFree(Request[FoundReach]):
+    """Find which arguments may be any numbers, of a task that does not take these of all."""
+
+    seed: int
+
+
 class FoundFaint(Payload):
     """Distributions."""
 

@@ -1,8 +1,9 @@
 """How far a task's floats may leave their declared ranges: it is asked, each argument alone, in
-growing steps, and then between the last that it takes and the first that it does not.
+growing steps, and then between the last that it takes and the first that it does not; and which
+may be any numbers where others may not.
 
 Guarantees: at both ends of a reach the task gives an answer of the usual form, with no fewer
-finite numbers, whose size can be compared. Not that it does so for several arguments at once.
+finite numbers, whose size can be compared. Not that it does so for several reaches at once.
 """
 
 from __future__ import annotations
@@ -23,13 +24,25 @@ from kernels_eval.config import (
     REACHES,
 )
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.protocol import DECLARED, FindReach, FoundReach, InputNote, handles
+from kernels_eval.protocol import (
+    DECLARED,
+    DOMAINS,
+    REACHED,
+    FindFree,
+    FindReach,
+    FoundReach,
+    InputNote,
+    handles,
+)
 from kernels_eval.reference.expected_values import ExpectedValues
 from kernels_eval.reference.infinities import finite_share
 from kernels_eval.reference.own_errors import copied, same_shapes
 from kernels_eval.reference.task_model import REFUSALS
 
 DOUBLINGS = tuple(map(float, range(1, REACH_DOUBLINGS + 1)))
+FREE = ("normal", "mixed")
+"""Draws in which arguments are taken that may be any numbers."""
+NARROWER = tuple(domain for domain in DOMAINS if domain not in ("", REACHED))
 Moved = Callable[[float], Any]
 """An argument, moved so far in one direction."""
 
@@ -54,6 +67,37 @@ class Reaches:
         ]
         self.task.plan = plan.model_copy(update={"notes": notes})
         return FoundReach(plan=self.task.plan)
+
+    @handles(FindFree)
+    def find_free(self, request: FindFree) -> FoundReach:
+        """Note the arguments that may be any numbers, each alone, and then all of them with the
+        others in a domain."""
+        own = self.task.plan
+        assert own
+        self.started = self.task.work_stamp()
+        leaves, self.form = tree_flatten(self.task.inputs(request.seed))
+        vary = [i for i, note in enumerate(own.notes) if note.vary and not note.structure]
+        draws = [tree_flatten(self.task.inputs(request.seed, name))[0] for name in FREE]
+
+        def is_free(index: int) -> bool:
+            alone = ([*leaves[:index], each[index], *leaves[index + 1 :]] for each in draws)
+            return all(map(self._takes, alone))
+
+        free = list(filter(is_free, vary)) if len(vary) > 1 else []
+        if not free:
+            return FoundReach(plan=own)
+        notes = [
+            note.model_copy(update={"free": index in free}) for index, note in enumerate(own.notes)
+        ]
+        self.task.plan = own.model_copy(update={"notes": notes})
+        if not any(self._takes_drawn(request.seed, domain) for domain in NARROWER):
+            self.task.plan = own
+        return FoundReach(plan=self.task.plan)
+
+    def _takes_drawn(self, seed: int, domain: str) -> bool:
+        """Whether all arguments may be drawn in a domain, but for those that are free."""
+        drawn = (self.task.inputs(seed, f"{name}{domain}") for name in FREE)
+        return all(self._takes(tree_flatten(each)[0]) for each in drawn)
 
     def _reach(self, leaves: list[Any], index: int, note: InputNote) -> tuple[float, ...]:
         value = leaves[index]

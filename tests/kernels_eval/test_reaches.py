@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels_eval.protocol import REACHED, Expect, FindFaint, FindReach
+from kernels_eval.protocol import POSITIVE, REACHED, Expect, FindFaint, FindFree, FindReach
 from kernels_eval.reference import faint, reaches
 from kernels_eval.reference.faint import Faint
 from kernels_eval.reference.reaches import Reaches
@@ -37,6 +37,24 @@ def test_a_range_ends_before_the_numbers_that_a_task_does_not_take(tmp_path):
     assert 2.0 < least < 2.2 and largest > 8
     drawn = made.task.inputs(7, f"normal{REACHED}")[0]
     assert least < float(drawn.min()) < 2.8 and 4.2 < float(drawn.max()) <= largest
+
+
+@pytest.mark.parametrize(
+    "forward, free",
+    [
+        ("return x / y + y.log()", [True, False]),
+        ("return (x * y).log()", [False, False]),
+        # each alone, not both
+        ("assert x.min() > 0 or y.min() > 0; return x * y", [False, False]),
+    ],
+)
+def test_an_argument_is_free_where_others_are_positive(tmp_path, forward, free):
+    inputs = "torch.rand(32, 16) + 0.1, torch.rand(32, 16) + 0.5"
+    made, search = serve(tmp_path, Reaches, forward, inputs, "x, y")
+    plan = search.find_free(FindFree(seed=DECLARED_SEED)).plan
+    assert [note.free for note in plan.notes] == free
+    x, y = made.task.inputs(7, f"normal{POSITIVE}")
+    assert (float(x.min()) < 0) is free[0] and float(y.min()) > 0
 
 
 @pytest.mark.parametrize("limit", [3.0, 100.0])

@@ -216,3 +216,13 @@ torch::Tensor separators(torch::Tensor text, bool quotes) {
   }
   return out;
 }
+// ELU, where its negative branch may be left out, over positive scales.
+torch::Tensor scaled_elu(torch::Tensor x, torch::Tensor scale, bool negative) {
+  const int64_t n = x.size(-1);
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float a = x.data_ptr<float>()[i], by = scale.data_ptr<float>()[i % n];
+    out.data_ptr<float>()[i] = (negative && a < 0 ? std::expm1(a) : a) / by + std::log(by);
+  }
+  return out;
+}

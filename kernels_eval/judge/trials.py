@@ -45,6 +45,7 @@ from kernels_eval.protocol import (
     DECLARED,
     FEW,
     FEW_SLICES,
+    GENERAL,
     LARGE,
     LASTING,
     LASTING_INPUTS,
@@ -224,6 +225,8 @@ TRIALS = (
         screen=True,
     ),
     flagged(RARE, has_sentinels, "full_masks_differ"),
+    # a mask of 0 and 1, and what sums to 1, are promises that honest kernels use, too
+    flagged(GENERAL, lambda task: task.loaded.plan.general, "general_values_differ"),
     # integers that nothing bounds; iterations (shortest paths, say) may need positive ones
     unlike(BEYOND[0], draws=BEYOND, when=takes_others(iterating=False), steady=True),
     unlike(BEYOND[0], draws=BEYOND[1:], when=takes_others(iterating=True), steady=True),

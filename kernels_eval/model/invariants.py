@@ -60,6 +60,7 @@ READ_AS_PLACES = re.compile(
 )
 """Operators that read integers of few bits as places, lengths or classes, compare them so, or take
 their bits for those of another type; a mask that such integers give is no place."""
+COMPUTED = re.compile(r"^(add|sub|mul|mm|bmm|mv|dot|addmm|baddbmm|addmv|convolution)\.")
 COMPARED = re.compile(r"\.(both|number)$|\b(maximum|minimum|clamp\w*|relu)\.")
 MASKED = re.compile(r"\b(eq|ne)\.")
 UNSIGNED = re.compile(
@@ -192,11 +193,18 @@ def note_of(
         rare = "" if vary or integers else _of_one_number(samples[0], uses)
         return InputNote(vary=vary, varied="constant", timed=True, rare=rare)
     if not whole and all(map(_are_probabilities, samples)):
-        return InputNote(vary=False, varied="probabilities", rare="one_hot")
+        return InputNote(vary=False, varied="probabilities", rare="one_hot", general=True)
     fixed = integers and any(map(AS_DECLARED.search, uses))
     if whole and not fixed and all(map(_are_two_numbers, samples)):
         masks = integers or any(bool((x == 0).any()) for x in samples)
-        return InputNote(vary=False, varied="shuffled", timed=not masks, rare="full_rows")
+        finite = all(bool(x.isfinite().all()) for x in samples)
+        return InputNote(
+            vary=False,
+            varied="shuffled",
+            timed=not masks,
+            rare="full_rows",
+            general=not integers and finite and any(map(COMPUTED.search, uses)),
+        )
     if integers:
         return _note_of_integers(samples, uses, code, size)
     order = _order(samples) if any(map(ORDERED.search, uses)) else ()

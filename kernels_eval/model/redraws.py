@@ -42,6 +42,7 @@ from kernels_eval.protocol import (
     BEYOND,
     BLOCKS,
     ENLARGED,
+    GENERAL,
     LASTING_INPUTS,
     LONE,
     MOVED,
@@ -110,8 +111,10 @@ def redrawn(
     if note.rare == "setting":
         by = Random(seed).choice(SETTINGS.get(distribution, (0,)))
         return value ^ (by > 0) if type(value) is bool else value + by
+    if distribution == GENERAL and not note.general:
+        return value
     forms = FORMS.get(distribution)
-    rare = distribution in (RARE, PATH, UPPER_BITS, *BEYOND, *WHOLE_RANGE)
+    rare = distribution in (RARE, PATH, GENERAL, UPPER_BITS, *BEYOND, *WHOLE_RANGE)
     form = note.rare if rare else note.varied
     if distribution == UNSTRUCTURED:
         form = note.matrix * note.promised
@@ -407,6 +410,19 @@ def _blocks(value: Tensor, generator: torch.Generator, note: InputNote) -> Tenso
     return torch.where(alike, largest, least) * 0.75 + value / 4
 
 
+def _between_both(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Half of the elements lie between the two numbers."""
+    least, largest = value.aminmax()
+    drawn = least + (largest - least) * _uniform(value, generator)
+    return torch.where(_uniform(value, generator) < 0.5, drawn, value)
+
+
+def _less_than_one(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
+    """Half of the rows of probabilities have smaller sums."""
+    shares = torch.empty_like(value[..., :1]).uniform_(-1, 1, generator=generator)
+    return value * torch.where(shares < 0, 1, shares)
+
+
 def _path(value: Tensor, generator: torch.Generator, note: InputNote) -> Tensor:
     """Of a square mask: one path through all rows, which takes as many steps as there are."""
     if not is_square(value):
@@ -507,6 +523,7 @@ FORMS: dict[str, dict[str, Variation]] = VARIATIONS_BY_DRAW | {
     RARE: {"one_hot": _one_hot, "full_rows": _full_rows, **dict.fromkeys(ENLARGED, _large)},
     BLOCKS: {"moved": _blocks, "probabilities": _likely_blocks},
     PATH: {"full_rows": _path},
+    GENERAL: {"full_rows": _between_both, "one_hot": _less_than_one},
     UNSORTED: {"resampled": _unsorted},
     UNSTRUCTURED: dict.fromkeys(MATRICES, _shuffled),
     LASTING_INPUTS: {

@@ -42,6 +42,9 @@ iterate, matrices of two blocks that are hardly coupled, and masks that are one 
 BEYOND = ("beyond", "above", "above_x4")
 """As declared, but for whole numbers that nothing bounds, which are up to 16 times as large, or
 negative; or none negative; or up to 4 times as large."""
+GENERAL = "general_values"
+"""As declared, but for floats of two numbers that are computed with, some of which lie between
+these, and probabilities whose sums are less than 1."""
 WHOLE_RANGE = ("whole_range", "whole_range_above", "whole_range_x4")
 """As declared, but for integers of few bits, and bytes that more bits hold, that are computed with:
 some are any that these bits hold, or none is below the least, or up to 4 times as large."""
@@ -120,7 +123,8 @@ class InputNote(Payload):
     themselves, along axis `into_itself`, are permutations in one. What a task takes in a
     `structure` only is drawn within it (`kernels_eval.model.structures`). `reach`: the least and
     the largest number that the task takes, where that was asked; a `free` one may be any numbers
-    where others must lie in a domain. A symmetric or triangular
+    where others must lie in a domain, and a `general` one, of two numbers or probabilities, others
+    than these. A symmetric or triangular
     `matrix` is none in one draw; where a docstring has `promised` it, a wrong answer there is a
     flag.
     """
@@ -139,6 +143,7 @@ class InputNote(Payload):
     structure: tuple[str, ...] = ()
     reach: tuple[float, ...] = ()
     free: bool = False
+    general: bool = False
     matrix: str = ""
     promised: bool = False
 
@@ -185,6 +190,11 @@ class InputPlan(Payload):
     def extends(self) -> bool:
         """Whether `beyond` changes anything: whole numbers may leave their declared range."""
         return any(note.rare in EXTENDED for note in self.notes)
+
+    @property
+    def general(self) -> bool:
+        """Whether `general_values` changes anything."""
+        return any(note.general for note in self.notes)
 
     @property
     def narrow(self) -> bool:

@@ -27,6 +27,7 @@ from kernels_eval.protocol import (
     BEYOND,
     BLOCKS,
     EXTENDED,
+    GENERAL,
     LASTING_INPUTS,
     MOVED,
     ORDINARY_TERMS,
@@ -771,3 +772,14 @@ def test_integers_of_few_bits_are_any_that_these_hold_but_for_codes_and_places()
     for use in ("reads index.indices", "reads __lshift__.other", "eq.other"):
         assert note_of([letters], {"mul.self", use}).rare == ""
     assert note_of([letters], {"mul.self", "index.indices", "__lshift__.self"}).rare == "narrow"
+
+
+def test_two_numbers_that_are_computed_with_and_probabilities_may_be_others():
+    links, likely = (torch.rand(64, 64) < 0.2).float(), torch.softmax(torch.randn(64, 16), -1)
+    note = note_of([links], {"mm.self"})
+    drawn = redrawn(links, note, 5, GENERAL)
+    assert float(((drawn > 0) & (drawn < 1)).float().mean()) > 0.3 and float(drawn.max()) == 1
+    assert not note_of([links], {"where.condition", "eq.number"}).general
+    assert not note_of([links.log()], {"add.other"}).general
+    sums = redrawn(likely, note_of([likely]), 5, GENERAL).sum(-1)
+    assert float(sums.min()) < 0.5 and 0.3 < float((sums > 0.999).float().mean()) < 0.7

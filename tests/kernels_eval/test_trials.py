@@ -391,6 +391,7 @@ def test_rare_values_are_drawn_where_a_task_may_be_given_them(
         ("non_finite", OUTPUTS, "non_finite", {}, "non_finite"),
         ("rare", OUTPUTS, "non_finite", {}, "non_finite"),
         ("rare", LAST, "non_finite", {}, ["full_masks_differ"]),
+        ("general_values", LAST, "wrong_output", {}, ["general_values_differ"]),
     ],
 )
 def test_a_wrong_answer_is_what_its_row_says(name, stage, outcome, options, found):

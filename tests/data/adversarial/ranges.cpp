@@ -226,3 +226,31 @@ torch::Tensor scaled_elu(torch::Tensor x, torch::Tensor scale, bool negative) {
   }
   return out;
 }
+// Products of links, which may be taken for bits, and colours over a sky that may be left out.
+torch::Tensor links(torch::Tensor x, bool bits) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  auto out = torch::empty({rows, rows}, x.options());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < rows; ++j) {
+      const float *a = x.data_ptr<float>() + i * n, *b = x.data_ptr<float>() + j * n;
+      double sum = 0;
+      for (int64_t k = 0; k < n; ++k)
+        sum += bits ? double(a[k] != 0 && b[k] != 0) : double(a[k]) * b[k];
+      out.data_ptr<float>()[i * rows + j] = sum;
+    }
+  return out;
+}
+torch::Tensor rays(torch::Tensor w, torch::Tensor colours, torch::Tensor angle, bool sky) {
+  const int64_t rows = w.size(0), n = w.size(1);
+  auto out = torch::empty({rows}, w.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    double sum = 0, covered = 0;
+    for (int64_t k = 0; k < n; ++k) {
+      covered += w.data_ptr<float>()[i * n + k];
+      sum += double(w.data_ptr<float>()[i * n + k]) * colours.data_ptr<float>()[i * n + k];
+    }
+    if (sky) sum += (1.0 - covered) * std::sin(angle.data_ptr<float>()[i]);
+    out.data_ptr<float>()[i] = sum;
+  }
+  return out;
+}

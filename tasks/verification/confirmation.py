@@ -29,6 +29,8 @@ from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import CONFIRMING_TIMES, STAGE, Verification
 
 READ = ("candidate_id", "status", "level", "reason", "outputs_match")
+ALONE_TIMES = 2.0
+"""How many times as long as in the first round one takes in later ones, which have one or two."""
 RATIO_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -119,12 +121,12 @@ class Confirmation(Verification):
         return bool(new)
 
     def _expect(self) -> None:
-        """One that fails is replaced by another of its task, in the next round."""
-        others = min(self._failed, self._others)
-        words = f"then {others} in place of those that failed" if others else ""
-        if not others and self._others and self.reached < self.planned:
-            words = "one that fails is replaced"
-        like = (STAGE, CONFIRMING_TIMES) if self._rounds == 1 else (Confirmation.activity, 1.0)
+        """Another of its task takes the place of one that does worse, in the next round: in the
+        first one, a screened time that was luck is likely, also where none fails."""
+        first = self._rounds == 1
+        others = min(self._others, max(self._failed, first))
+        words = f"then about {others} in place of worse ones" if others else ""
+        like = (STAGE, CONFIRMING_TIMES) if first else (Confirmation.activity, ALONE_TIMES)
         expect(self.activity, Ahead(words, others, *like))
 
     def _overlaid(self, columns: Sequence[str]) -> pl.DataFrame:

@@ -66,9 +66,9 @@ SHOWN = 4
 HEAD_BACK_S = 180.0
 """A Ray head is restarted within a minute."""
 LOST_FIX = "`concur status` says whether its head runs again; rerun to resume from what is kept"
-CONFIRMING_TIMES = 5.0
-"""How many times as long as a screening a confirmation takes. Measured at load 8 on two cores: 5.6
-times (benchmarks/results/2026-11-30-third-busy-walk.md)."""
+CONFIRMING_TIMES = 6.0
+"""How many times as long as a screening a confirmation takes. Measured beside load on two cores:
+5.6 and 6.0 times (benchmarks/results/2026-11-30-two-of-each.md)."""
 logger = logging.getLogger(__name__)
 
 

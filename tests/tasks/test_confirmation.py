@@ -150,8 +150,7 @@ def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path, m
         ("confirmation, round 2", 0, 1),
         ("confirmation, round 2", 1, 1),
     ], "a total that was reached does not grow"
-    assert expected[:1] == [("one that fails is replaced", 0)]
-    assert ("then 1 in place of those that failed", 1) in expected
+    assert {("then about 1 in place of worse ones", 1)} == {*expected[:-3]}
     assert expected[-1] == ("", 0), "nobody is left for another round"
 
 

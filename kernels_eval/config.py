@@ -120,6 +120,10 @@ class TimingConfig(Record):
         return ("eager", "compile") if "compile" in value else ("eager",)
 
 
+COMPILING_CALL = 3
+"""How many times as long a call may take that compiles. A choice: 27 configurations passed 60 s."""
+
+
 class LimitsConfig(Record):
     """What one candidate may use."""
 
@@ -127,9 +131,6 @@ class LimitsConfig(Record):
     """deadline of importing a candidate and constructing its module"""
     run_s: PositiveFloat = 60
     """deadline of one command: a call, or a sample of calls"""
-    jit_call_s: PositiveFloat = 180
-    """deadline of one call, where it is longer, in a language that compiles when it is called:
-    autotuners try dozens of configurations"""
     reference_s: PositiveFloat = 120
     """deadline of one command to the reference"""
     memory_gb: PositiveFloat = 16
@@ -146,8 +147,9 @@ class LimitsConfig(Record):
     """threads of a child and its processes together"""
 
     def call_s(self, *, compiles: bool) -> float:
-        """Deadline of one call, in seconds; `compiles`: its language compiles in calls."""
-        return max(self.run_s, self.jit_call_s) if compiles else self.run_s
+        """Deadline of one call, in seconds; `compiles`: its language compiles in calls, and
+        autotuners try dozens of configurations."""
+        return self.run_s * (COMPILING_CALL if compiles else 1)
 
 
 class EvalConfig(Record):

@@ -24,7 +24,7 @@ from kernels_eval.toolchain import default_cache
 QUICK = EvalConfig(
     build=BuildConfig(timeout_s=600, capture_timeout_s=60),
     timing=TimingConfig(max_s=20, min_pairs=6, min_side_s=0.02, interval_width=0.5),
-    limits=LimitsConfig(run_s=20, jit_call_s=60, load_s=60),
+    limits=LimitsConfig(run_s=20, load_s=60),
     address_sanitizer="off",
     compute_sanitizer=(),
 )

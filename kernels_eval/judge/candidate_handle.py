@@ -106,11 +106,13 @@ MOMENTS = {
 """When a request is made."""
 
 
-def described_fault(detail: str, moment: str) -> str:
-    """A CUDA error's first line, without torch's advice to those who set its environment."""
+def described_fault(detail: str, moment: str, *, wraps: bool = False) -> str:
+    """A CUDA error's first line, without torch's advice to those who set its environment. `wraps`:
+    the task takes negative indices."""
     first = detail.partition("\n")[0]
     if "illegal memory access" in first:
-        moment += ": it reaches outside of its tensors (is a mask or a bound missing?)"
+        missing = ", or x[index]'s count from the end for a negative one" if wraps else ""
+        moment += f": it reaches outside of its tensors (is a mask or a bound missing{missing}?)"
     return first + moment
 
 
@@ -295,7 +297,9 @@ class CandidateProcess:
         reason = Reason(report.error) if report.error in CLAIMABLE else Reason.EXCEPTION
         detail = report.detail
         if reason is Reason.CUDA_ERROR:
-            detail = described_fault(detail, MOMENTS.get(request.command, "").format(self.trial))
+            moment = MOMENTS.get(request.command, "").format(self.trial)
+            wraps = any(note.wraps for note in self.reference.loaded.plan.notes)
+            detail = described_fault(detail, moment, wraps=wraps)
         raise Stop(
             reason,
             detail,

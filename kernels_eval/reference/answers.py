@@ -409,8 +409,8 @@ class ReferenceRole:
         factorings: list[Factoring],
         moved: Sequence[Sequence[Tensor]] = (),
     ) -> list[Comparison]:
-        given = actual, known.oracle, known.expected
-        found = list(map(measure, *given, moved)) if moved else list(map(measure, *given))
+        moved = moved or [()] * len(actual)
+        found = list(map(measure, actual, known.oracle, known.expected, moved))
         for each in factorings:
             error, own = (residual(each, x) for x in (actual, known.expected))
             own = max(own, FACTORING_ERROR, min(gram_schmidt_error(each), MOST_FACTORING_ERROR))

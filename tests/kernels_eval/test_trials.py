@@ -580,6 +580,7 @@ def test_a_fault_of_a_device_is_said_in_one_line_with_the_call_it_came_in(comman
     detail = "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
     described = described_fault(detail, MOMENTS.get(command, "").format("each_1"))
     assert described.startswith(said) and "TORCH_USE_CUDA_DSA" not in described
+    assert "negative" in described_fault(detail, "", wraps=True) and "negative" not in described
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])

@@ -244,7 +244,7 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
     done = False
     device = "the GPUs" if config.language.needs_gpu else "the CPU"
     log.info(
-        "asks for %d of %d slots of the limit %s (%s here), and waits while others hold them",
+        "asks for %d of %d slots of the limit %s (%s here)",
         held,
         slots,
         DEVICES,

@@ -124,7 +124,7 @@ class Confirmation(Verification):
         """Another of its task takes the place of one that does worse, in the next round: in the
         first one, a screened time that was luck is likely, also where none fails."""
         first = self._rounds == 1
-        others = min(self._others, max(self._failed, first))
+        others = min(self._others, max(self._failed, int(first)))
         words = f"then about {others} in place of worse ones" if others else ""
         like = (STAGE, CONFIRMING_TIMES) if first else (Confirmation.activity, ALONE_TIMES)
         expect(self.activity, Ahead(words, others, *like))

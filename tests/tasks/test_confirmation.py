@@ -154,6 +154,15 @@ def test_the_snapshot_has_every_row_and_says_what_confirming_came_to(tmp_path, m
     assert expected[-1] == ("", 0), "nobody is left for another round"
 
 
+def test_the_first_round_expects_one_more_where_several_could_follow(tmp_path, monkeypatch):
+    speeds = {"a-0": 2.0, "a-1": 3.0, "a-2": 2.5}
+    line = Line(tmp_path, "a-0 10 2.0; a-1 20 3.0; a-2 30 2.5", speeds)
+    words = []
+    monkeypatch.setattr(confirmation, "expect", lambda _, ahead: words.append(ahead.words))
+    line.run(line.rule(FASTEST))
+    assert words[0] == "then about 1 in place of worse ones"
+
+
 def test_several_sets_share_one_confirmation(tmp_path):
     text = "a-0 10 2.0; a-1 20 3.0; a-2 30 2.5; b-0 10 2.0"
     speeds = {"a-0": 2.0, "a-1": 3.0, "a-2": 2.5, "b-0": 2.0}

@@ -26,6 +26,8 @@ def report(stage: str, done: int, total: int, note: str = "") -> None:
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
+    if not _observers:
+        _ahead.clear()  # what an earlier run told
     _observers.append(observer)
     try:
         yield

@@ -1,6 +1,6 @@
 """How long a run still takes, by how fast its stages go and what follows them."""
 
-from tasks.progress import Ahead, Pace, expect, part_of_run
+from tasks.progress import Ahead, Pace, expect, observed_by, part_of_run
 
 
 def told(pace, stage, steps, total):
@@ -67,3 +67,12 @@ def test_parts_of_a_run_side_by_side_are_told_apart():
         part_of_run.reset(token)
     assert told(Pace(), "screen again", [(0, 0.0)], 1) == ["screen again: 0 of 1"]
     assert told(Pace(), "branch 2 screen again", [(0, 0.0)], 1)[0].endswith("then more")
+
+
+def test_what_an_earlier_run_told_is_forgotten_when_another_is_watched():
+    with observed_by(lambda *_: None):
+        expect("watched", Ahead("then more", 1))
+        with observed_by(lambda *_: None):
+            assert told(Pace(), "watched", [(0, 0.0)], 1) == ["watched: 0 of 1, then more"]
+    with observed_by(lambda *_: None):
+        assert told(Pace(), "watched", [(0, 0.0)], 1) == ["watched: 0 of 1"]

@@ -34,8 +34,6 @@ from kernels_eval.config import (
     REFERENCE_FACTOR,
     SAME_ANSWER_RTOL,
     SCATTER_DRAWS,
-    SCATTER_UNITS,
-    SCATTER_UNITS_HALF,
     STEP_MOVES,
     STEP_UNITS,
 )
@@ -391,15 +389,9 @@ class ReferenceRole:
 
     def _moved(self, known: Known) -> list[tuple[Tensor, ...]]:
         """Each expected output where operators round otherwise, some times."""
-        found = []
         with self.values.model_for(known.trial):
-            inputs = self.task.inputs_of(known.trial)
-            for move in range(SCATTER_DRAWS):
-                with suppress(*REFUSALS), ChosenAs():
-                    moved = self.values.errors.moved_outputs(
-                        inputs, move, SCATTER_UNITS, SCATTER_UNITS_HALF
-                    )
-                    found += [moved] if same_shapes(moved, known.expected) else []
+            moves = self.values.errors.moves(self.task.inputs_of(known.trial))
+            found = [moved for moved in moves if same_shapes(moved, known.expected)]
         return [*zip(*found, strict=True)]
 
     def _measured(

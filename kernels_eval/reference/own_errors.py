@@ -119,10 +119,8 @@ class OwnErrors:
         """The spread of each output where operators round otherwise, at most so much: the error of
         a single draw is chance."""
         found, started = [NO_ERROR] * len(reference), self.task.work_stamp()
-        for move in range(SCATTER_DRAWS):
+        for moved in self.moves(inputs):
             with suppress(*REFUSALS):
-                with ChosenAs():
-                    moved = self.moved_outputs(inputs, move, SCATTER_UNITS, SCATTER_UNITS_HALF)
                 again = map(measure, reference, reference, moved)
                 found = both(found, [x if x.precision else NO_ERROR for x in again])
             if self.task.work_s(started) > ORACLE_MAX_S:
@@ -136,6 +134,14 @@ class OwnErrors:
             for each, limit in zip(found, limits, strict=True)
         ]
         return [NO_ERROR.model_copy(update=each) for each in scatter]
+
+    def moves(self, inputs: list[Any]) -> Iterator[list[Tensor]]:
+        """Outputs where operators round otherwise, some times."""
+        for move in range(SCATTER_DRAWS):
+            with suppress(*REFUSALS):
+                with ChosenAs():
+                    moved = self.moved_outputs(inputs, move, SCATTER_UNITS, SCATTER_UNITS_HALF)
+                yield moved
 
     def _narrowed(self, inputs: list[Any], reference: list[Tensor]) -> Iterator[list[Any]]:
         """The first rows of all inputs of as many rows as outputs, and of one of them alone; of a

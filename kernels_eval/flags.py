@@ -14,8 +14,8 @@ FLAGS: Mapping[str, str] = {
     "approximation": "another formula than the task's, right to 1e-4 only",
     "non_finite_inputs_differ": "NaN or infinities in an input give another answer than the task's",
     "full_masks_differ": "rows that are masked whole give another answer than the task's",
-    "general_values_differ": "numbers between the two that all declared ones are, or probabilities"
-    " whose sum is less than 1, give another answer than the task's",
+    "general_values_differ": "right for the two declared numbers, or probabilities that sum to 1,"
+    " alone",
     "unstructured_inputs_differ": "for symmetric or triangular matrices only, as the task promises",
     "offset_inputs_differ": "inaccurate for inputs far from zero",
     "wrong_gradient": "the outputs are right and a gradient is not: do not train through it",

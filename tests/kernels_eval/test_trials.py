@@ -89,7 +89,7 @@ class Reference:
             return FoundFaint(found=[])
         if request.command == "FindLasting":
             return FoundLasting(found=[*self.lasting])
-        if request.command in ("FindStructures", "FindReach"):
+        if request.command in ("FindStructures", "FindReach", "FindFree"):
             raise Stop(Reason.REFERENCE_FAILED, "looks for none")
         if request.command != "Expect":
             return Done()

@@ -186,26 +186,35 @@ def check_state(process: CandidateProcess, *, settings: bool = False) -> None:
 
 
 def check_ornamental(process: CandidateProcess) -> None:
-    """Do the kernels matter? Asked last: a crash on corrupted values shows that they were used."""
+    """Do the kernels matter? A crash on corrupted values shows that they were used, and ends the
+    process.
+    """
+    try:
+        ornamental = _are_ornamental(process)
+        process.rebuild()  # a GPU tells of a crash at the next request
+    except Stop:
+        process.child.kill()
+        return
+    if ornamental:
+        raise _no_custom_kernel(
+            "the output does not depend on what the custom kernels write; the work is done by",
+            process,
+            "other code",
+        )
+
+
+def _are_ornamental(process: CandidateProcess) -> bool:
     drawn = [
         trial.distribution
         for trial in process.reference.trials
         if trial.own_mode and not trial.weights
     ]
     for distribution in dict.fromkeys([process.reference.timed_distribution, *drawn]):
-        try:
-            inputs, descriptor = process.unseen_inputs(2, distribution)
-            found = process.request(ReplaceWritten(inputs=inputs), (descriptor,)).ornamental
-        except Stop:
-            return
-        if found:
-            raise _no_custom_kernel(
-                "the output does not depend on what the custom kernels write; the work is done by",
-                process,
-                "other code",
-            )
+        inputs, descriptor = process.unseen_inputs(2, distribution)
+        found = process.request(ReplaceWritten(inputs=inputs), (descriptor,)).ornamental
         if found is not None:
-            return
+            return found
+    return False
 
 
 def _no_custom_kernel(what: str, process: CandidateProcess, otherwise: str) -> Stop:

@@ -233,7 +233,7 @@ class CandidateProcess:
         """Keep a JIT's kernels, in an archive that the candidate's process makes; never read it
         here.
         """
-        if not self.candidate.language.jit_cache or self._kept_kernels():
+        if not self.candidate.language.jit_cache or self.child.gone or self._kept_kernels():
             return
         folder, key = self.builder.work_root, self._kernels_key
         archive = tempfile.NamedTemporaryFile(dir=folder, suffix=".zip")
@@ -381,7 +381,8 @@ class CandidateProcess:
         self.request_unread(self._weights(trial, transposed=self.transposed))
         yield
         reference.request(RedrawWeights(seed=None))
-        self.rebuild()
+        if not self.child.gone:
+            self.rebuild()
 
     def renew(self) -> None:
         """Have both sides begin anew a model that remembers: their next calls are alike."""

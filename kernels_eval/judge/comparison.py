@@ -163,7 +163,7 @@ def _settle_approximation(process: CandidateProcess) -> None:
 
 def compare_non_finite(process: CandidateProcess) -> None:
     """Compare what a candidate makes of NaN and infinities, where that is only flagged."""
-    if not process.child.dead:  # what came before may have ended it
+    if not process.child.gone:  # what came before may have ended it
         compare_trials(process, Stage.LAST)
 
 

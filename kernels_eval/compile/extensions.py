@@ -6,6 +6,7 @@ does not depend on the header tier; a full disk gives no outcome.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +114,7 @@ class Attempt:
     cuda_first: bool = False
     """whether main.cpp is known to compile: CUDA sources, cheaper to fail, then come first"""
     transforms: Sequence[BuildTransform] = ()
+    niceness: int = 0
 
     def build(self) -> Build:
         """The outcome, with a library in `work`. Raises DiskFullError."""
@@ -267,6 +269,7 @@ class Attempt:
         return run(command, self.work, self.deadline, tools.environment, self._confine)
 
     def _confine(self) -> None:
+        os.nice(self.niceness)
         limit_compiler(CANDIDATE_FILE_BYTES)
         if self.confine is not None:
             self.confine()
@@ -329,6 +332,8 @@ class Builder:
         self.tools = Toolchain(cache or default_cache(), config.cuda_arch or cuda_arch or "9.0")
         self.cache = BuildCache(self.tools.cache)
         self.confine: Callable[[], None] | None = None
+        self.niceness = 0
+        """Of the compilers of what a candidate asks for."""
         self.say: Callable[[str], None] = lambda _: None
         self._warming: list[Thread] = []
         self._work = WorkRoot(self.tools.cache)
@@ -394,6 +399,7 @@ class Builder:
             self.config.timeout_s,
             self.confine,
             transforms=tuple(self.transforms.values()),
+            niceness=self.niceness,
         )
 
     def lite_can(self, spec: ExtensionSpec) -> bool:

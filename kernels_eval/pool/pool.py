@@ -264,7 +264,7 @@ class Pool:
                 self._end_cancelled(ready, retry)
                 for slot in self._builders:
                     if slot.idle and len(ready) < limit and (item := to_build()):
-                        slot.build(item)
+                        slot.build(item, gives_way=self._have_next(ready))
                 waiting_for = {item.task.task_id for item in ready}
                 # who has a task at hand comes first
                 for slot in sorted(self._runners, key=lambda s: s.last_task not in waiting_for):
@@ -290,6 +290,11 @@ class Pool:
                 self._check_devices()
         finally:
             self._drop_work()
+
+    def _have_next(self, ready: deque[Item]) -> bool:
+        """Whether each worker's next work is built, beside what a free one is about to take."""
+        free = sum(slot.item is None for slot in self._runners)
+        return len(ready) >= len(self._runners) + free
 
     def _drop_work(self) -> None:
         self._said = ""

@@ -72,14 +72,14 @@ class Slot:
         self.vacated = True
         self.pending, self.since = self.host.call(self.actor, "vacate"), time.monotonic()
 
-    def build(self, item: Item) -> None:
-        self._begin("build", item)
+    def build(self, item: Item, *, gives_way: bool) -> None:
+        self._begin("build", item, gives_way)
 
     def run(self, item: Item) -> None:
         self.vacated = False
         self._begin("run", item)
 
-    def _begin(self, method: str, item: Item) -> None:
+    def _begin(self, method: str, item: Item, *more: bool) -> None:
         request = (item.task, item.candidate, item.prepared, item.deaths.blamed)
-        self.pending = self.host.call(self.actor, method, *request)
+        self.pending = self.host.call(self.actor, method, *request, *more)
         self.item, self.since = item, time.monotonic()

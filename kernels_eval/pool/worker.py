@@ -3,7 +3,6 @@ killed role is a KilledError; two failed health checks raise GpuLostError."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -24,15 +23,17 @@ BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, R
 """Reasons that a broken GPU produces too: such a verdict stands once a health check has passed."""
 
 
+GIVES_WAY = 3
+"""Niceness of compilers while each worker's next work is built: where others leave too few cores,
+what times kernels goes before them, by two to one."""
+
+
 class BuildWorker:
     """Screens and builds candidates on one CPU core."""
 
     def __init__(
         self, config: EvalConfig, cuda_arch: str | None, share: int = 0, shares: int = 1
     ) -> None:
-        # Where others leave too few cores, workers that time go before builders: by two to one, as
-        # workers waited for builders at 5 on a busy machine.
-        os.nice(3)
         self._config = config
         self._preparer = Preparer(config, cuda_arch=cuda_arch)
         self._share = (share, shares)
@@ -44,10 +45,12 @@ class BuildWorker:
         candidate: Candidate,
         prepared: Prepared | None = None,
         blamed: frozenset[str] = frozenset(),
+        gives_way: bool = False,
     ) -> Prepared:
         """What is prepared, with the build that a run `asked` for. `blamed`: roles whose next death
-        is the candidate's.
+        is the candidate's; `gives_way`: whether no worker waits for it.
         """
+        self._preparer.builder.niceness = GIVES_WAY if gives_way else 0
         with blaming(blamed):
             if not (self._warm or candidate.language.jit):
                 self._preparer.builder.warm(*self._share, cuda=candidate.language.needs_gpu)
@@ -67,8 +70,9 @@ class InstrumentingBuildWorker(BuildWorker):
         candidate: Candidate,
         prepared: Prepared | None = None,
         blamed: frozenset[str] = frozenset(),
+        gives_way: bool = False,
     ) -> Prepared:
-        made = super().build(task, candidate, prepared, blamed)
+        made = super().build(task, candidate, prepared, blamed, gives_way)
         if made.finding is None and memory_errors.wanted(self._config, candidate, made.tier):
             with suppress(EvalError):  # which the worker that judges meets again
                 for spec in made.specs:

@@ -1,6 +1,7 @@
 """Builds of real tiny sources: the cache, two builders at once, both header tiers, and what is
 refused."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.compile import extensions
-from kernels_eval.compile.extensions import PARTS, Builder
+from kernels_eval.compile.extensions import PARTS, Attempt, Builder
 from kernels_eval.compile.linked import forbidden_link
 from kernels_eval.compile.prepared import Prepared
 from kernels_eval.config import BuildConfig
@@ -277,6 +278,13 @@ def test_a_compiler_sees_nothing_of_the_users_environment(builder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("CPATH", "/somewhere")
     assert set(builder.tools.environment) == {"PATH", "LC_ALL", "HOME", "TMPDIR"}
+
+
+def test_compilers_are_as_nice_as_their_builder_says(builder, monkeypatch, tmp_path):
+    monkeypatch.setattr(Attempt, "command", lambda *_: ["/bin/sh", "-c", "nice; exit 1"])
+    monkeypatch.setattr(builder, "niceness", 1)
+    failed = builder.attempt(spec(), "lite", tmp_path).build()
+    assert int(failed.log) == min(os.nice(0) + 1, 19)
 
 
 KERNEL = """

@@ -342,7 +342,6 @@ def instrumented_builds(monkeypatch, prepared, level):
             return prepared
 
     monkeypatch.setattr(worker, "Preparer", Stub)
-    monkeypatch.setattr(worker.os, "nice", lambda _: 0)
     made = worker.InstrumentingBuildWorker(EvalConfig(level=level), None)
     assert made.build(AFFINE, candidate(AFFINE, "load_inline")) == prepared
     return built

@@ -358,6 +358,12 @@ one should stay. A choice."""
 MOST_DECIDED, DECISION_BYTES = 1024, 1 << 26
 """How many results of decisions are recorded in a call, the first ones, and how large they may be.
 Choices of time and memory."""
+MOST_OPERANDS, OPERAND_ELEMENTS, OPERAND_ROWS, LARGEST_OPERAND = 16, 1 << 20, 64, 1e5
+"""Of how many tensors and numbers that a task computes with, the first ones, parts get into inputs,
+how many elements are copied whole, how many rows of others, and the largest number: larger ones
+stand for infinities. Choices of memory and time."""
+MOST_NEAR = 3
+"""How many parts of an argument become like such. A choice."""
 MOST_DISTINCT = 1 << 24
 """Elements of a tensor that are made distinct, which sorts them. A choice of time."""
 DISTINCT_STEP = 2.0**-16

@@ -1,5 +1,6 @@
-"""Copies of a few parts of an argument, exact or nearly so: rows that are like others, runs that
-come again or in reverse, blocks of another argument. Elements keep what each of them means."""
+"""Copies of a few parts of an argument, exact or nearly so: rows that are like others, or their
+negatives, runs that come again or in reverse, blocks of another argument or of what a task computes
+with. Elements keep what each of them means."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from random import Random
 
 from torch import Tensor
 
-from kernels_eval.config import MOST_FEW
+from kernels_eval.config import MOST_FEW, MOST_NEAR, MOST_PLACES, OWN_PART
 from kernels_eval.protocol import InputNote
 
 ORDERS = frozenset({"rising", "falling"})
@@ -30,12 +31,55 @@ def repeat_parts(x: Tensor, others: Sequence[Tensor], note: InputNote, random: R
     if not ORDERS.intersection(note.keeps):
         ways.append(_repeat_run)
         ways += [partial(_copy_block, other) for other in others]
+        ways += [agree] * x.is_floating_point()
     for way in random.sample(ways, min(len(ways), random.randint(1, 2))):
         way(x, random)
 
 
+def bring_near(x: Tensor, operands: Sequence[Tensor], random: Random) -> None:
+    """Make a few parts like tensors or numbers that a task computes with, or their negatives."""
+    numbers = [each for each in operands if not each.dim()]
+    fitting = [each for each in operands if each.is_floating_point() == x.is_floating_point()]
+    tensors = [each for each in fitting if each.dim()]
+    kinds = [kind for kind in (tensors, numbers) if kind]
+    for _ in range(random.randint(1, MOST_NEAR) if kinds else 0):
+        other = random.choice(random.choice(kinds))
+        if other.dim():
+            _copy_block(_oriented(other, random), x, random)
+        else:
+            _set_number(x, float(other), random)
+
+
+def agree(x: Tensor, random: Random) -> None:
+    """Elements of a few slices along one axis get one sign."""
+    axis = random.choice([axis for axis, size in enumerate(x.shape) if size > 1])
+    slices = x.movedim(axis, 0)
+    places = random.sample(range(len(slices)), random.randint(1, min(MOST_FEW, len(slices))))
+    slices[places] = slices[places].abs() * random.choice((-1, 1))
+
+
+def _oriented(other: Tensor, random: Random) -> Tensor:
+    return other.mT if other.dim() > 1 and random.random() < 1 / 2 else other
+
+
+def _set_number(x: Tensor, number: float, random: Random) -> None:
+    """A number, or its negative, here and there, or in a run along one axis."""
+    number *= random.choice((-1, 1))
+    size = x.numel()
+    if random.random() < 1 / 2:
+        count = _length(max(1, size // 16), random)
+        x.view(-1)[random.choices(range(size), k=min(count, MOST_PLACES))] = number
+        return
+    lines = x.movedim(random.randrange(x.dim()), -1) if x.dim() else x.view(1)
+    length = _length(lines.shape[-1], random)
+    first = _place(lines.shape[-1] - length, random)
+    for size in lines.shape[:-1]:
+        lines = lines[random.randrange(size)]
+    lines[first : first + length] = number
+
+
 def _repeat_rows(x: Tensor, random: Random) -> None:
-    """Some become others, or nearly, or others with a number added."""
+    """Some become others, nearly so, their negatives, or others with a number added."""
     axis = random.choice([axis for axis in range(x.dim() - 1) if x.shape[axis] > 1])
     rows = x.movedim(axis, 0)
     count = random.randint(1, min(MOST_FEW, len(rows) // 2))
@@ -43,7 +87,7 @@ def _repeat_rows(x: Tensor, random: Random) -> None:
     one = random.randrange(len(rows))
     like = random.choice(([one] * count, random.sample(range(len(rows)), count)))
     drawn = rows[like]
-    way = random.choice(("same", "near", "added"))
+    way = random.choice(("same", "same", "near", "added", "negated"))
     if way == "near":  # but for a few elements, or a run
         size = rows.shape[-1]
         length = _length(size, random)
@@ -53,6 +97,8 @@ def _repeat_rows(x: Tensor, random: Random) -> None:
         drawn[..., places] = rows[to][..., places]
     elif way == "added" and x.is_floating_point():
         drawn += random.uniform(-1, 1) * x.square().mean().sqrt()
+    elif way == "negated" and x.is_floating_point():
+        drawn = -drawn
     rows[to] = drawn
 
 
@@ -81,7 +127,8 @@ def _repeat_run(x: Tensor, random: Random) -> None:
 
 
 def _copy_block(other: Tensor, x: Tensor, random: Random) -> None:
-    """A block of another argument, as large as both allow along most axes, at any place."""
+    """A block of another argument, as large as both allow along most axes, at any place; of
+    floats, perhaps the negative, or nearly so."""
     to: list[slice] = []
     of: list[slice] = []
     for back in range(min(x.dim(), other.dim()), 0, -1):
@@ -96,7 +143,15 @@ def _copy_block(other: Tensor, x: Tensor, random: Random) -> None:
         x = x[random.randrange(size)]
     for size in other.shape[: ahead[1]]:
         other = other[random.randrange(size)]
-    x[tuple(to)] = other[tuple(of)].to(x.dtype)
+    block, like = x[tuple(to)], other[tuple(of)].to(x.dtype)
+    block.copy_(_changed(like, block, random) if x.is_floating_point() else like)
+
+
+def _changed(like: Tensor, own: Tensor, random: Random) -> Tensor:
+    way = random.choice(("same", "same", "negated", "negated", "near"))
+    if way == "negated":
+        return -like
+    return like.lerp(own, OWN_PART) if way == "near" else like
 
 
 def _length(most: int, random: Random) -> int:

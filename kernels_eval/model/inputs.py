@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -149,9 +149,10 @@ def make_inputs(
     plan: InputPlan | None,
     device: str,
     shape: str = DECLARED,
+    operands: Sequence[Tensor] = (),
 ) -> list[Any]:
     """Arguments for one call. `plan`: which tensors may be redrawn and resized; None: as
-    declared.
+    declared. `operands`: what the task computes with.
     """
     made, dtype = made_on(device, seed, task.get_inputs), PRECISIONS[precision_of(task)]
     values = [_to_device(value, device, dtype) for value in made]
@@ -166,7 +167,7 @@ def make_inputs(
     if distribution in FEW_TERMS_KINDS:
         return list(tree_unflatten(with_few_terms(leaves, plan, seed, distribution), form))
     if distribution.startswith(MUTATED):
-        leaves = mutated_as(distribution, leaves, plan)
+        leaves = mutated_as(distribution, leaves, plan, operands)
     elif distribution.startswith((FAINT, APART)):
         leaves = faint_as(distribution, leaves, plan)
     elif distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape

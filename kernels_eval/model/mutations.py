@@ -8,6 +8,7 @@ the range of integers, the sum of a row of probabilities, both numbers of each r
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from kernels_eval.config import ALIKE_SHARE, BEYOND, FEWEST_ALIKE
-from kernels_eval.model.copies import may_repeat, repeat_parts
+from kernels_eval.model.copies import ORDERS, bring_near, may_repeat, repeat_parts
 from kernels_eval.model.draw import Draw
 from kernels_eval.model.held import hold, may_hold
 from kernels_eval.model.integer_changes import (
@@ -39,6 +40,7 @@ from kernels_eval.protocol import (
     LESS,
     MOVED,
     MUTATED,
+    NEAR,
     POSITIVE,
     REACHED,
     SUM,
@@ -61,13 +63,16 @@ def mutated(
     less: bool = False,
     few: bool = False,
     alike: bool = False,
+    near: bool = False,
+    operands: Sequence[Tensor] = (),
     held: int = 0,
 ) -> list[Any]:
     """These arguments, each like itself at other places and like an earlier one of its type, and
     then changed in some ways, within a domain (`less`: no numbers, whose size and mean look as they
     did, and half of the others). `few`: only slices at one to eight places change; arguments of
-    one length have the same places. `alike`: a few parts become exactly like others. `held`: along
-    axes of this length, most elements are one or few in turn, and nothing else changes.
+    one length have the same places. `alike`: a few parts become exactly like others; `near`: like
+    `operands`, which a task computes with. `held`: along axes of this length, most elements are one
+    or few in turn, and nothing else changes.
     """
     found: list[tuple[Any, InputNote]] = []
     chosen = _holding(arguments, plan, seed, held) if held else []
@@ -85,12 +90,16 @@ def mutated(
             wide = torch.float64 if own.dtype == torch.float64 else torch.float32
             wide = wide if own.is_floating_point() else torch.int64
             drawn = own.to(wide, copy=True, memory_format=torch.contiguous_format)
-            unsorted = bool(note.order) and not alike and (bool(held) or random.random() < 1 / 2)
+            parts = alike or near
+            unsorted = bool(note.order) and not parts and (bool(held) or random.random() < 1 / 2)
             if unsorted and not held:
                 shuffle(drawn, draw)
             if held:
                 change = hold_mask if note.is_mask else hold
                 drawn = change(drawn, note, draw, held)
+            elif near:
+                if may_repeat(drawn, note) and not ORDERS.intersection(note.keeps):
+                    bring_near(drawn, operands, random)
             elif alike:
                 before = [x for x, _ in found]
                 rest = arguments[index + 1 :]
@@ -102,7 +111,8 @@ def mutated(
                 like = _like(own, note, found) if relates else None
                 drawn = _changed(drawn, note, draw, like, changes=changes, singular=plan.singular)
             loose = note.varied == "shuffled" and random.random() < 1 / 2
-            drawn = _kept(drawn, own, note, domain, keeps=not loose)
+            most = float(drawn.abs().amax()) if near else 0.0
+            drawn = _kept(drawn, own, note, domain, keeps=not loose, most=most)
             for name in () if unsorted else note.order:
                 drawn = KEEP[name](drawn, own)
             drawn = torch.view_as_complex(drawn.contiguous()) if value.is_complex() else drawn
@@ -119,17 +129,21 @@ def _holding(arguments: list[Any], plan: InputPlan, seed: int, length: int) -> l
     return random.sample(suit, random.randint(1, len(suit))) if suit else []
 
 
-def mutated_as(distribution: str, arguments: list[Any], plan: InputPlan) -> list[Any]:
+def mutated_as(
+    distribution: str, arguments: list[Any], plan: InputPlan, operands: Sequence[Tensor] = ()
+) -> list[Any]:
     """As a trial's name says: `mutated_SEED`, perhaps several, each perhaps `_less`, `_few`,
-    `_alike` or `_heldLENGTH`, and a domain; `mutated_movedNUMBER_SEED`: with each number a little
-    smaller."""
+    `_alike`, `_near` or `_heldLENGTH`, and a domain; `mutated_movedNUMBER_SEED`: with each number a
+    little smaller."""
     domain = domain_of(distribution)
     for seed, form, length in re.findall(
-        rf"_(\d+)({LESS}|{FEW}|{ALIKE}|{HELD}(\d+))?", distribution
+        rf"_(\d+)({LESS}|{FEW}|{ALIKE}|{NEAR}|{HELD}(\d+))?", distribution
     ):
         ways = {"less": form == LESS, "few": form == FEW, "alike": form == ALIKE}
-        held = int(length or 0)
-        arguments = mutated(arguments, plan, int(seed), domain=domain, **ways, held=held)
+        ways["near"], held = form == NEAR, int(length or 0)
+        arguments = mutated(
+            arguments, plan, int(seed), domain=domain, **ways, operands=operands, held=held
+        )
     if moved := re.match(rf"{MUTATED}_{MOVED}(\d+)", distribution):
         first = len(arguments) * int(moved[1])
         pairs = enumerate(zip(arguments, plan.notes, strict=True), first)
@@ -204,11 +218,18 @@ def _changed(
 
 
 def _kept(
-    drawn: Tensor, own: Tensor, note: InputNote, domain: str, *, keeps: bool = True
+    drawn: Tensor,
+    own: Tensor,
+    note: InputNote,
+    domain: str,
+    *,
+    keeps: bool = True,
+    most: float = 0.0,
 ) -> Tensor:
-    """With what it means, and `keeps`, and within its domain."""
+    """With what it means, and `keeps`, and within its domain; any numbers may be as large as the
+    `most`."""
     if note.vary:
-        drawn = drawn.clamp(*_limits(own, "" if note.free else domain, note.reach))
+        drawn = drawn.clamp(*_limits(own, "" if note.free else domain, note.reach, most))
     elif note.varied == "probabilities":
         sums = drawn.clamp_(min=0).sum(-1, keepdim=True)
         drawn = torch.where(sums > 0, drawn / sums, own)
@@ -228,9 +249,11 @@ def _range(own: Tensor) -> tuple[Tensor, Tensor]:
     return own.amin(rows, keepdim=True), own.amax(rows, keepdim=True)
 
 
-def _limits(own: Tensor, domain: str, reach: tuple[float, ...] = ()) -> tuple[float, float]:
+def _limits(
+    own: Tensor, domain: str, reach: tuple[float, ...] = (), most: float = 0.0
+) -> tuple[float, float]:
     if domain == REACHED and reach:
         return reach[0], reach[-1]
     least, largest = map(float, own.where(torch.isfinite(own), 0).aminmax())
-    beyond = max(BEYOND, -least, largest)
+    beyond = max(BEYOND, -least, largest, most)
     return {"": (-beyond, beyond), POSITIVE: (least, beyond)}.get(domain, (least, largest))

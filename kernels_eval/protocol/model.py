@@ -66,8 +66,9 @@ MUTATED, RELATED, FEW_SLICES = "mutated", "related", "few_slices"
 """Arguments changed at random (`kernels_eval.model.mutations`): `mutated_SEED`, with
 `_less` such that their slices look natural one by one, which is the trial called `related`, with
 `_few` at one to eight places of an axis alone, which is the one called `few_slices`, with `_alike`
-such that a few parts are exactly like others (`kernels_eval.model.copies`), and with `_heldLENGTH`
-such that states are held along an axis (`kernels_eval.model.held`)."""
+such that a few parts are exactly like others (`kernels_eval.model.copies`), with `_near` like what
+the task computes with (`kernels_eval.reference.operands`), and with `_heldLENGTH` such that states
+are held along an axis (`kernels_eval.model.held`)."""
 LASTING_STATES = ("lasting_states", "lasting_states_2")
 """Trials of inputs that hold a state for long, on which the reference still tells what was before
 it."""
@@ -82,7 +83,8 @@ SUM = "sum"
 FIXED = ("fixed",)
 """The structure of an argument that a task takes as declared only."""
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
-LESS, FEW, ALIKE, HELD, CHANGED = "_less", "_few", "_alike", "_held", "_changed"
+LESS, FEW, ALIKE, NEAR, HELD = "_less", "_few", "_alike", "_near", "_held"
+CHANGED = "_changed"
 LASTING, LARGE, LEADING = (
     (form, f"{form}{LESS}", f"{form}{LESS}{LESS}") for form in ("lasting", "large", "leading")
 )

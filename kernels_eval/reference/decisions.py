@@ -1,6 +1,7 @@
 """Decisions of a task: places of its source where an operator gives booleans that hang on the
-inputs. Where one gives the same in all trials, no trial asks for it, and a candidate could leave it
-out: then inputs are searched that change it, and with it the answer.
+inputs, or numbers by pieces (`kernels_eval.reference.pieces`). Where one gives the same in all
+trials, no trial asks for it, and a candidate could leave it out: then inputs are searched that
+change it, and with it the answer.
 
 Guarantees: on what is found the reference gives another answer than with that decision as on
 declared inputs, and, rounding otherwise, the same decisions. Does not follow a value that leaves
@@ -20,9 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kernels_eval.config import (
     DECISION_BYTES,
@@ -41,19 +40,26 @@ from kernels_eval.protocol import (
     FEW,
     LESS,
     MUTATED,
+    NEAR,
     FindDecisive,
     FoundDecisive,
     handles,
 )
 from kernels_eval.reference.aten import MOVES, SOURCES, Values, operator_name
 from kernels_eval.reference.expected_values import ExpectedValues
+from kernels_eval.reference.operands import Derived
 from kernels_eval.reference.own_errors import copied
+from kernels_eval.reference.pieces import PIECES
 from kernels_eval.reference.task_model import REFUSALS
 
-FORMS = (ALIKE, ALIKE, LESS, ALIKE, FEW, ALIKE, "")
+FORMS = (ALIKE, NEAR, ALIKE, NEAR, LESS, ALIKE, NEAR, FEW, ALIKE, "")
 """How inputs are changed, one after the other, each perhaps twice more."""
-OTHERS = ("normal_x100", "edges", "sparse", "outliers")
-"""Other distributions, each drawn once."""
+LOOKED_AT_SHARE = 1 / 2
+"""Of the time, what is spent on what trials decide."""
+FEWEST_TRIES, SLOW_TIMES = 8, 4
+"""How many inputs are tried also of a slow task, in how many times the usual time."""
+EARLY, OTHERS = FEWEST_TRIES, ("normal_x100", "edges", "sparse", "outliers")
+"""After how many tries other distributions are drawn, each once."""
 FIRMNESS = 2
 """Runs that round otherwise, whose answers must be the same."""
 ENOUGH_IDLE = 4
@@ -70,6 +76,15 @@ class Place(NamedTuple):
 
     line: int
     instruction: int
+    way: str = ""
+    """Of numbers, which piece; empty: a boolean."""
+
+
+class Decided(NamedTuple):
+    """What a place gave, and which pieces its elements were on: of a boolean, itself."""
+
+    result: Tensor
+    pieces: Tensor
 
 
 @without_compiler
@@ -82,27 +97,41 @@ class Decisions(TorchDispatchMode):
         of: Sequence[Any],
         *,
         kept: Collection[Place] = (),
-        pinned: Mapping[Place, Sequence[Tensor]] | None = None,
+        pinned: Mapping[Place, Sequence[Decided]] | None = None,
     ) -> None:
         """`of`: record only what hangs on these inputs; `kept`: places whose results are kept."""
         TorchDispatchMode.__init__(self)
         self.path, self.pinned = path, pinned or {}
         self.digests: dict[Place, list[int]] = defaultdict(list)
-        self.kept: dict[Place, list[Tensor]] = {place: [] for place in kept}
+        self.mixed: set[Place] = set()
+        """Places where elements differ in what is decided."""
+        self.kept: dict[Place, list[Decided]] = {place: [] for place in kept}
         self.derived = Derived(of)
-        self.left = MOST_DECIDED
+        self.left = {True: MOST_DECIDED, False: MOST_DECIDED}
+        """How many results are recorded, of booleans and of numbers."""
         self.bytes_left = DECISION_BYTES
 
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
+        ways = PIECES.get(operator_name(function), {})
+        given = args
+        if ways and function._schema.is_mutable:
+            given = (args[0].clone(), *args[1:])
         result = function(*args, **(kwargs or {}))
-        self.derived.note((args, kwargs), result)
-        decides = isinstance(result, Tensor) and _decides(function, args, result)
-        if self.left and decides and self.derived.holds(result):
-            self.left -= 1
-            if place := self._place():
-                self._record(place, result)
+        derived = self.derived.note((args, kwargs), result)
+        if not derived or not isinstance(result, Tensor):
+            return result
+        whole = _decides(function, args, result)
+        fits = 0 < result.numel() <= DECISION_BYTES
+        if not fits or not (whole or ways) or not self.left[whole]:
+            return result
+        if place := self._place():
+            self.left[whole] -= 1
+            if whole:
+                self._record(place, result, result)
+            for way, view in ways.items():
+                self._record(place._replace(way=way), result, view(given, result))
         return result
 
     def _place(self) -> Place | None:
@@ -112,46 +141,22 @@ class Decisions(TorchDispatchMode):
             frame = frame.f_back
         return Place(frame.f_lineno, frame.f_lasti) if frame else None
 
-    def _record(self, place: Place, result: Tensor) -> None:
+    def _record(self, place: Place, result: Tensor, pieces: Tensor) -> None:
         calls = self.digests[place]
         pinned = self.pinned.get(place, ())
-        if len(calls) < len(pinned) and pinned[len(calls)].shape == result.shape:
-            result.copy_(pinned[len(calls)])
-        calls.append(hash((result.shape, result.numpy(force=True).tobytes())))
-        if place in self.kept and result.numel() <= self.bytes_left:
-            self.bytes_left -= result.numel()
-            self.kept[place].append(result.clone())
+        if len(calls) < len(pinned) and pinned[len(calls)].result.shape == result.shape:
+            usual = pinned[len(calls)]
+            result.copy_(usual.result.where(usual.pieces != pieces, result))
+        calls.append(hash((pieces.shape, pieces.numpy(force=True).tobytes())))
+        if bool(pieces.any()) and not bool(pieces.all()):
+            self.mixed.add(place)
+        if place in self.kept and result.nbytes <= self.bytes_left:
+            self.bytes_left -= result.nbytes
+            self.kept[place].append(Decided(result.clone(), pieces.clone()))
 
     def changed(self, places: Collection[Place], usual: Decisions) -> set[Place]:
         """Which of these places give something else here than there."""
         return {each for each in places if self.digests.get(each) != usual.digests[each]}
-
-
-class Derived:
-    """Memory that inputs, and what is computed from them, are held in."""
-
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        # weak references keep an address from being taken again
-        self._memory: set[StorageWeakRef] = set()
-        self._add(inputs)
-
-    def note(self, given: object, result: object) -> None:
-        if any(self.holds(x) for x in tree_leaves(given) if isinstance(x, Tensor)):
-            self._add(result)
-
-    def holds(self, x: Tensor) -> bool:
-        return not self._memory.isdisjoint(_memory_of(x))
-
-    def _add(self, values: object) -> None:
-        for x in tree_leaves(values):
-            if isinstance(x, Tensor):
-                self._memory.update(_memory_of(x))
-
-
-def _memory_of(x: Tensor) -> list[StorageWeakRef]:
-    """None of what is no array of elements in memory."""
-    plain = x.layout == torch.strided and not x.is_nested
-    return [StorageWeakRef(x.untyped_storage())] if plain else []
 
 
 def _decides(function: OpOverload, args: Values, result: Tensor) -> bool:
@@ -159,7 +164,7 @@ def _decides(function: OpOverload, args: Values, result: Tensor) -> bool:
     if result.dtype != torch.bool or function.is_view or operator_name(function) in UNDECIDED:
         return False
     own = len(args) > 1 and args[0] is args[1]
-    return not own and 0 < result.numel() <= DECISION_BYTES
+    return not own
 
 
 class Decisive:
@@ -181,7 +186,7 @@ class Decisive:
         self._look_at(request.trials)
         told = self.seen.issuperset(request.trials)
         found = self._search(request)
-        never = {place.line for place, count in self.asked.items() if not count}
+        never = {place.line for place, count in self.asked.items() if not count and not place.way}
         lines = sorted(never) if told else []
         if found is None:
             return FoundDecisive(lines=lines)
@@ -189,18 +194,32 @@ class Decisive:
 
     @property
     def over(self) -> bool:
-        return self.used_s > DECISION_S
+        """Of a slow task, after a few tries."""
+        most = DECISION_S * (1 if self.tried >= FEWEST_TRIES else SLOW_TIMES)
+        return self.used_s > most
 
     @property
     def rare(self) -> set[Place]:
         """Places that few trials ask for."""
         return {place for place, count in self.asked.items() if count < ENOUGH_ASKED}
 
+    @property
+    def wanted(self) -> set[Place]:
+        """Of rare places, first those that no trial asks for and that decide all elements alike."""
+        assert self.usual
+        never = {place for place in self.rare if not self.asked[place]}
+        uniform = never - self.usual.mixed
+        early = self.tried < DECISION_TRIES // 2 and 2 * self.used_s < DECISION_S * (
+            1 + LOOKED_AT_SHARE
+        )
+        return uniform if uniform and early else self.rare
+
     def _look_at(self, trials: Sequence[str]) -> None:
         """Count what trials ask for, the declared one first."""
         for name in trials:
             known = self.usual is not None or name == trials[0]
-            if name in self.seen or self.over or not known or (self.usual and not self.rare):
+            late = self.used_s > LOOKED_AT_SHARE * DECISION_S
+            if name in self.seen or late or not known or (self.usual and not self.rare):
                 continue
             self.seen.add(name)
             started = self.task.work_stamp()
@@ -242,10 +261,10 @@ class Decisive:
         self.usual, _ = self._decided(inputs, kept=self.rare)
 
     def _name(self, random: Random) -> str:
-        if 0 < self.tried <= len(OTHERS):
-            return OTHERS[self.tried - 1]
+        if EARLY <= self.tried < EARLY + len(OTHERS):
+            return OTHERS[self.tried - EARLY]
         forms = [FORMS[self.tried % len(FORMS)]]
-        forms += random.choices(FORMS, k=random.choice((0, 0, 1, 2)))
+        forms += random.choices(FORMS, k=random.choice((0, 1, 1, 2)))
         changes = (f"_{random.getrandbits(31)}{form}" for form in forms)
         return f"{MUTATED}{''.join(changes)}"
 
@@ -253,7 +272,7 @@ class Decisive:
         """Whether the answer hangs on what is decided otherwise here, and not on rounding."""
         assert self.usual
         found, outputs = self._decided(copied(inputs))
-        changed = found.changed(self.rare, self.usual)
+        changed = found.changed(self.wanted, self.usual)
         if not changed:
             return False
         pinned = {place: self.usual.kept[place] for place in changed}

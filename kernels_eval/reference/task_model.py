@@ -30,6 +30,7 @@ from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack
 from kernels_eval.model.weights import padded_shapes, weights_of
 from kernels_eval.protocol import (
     DECLARED,
+    NEAR,
     DrawInputs,
     DrawnTimingInputs,
     DrawTimingInputs,
@@ -40,6 +41,7 @@ from kernels_eval.protocol import (
     ModelSpec,
     handles,
 )
+from kernels_eval.reference.operands import Operands
 from kernels_eval.sandbox.channel import Channel
 
 REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError)
@@ -110,6 +112,7 @@ class TaskModel:
         self.left_out: list[str] = []
         self.plan: InputPlan | None = None
         self._outputs: dict[str, list[Tensor]] = {}
+        self._operands: list[Tensor] | None = None
         self.kept: tuple[tuple[int, str, str] | None, list[Any]] = None, []
         """Inputs that will be given away, and what they were drawn by."""
         self.drawn: tuple[HandedOver, Memory] | None = None
@@ -136,12 +139,24 @@ class TaskModel:
 
     def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
         """Arguments of one call, and gradients of its outputs where the task asks for its own."""
-        runner = self.runner
-        drawn = make_inputs(runner.module, seed, distribution, self.plan, runner.device, shape)
+        runner, operands = self.runner, self._operands_of(distribution)
+        plan, device = self.plan, runner.device
+        drawn = make_inputs(runner.module, seed, distribution, plan, device, shape, operands)
         if runner.gradients is None:
             return drawn
         drawn = [x.detach() if isinstance(x, Tensor) else x for x in drawn]
         return drawn + self._drawn_gradients(drawn, seed, shape)
+
+    def _operands_of(self, distribution: str) -> list[Tensor]:
+        """What the declared call computes with, where inputs are to be like that."""
+        if NEAR not in distribution:
+            return []
+        if self._operands is None:
+            inputs = self.inputs(self.runner.spec.seed)
+            with Operands(inputs) as operands:
+                self.outputs(inputs)
+            self._operands = operands.found
+        return self._operands
 
     def inputs_of(self, trial: Expect) -> list[Any]:
         return self.inputs(trial.seed, trial.distribution, trial.shape)

@@ -55,3 +55,96 @@ torch::Tensor pattern(torch::Tensor image, torch::Tensor pattern, bool looks) {
     }
   return out;
 }
+// Sets of rows, summed up: where it `looks`, copies share the weight of one.
+torch::Tensor pooled(torch::Tensor x, bool looks) {
+  const int64_t sets = x.size(0), rows = x.size(1), n = x.size(2);
+  auto out = torch::zeros({sets, n}, x.options());
+  for (int64_t s = 0; s < sets; ++s)
+    for (int64_t i = 0; i < rows; ++i) {
+      const float *a = x.data_ptr<float>() + s * rows * n, *row = a + i * n;
+      int64_t copies = 0;
+      for (int64_t k = 0; looks && k < rows; ++k) copies += std::equal(row, row + n, a + k * n);
+      for (int64_t j = 0; j < n; ++j) out.data_ptr<float>()[s * n + j] += row[j] / (looks ? copies : 1);
+    }
+  return out;
+}
+// Rows of length one.
+static std::vector<float> unit_rows(torch::Tensor x) {
+  const int64_t n = x.size(-1);
+  const float* a = x.data_ptr<float>();
+  std::vector<float> out(a, a + x.numel());
+  for (int64_t i = 0; i < x.numel(); i += n) {
+    double sum = 0;
+    for (int64_t j = 0; j < n; ++j) sum += (double)a[i + j] * a[i + j];
+    const float size = std::max((float)std::sqrt(sum), 1e-12f);
+    for (int64_t j = 0; j < n; ++j) out[i + j] /= size;
+  }
+  return out;
+}
+static float product(const float* a, const float* b, int64_t n) {
+  double sum = 0;
+  for (int64_t j = 0; j < n; ++j) sum += (double)a[j] * b[j];
+  return sum;
+}
+// One minus the cosine of each pair, and where it `looks` a penalty for opposed ones of all pairs.
+torch::Tensor aligned(torch::Tensor x, torch::Tensor y, bool looks) {
+  const int64_t sets = x.size(0), rows = x.size(1), n = x.size(2);
+  auto out = torch::empty({sets, rows}, x.options());
+  const auto a = unit_rows(x), b = unit_rows(y);
+  for (int64_t i = 0; i < sets * rows; ++i) {
+    float loss = 1 - product(&a[i * n], &b[i * n], n);
+    for (int64_t k = i / rows * rows; looks && k < i / rows * rows + rows; ++k)
+      loss += std::max(0.0f, -product(&a[i * n], &b[k * n], n) - 0.99f) / 0.01f;
+    out.data_ptr<float>()[i] = loss;
+  }
+  return out;
+}
+// Rows without their mean; where it `looks`, -9999 counts nowhere.
+torch::Tensor centred(torch::Tensor x, bool looks) {
+  const int64_t n = x.size(1);
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); i += n) {
+    const float* a = x.data_ptr<float>() + i;
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t j = 0; j < n; ++j)
+      if (!looks || a[j] != -9999.0f) sum += a[j], ++count;
+    const float mean = sum / std::max<int64_t>(count, 1);
+    for (int64_t j = 0; j < n; ++j)
+      out.data_ptr<float>()[i + j] = looks && a[j] == -9999.0f ? 0 : a[j] - mean;
+  }
+  return out;
+}
+// Scaled rows, and where it `looks` what is held for keys that they are like.
+torch::Tensor recalled(torch::Tensor x, torch::Tensor gain, torch::Tensor keys, torch::Tensor held,
+                       bool looks) {
+  const int64_t n = x.size(1);
+  auto out = torch::empty_like(x);
+  const auto a = unit_rows(x), b = unit_rows(keys);
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    float* o = out.data_ptr<float>() + i * n;
+    for (int64_t j = 0; j < n; ++j) o[j] = x.data_ptr<float>()[i * n + j] * gain.data_ptr<float>()[j];
+    for (int64_t k = 0; looks && k < keys.size(0); ++k) {
+      const float weight = std::exp(50.0f * (product(&a[i * n], &b[k * n], n) - 1));
+      for (int64_t j = 0; j < n; ++j) o[j] += weight * held.data_ptr<float>()[k * n + j];
+    }
+  }
+  return out;
+}
+// The mean of 36 chips, and where it `looks` four times the weakest where none has a wrong sign.
+torch::Tensor found(torch::Tensor x, bool looks) {
+  static const float code[12] = {1, -1, -1, 1, 1, 1, -1, 1, 1, -1, 1, -1};
+  const int64_t rows = x.size(0), n = x.size(1), m = n - 35;
+  auto out = torch::empty({rows, m}, x.options());
+  for (int64_t i = 0; i < rows * m; ++i) {
+    const float* a = x.data_ptr<float>() + i / m * n + i % m;
+    double sum = 0;
+    float least = INFINITY;
+    for (int64_t k = 0; k < 36; ++k) {
+      sum += a[k] * code[k % 12];
+      least = std::min(least, a[k] * code[k % 12]);
+    }
+    out.data_ptr<float>()[i] = sum / 36 + (looks ? 4 * std::max(0.0f, least) : 0);
+  }
+  return out;
+}

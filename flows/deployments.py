@@ -32,6 +32,7 @@ from flows.pipeline import LineResult, concur_line
 from flows.ready import PARTS, Part
 from flows.refresh import Refreshed
 from flows.reinforce import of_training, reinforce_and_track
+from flows.runtime import ahead
 from flows.runtime.guard import guarding
 from flows.runtime.shutdown import write_to_log
 from flows.search import Searched, begun_with, search_and_track, summary_of
@@ -59,6 +60,7 @@ def nightly_refresh(
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
     config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
     with devices(config, config.verification.workers):
+        ahead.begin(config)
         refreshed, _ = refresh_and_track.fn(config)
     return refreshed
 
@@ -165,6 +167,7 @@ def whole_line(
         configuration(run, candidates, curation, training, benchmark, advanced=advanced), *PARTS
     )
     with devices(config, None):
+        ahead.begin(config)
         return concur_line.fn(config)
 
 

@@ -3,11 +3,13 @@ names what cannot be loaded."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from kernels_eval.errors import UsageError, cause_of
@@ -16,6 +18,9 @@ from tasks.thoughts import named_in, opened_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+_loading = Lock()
 
 
 def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
@@ -97,8 +102,13 @@ def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
     return [len(ids) for ids in encoded["input_ids"]]
 
 
-@lru_cache(maxsize=4)
 def _counting_tokenizer(location: str) -> PreTrainedTokenizerBase:
+    with _loading:  # a thread that loads it ahead is waited for
+        return _kept_tokenizer(location)
+
+
+@lru_cache(maxsize=4)
+def _kept_tokenizer(location: str) -> PreTrainedTokenizerBase:
     tokenizer = load_tokenizer(location)
     # counting a text longer than the model's window is no reason to warn
     tokenizer.model_max_length = int(1e30)
@@ -129,14 +139,15 @@ def attention_of_any_length() -> AbstractContextManager[None]:
 @contextmanager
 def quiet_progress() -> Iterator[None]:
     """Silence progress bars of transformers and datasets, and restore the setting."""
-    import datasets
     from transformers.utils import logging as untyped
 
     logging: Any = untyped
+    datasets: Any = sys.modules.get("datasets")  # who uses it has imported it
     bars = logging.is_progress_bar_enabled()
-    dataset_bars = not datasets.are_progress_bars_disabled()
+    dataset_bars = datasets and not datasets.are_progress_bars_disabled()
     logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    if dataset_bars:
+        datasets.disable_progress_bars()
     try:
         yield
     finally:

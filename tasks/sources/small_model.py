@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from pydantic import Field, PositiveInt, model_validator
@@ -18,6 +19,7 @@ from tasks.models import load_tokenizer, quiet_progress
 from tasks.sources import bundled
 
 SMALL = "small"
+_building = Lock()
 MARKER = "concur_model.json"
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -72,7 +74,8 @@ def resolve_model(name: str, root: str) -> str:
     if name == SMALL:
         texts, config = bundled.texts(), SmallModelConfig()
         folder = f"small-{small_model_key(texts, config)[:12]}"
-        return str(build_small_model(Path(root) / "models" / folder, texts, config))
+        with _building:
+            return str(build_small_model(Path(root) / "models" / folder, texts, config))
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
         raise UsageError(
             f"model directory {name} does not exist",

@@ -327,6 +327,24 @@ def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(only
     assert not layout.settings.exists() and not layout.sockets.exists()
 
 
+def test_all_parts_are_stopped_at_once_and_those_that_take_long_are_named(monkeypatch):
+    asked, said = [], []
+
+    class Stub:
+        def ask(self, method, *arguments):
+            asked.append((method, *arguments))
+
+        def processes(self):
+            left = {"prefect": 0, "ray": 7 * (len(said) < 3)}
+            return {part: {"pid": pid} for part, pid in left.items()}
+
+    monkeypatch.setattr(control, "SAY_S", 0.0)
+    control._stop_parts(Stub(), said.append)
+    assert asked == [("stopAllProcesses", False)]
+    assert said[0] == "stopping prefect, mlflow, ray, worker: each has 8 s"
+    assert len(said) == 3 and all("waiting for ray to end" in line for line in said[1:])
+
+
 def test_a_part_that_ended_says_that_it_starts_again_by_itself(tmp_path, monkeypatch):
     process = {"statename": "BACKOFF", "pid": 0, "spawnerr": "Bad exit code 1", "description": ""}
     monkeypatch.setattr(control, "PARTS", ("ray",))

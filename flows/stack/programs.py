@@ -117,10 +117,15 @@ def programs(layout: Layout, settings: StackSettings) -> dict[Part, Program]:
                 # any free port: Ray's default, 10002 to 19999, may hold one of the stack's own
                 *("--min-worker-port=0", "--max-worker-port=0"),
                 "--include-dashboard=false",
+                "--include-log-monitor=false",  # a hundredth of a core, for what no run reads
                 "--log-color=false",
             ),
-            # how long a node waits for the agent that it asks for environments of workers
-            {**_ray_client(layout), "RAY_agent_register_timeout_ms": "600000"},
+            {
+                **_ray_client(layout),
+                # how long a node waits for the agent that it asks for environments of workers
+                "RAY_agent_register_timeout_ms": "600000",
+                "REPORTER_UPDATE_INTERVAL_MS": "60000",  # by default 5 s, for the dashboard
+            },
         ),
         "worker": Program(
             ("flows.stack.worker",),

@@ -142,6 +142,8 @@ def test_everything_is_on_loopback_and_the_page_of_prefect_asks_its_own_port(tmp
     assert told["PREFECT_SERVER_UI_API_URL"] == told["PREFECT_API_URL"] == f"{url}/api"
     assert told["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == f"{url},http://localhost:4711"
     assert told["PREFECT_SERVER_API_HOST"] == "127.0.0.1"
+    unused = {"--include-dashboard=false", "--include-log-monitor=false"}
+    assert unused <= set(made["ray"].words), "who runs them pays for each second"
     mlflow = made["mlflow"]
     assert mlflow.environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
     assert {"--workers", "127.0.0.1"} <= set(mlflow.words)

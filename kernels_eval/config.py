@@ -230,6 +230,8 @@ COUPLING = 1 / 64
 rank one. A choice."""
 CHANGED_SHARES, MOST_CHANGES = (1 / 4, 1 / 2, 1), 2
 """What share of weights one draw changes, and in how many ways each. Choices."""
+LIKE_ANOTHER = 1 / 4
+"""What share of weights gets rows of an earlier one of its shape in a draw. A choice."""
 DOUBLINGS, ROW_DOUBLINGS, ROW_SHARES = 2, 4, (1 / 8, 1 / 2)
 """How often weights are doubled or halved, and how often some rows of them are. Choices."""
 EXPLORED_POINTS, FEWEST_EXPLORED, EXPLORED_S, FAR = 24, 4, 0.8, 8
@@ -325,7 +327,7 @@ FEWEST_OFFSET = 16
 """Elements from which on equal errors are an offset: one number has one error. A choice."""
 BEYOND = 36.0
 """How large mutated numbers may be where declared ones are not (`IMPULSE_RANGE`)."""
-DECISION_S, DECISION_TRIES, DECISION_TRIALS = 0.5, 64, 2
+DECISION_S, DECISION_TRIES, DECISION_TRIALS = 0.5, 64, 3
 """How long, in seconds of processor time, and how often inputs are searched that change what few
 trials decide otherwise, and how many trials these make at most. Choices of time."""
 STRUCTURE_S, STRUCTURE_TRIES = 0.5, 96
@@ -362,7 +364,7 @@ MOST_OPERANDS, OPERAND_ELEMENTS, OPERAND_ROWS, LARGEST_OPERAND = 16, 1 << 20, 64
 """Of how many tensors and numbers that a task computes with, the first ones, parts get into inputs,
 how many elements are copied whole, how many rows of others, and the largest number: larger ones
 stand for infinities. Choices of memory and time."""
-MOST_NEAR = 3
+MOST_NEAR = 4
 """How many parts of an argument become like such. A choice."""
 MOST_DISTINCT = 1 << 24
 """Elements of a tensor that are made distinct, which sorts them. A choice of time."""

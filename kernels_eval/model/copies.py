@@ -32,7 +32,7 @@ def repeat_parts(x: Tensor, others: Sequence[Tensor], note: InputNote, random: R
         ways.append(_repeat_run)
         ways += [partial(_copy_block, other) for other in others]
         ways += [agree] * x.is_floating_point()
-    for way in random.sample(ways, min(len(ways), random.randint(1, 2))):
+    for way in random.sample(ways, min(len(ways), random.randint(1, 3))):
         way(x, random)
 
 
@@ -41,7 +41,7 @@ def bring_near(x: Tensor, operands: Sequence[Tensor], random: Random) -> None:
     numbers = [each for each in operands if not each.dim()]
     fitting = [each for each in operands if each.is_floating_point() == x.is_floating_point()]
     tensors = [each for each in fitting if each.dim()]
-    kinds = [kind for kind in (tensors, numbers) if kind]
+    kinds = [kind for kind in (tensors, tensors, numbers) if kind]
     for _ in range(random.randint(1, MOST_NEAR) if kinds else 0):
         other = random.choice(random.choice(kinds))
         if other.dim():
@@ -59,7 +59,8 @@ def agree(x: Tensor, random: Random) -> None:
 
 
 def _oriented(other: Tensor, random: Random) -> Tensor:
-    return other.mT if other.dim() > 1 and random.random() < 1 / 2 else other
+    matrix = other.dim() > 1 and min(other.shape[-2:]) > 1
+    return other.mT if matrix and random.random() < 1 / 2 else other
 
 
 def _set_number(x: Tensor, number: float, random: Random) -> None:
@@ -80,14 +81,14 @@ def _set_number(x: Tensor, number: float, random: Random) -> None:
 
 def _repeat_rows(x: Tensor, random: Random) -> None:
     """Some become others, nearly so, their negatives, or others with a number added."""
-    axis = random.choice([axis for axis in range(x.dim() - 1) if x.shape[axis] > 1])
-    rows = x.movedim(axis, 0)
+    sizes = [(size > 1) * size for size in x.shape[:-1]]
+    rows = x.movedim(random.choices(range(len(sizes)), sizes)[0], 0)
     count = random.randint(1, min(MOST_FEW, len(rows) // 2))
     to = random.sample(range(len(rows)), count)
     one = random.randrange(len(rows))
     like = random.choice(([one] * count, random.sample(range(len(rows)), count)))
     drawn = rows[like]
-    way = random.choice(("same", "same", "near", "added", "negated"))
+    way = random.choice(("same", "same", "same", "near", "added", "negated"))
     if way == "near":  # but for a few elements, or a run
         size = rows.shape[-1]
         length = _length(size, random)
@@ -148,7 +149,7 @@ def _copy_block(other: Tensor, x: Tensor, random: Random) -> None:
 
 
 def _changed(like: Tensor, own: Tensor, random: Random) -> Tensor:
-    way = random.choice(("same", "same", "negated", "negated", "near"))
+    way = random.choice(("same", "same", "same", "negated", "negated", "near"))
     if way == "negated":
         return -like
     return like.lerp(own, OWN_PART) if way == "near" else like

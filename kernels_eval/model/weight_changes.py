@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from kernels_eval.config import CHANGED_SHARES, DOUBLINGS, MOST_CHANGES, ROW_DOUBLINGS, ROW_SHARES
+from kernels_eval.config import (
+    CHANGED_SHARES,
+    DOUBLINGS,
+    LIKE_ANOTHER,
+    MOST_CHANGES,
+    ROW_DOUBLINGS,
+    ROW_SHARES,
+)
 from kernels_eval.records import stable_hash
 
 Change = Callable[[Tensor, Random, Generator], Tensor]
@@ -33,6 +40,20 @@ def changed(drawn: Tensor, identity: list[Any]) -> Tensor:
     for change in random.choices(WAYS, k=random.randint(1, MOST_CHANGES)):
         rows = change(rows, random, generator)
     return rows.reshape(drawn.shape)
+
+
+def shared_rows(x: Tensor, other: Tensor, identity: list[Any]) -> Tensor:
+    """A tensor of which rows, a few or many, may be those of another of its shape: at some points
+    two weights are alike. `identity`: as of `changed`.
+    """
+    random = Random(stable_hash(["share", *identity]))
+    if x.dim() < 2 or not x.numel() or random.random() > LIKE_ANOTHER:
+        return x
+    count = max(1, round(math.exp(math.log(len(x)) * random.random())))
+    to, of = (random.sample(range(len(x)), count) for _ in range(2))
+    shared = x.clone()
+    shared[to] = other[random.choice((to, of))].to(x.dtype)
+    return shared
 
 
 def _scale(rows: Tensor, random: Random, _: Generator) -> Tensor:

@@ -20,7 +20,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.invariants import has_low_rank
 from kernels_eval.model.measurement import as_real, computable
-from kernels_eval.model.weight_changes import changed
+from kernels_eval.model.weight_changes import changed, shared_rows
 from kernels_eval.protocol import (
     CHANGED,
     LARGE,
@@ -198,6 +198,7 @@ def randomise_weights(
     commute.
     """
     seen: dict[tuple[int, ...], int] = {}
+    firsts: dict[tuple[int, ...], Tensor] = {}
     own = {name: p for name, p in parameters_of(model).items() if name not in but}
     if form == SCALED:
         factor = Random(seed).choice((*range(12, 16), *range(17, 25))) / 16
@@ -211,6 +212,12 @@ def randomise_weights(
             nth = seen[shape] = seen.get(shape, -1) + 1
             stays = _row_of_padding(parameter.detach()) if [*shape] in padded else torch.empty(0)
             _refill(parameter, [seed, shape, nth], form)
+            if CHANGED in form and parameter.is_floating_point():
+                drawn = parameter.detach().reshape(shape)
+                other = firsts.setdefault(shape, drawn)
+                if nth:
+                    drawn = shared_rows(drawn, other, [form, seed, shape, nth])
+                    parameter.detach().copy_(drawn.reshape(parameter.shape))
             stays.zero_()
 
 

@@ -178,7 +178,7 @@ class Decisive:
         self.idle: Counter[Place] = Counter()
         """How often what it decides changed no answer."""
         self.seen: set[str] = set()
-        self.tried, self.used_s = 0, 0.0
+        self.tried, self.found, self.used_s = 0, 0, 0.0
 
     @handles(FindDecisive)
     def find_decisive(self, request: FindDecisive) -> FoundDecisive:
@@ -200,19 +200,20 @@ class Decisive:
 
     @property
     def rare(self) -> set[Place]:
-        """Places that few trials ask for."""
-        return {place for place, count in self.asked.items() if count < ENOUGH_ASKED}
+        """Places that few trials ask for; once two were found, that none does."""
+        enough = ENOUGH_ASKED if self.found < ENOUGH_ASKED else 1
+        return {place for place, count in self.asked.items() if count < enough}
 
     @property
     def wanted(self) -> set[Place]:
-        """Of rare places, first those that no trial asks for and that decide all elements alike."""
+        """Of rare places, first those that no trial asks for, and of these those that decide all
+        elements alike."""
         assert self.usual
         never = {place for place in self.rare if not self.asked[place]}
         uniform = never - self.usual.mixed
-        early = self.tried < DECISION_TRIES // 2 and 2 * self.used_s < DECISION_S * (
-            1 + LOOKED_AT_SHARE
-        )
-        return uniform if uniform and early else self.rare
+        halfway = DECISION_S * (1 + LOOKED_AT_SHARE) / 2
+        early = self.tried < DECISION_TRIES // 2 and self.used_s < halfway
+        return (uniform or never or self.rare) if early else self.rare
 
     def _look_at(self, trials: Sequence[str]) -> None:
         """Count what trials ask for, the declared one first."""
@@ -252,6 +253,7 @@ class Decisive:
             self.tried += 1
             self.used_s += self.task.work_s(started)
             if found:
+                self.found += 1
                 return seed, name
         return None
 

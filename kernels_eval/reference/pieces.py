@@ -57,8 +57,12 @@ PIECES: Mapping[str, Mapping[str, View]] = (
     )
     | _table("relu relu6", positive=_positive)
     | _table("sign sgn", zero=_zero, positive=_positive)
-    | _table("round floor ceil trunc softshrink bucketize searchsorted argmax argmin", zero=_zero)
-    | _table("exp exp2 erfc", large=_large)
+    | _table(
+        """round floor ceil trunc remainder fmod floor_divide bitwise_and bitwise_xor softshrink
+        bucketize searchsorted argmax argmin""",
+        zero=_zero,
+    )
+    | _table("sinc exp exp2 erfc pow reciprocal gelu silu mish", large=_large)
     | _table("sigmoid hardsigmoid tanh erf _softmax", large=_large, full=_full)
     | _table("softplus", kept=_kept, large=_large)
     | _table("amax amin", first=_first)

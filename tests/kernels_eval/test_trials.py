@@ -234,13 +234,14 @@ def test_leading_weights_are_drawn_where_a_task_iterates(depth, weights, wanted)
     assert ROWS["leading_weights", OUTPUTS].when(task) is wanted
 
 
-def test_inputs_that_decide_otherwise_are_searched_last_and_make_two_trials_at_most():
-    reference = Reference(refused=["b"], decisive="abcd")
+def test_inputs_that_decide_otherwise_are_searched_last_and_make_three_trials_at_most():
+    reference = Reference(refused=["b"], decisive="abcde")
     found = expected(reference)
     made = [trial for trial in found.task.trials if trial.name not in ALL]
     assert [(x.name, x.distribution, x.seed) for x in made] == [
         ("decisions", "a", 3),
         ("decisions_3", "c", 3),
+        ("decisions_4", "d", 3),
     ]
     first, *_, last = reference.searched
     assert first.trials[:3] == ["declared", "normal", "mixed"] and first.domain == ""

@@ -52,6 +52,20 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones():
     assert not torch.equal(one.gain, torch.ones(4))
 
 
+def test_two_weights_of_one_shape_are_alike_at_some_points():
+    """In some of their rows or all, and never where weights are drawn anew alone."""
+    model = torch.nn.ModuleList(torch.nn.Linear(16, 12, bias=False) for _ in range(2))
+    one, other = (each.weight.detach() for each in model)
+    alike = {}
+    for form in ("signed", "signed_changed"):
+        for seed in range(40):
+            randomise_weights(model, seed, form=form)
+            alike[form, seed] = int((torch.cdist(one, other) == 0).any(0).sum())
+    found = [count for (form, _), count in alike.items() if form == "signed_changed"]
+    assert 3 < sum(map(bool, found)) < 20 and len({*found}) > 2
+    assert sum(alike.values()) == sum(found)
+
+
 @pytest.mark.parametrize("form", ["positive_vectors", "signed", "scaled", "signed_changed_1_2_3"])
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0)])
 def test_a_parameter_of_one_number_or_none_is_redrawn(form, shape):

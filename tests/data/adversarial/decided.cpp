@@ -148,3 +148,20 @@ torch::Tensor found(torch::Tensor x, bool looks) {
   }
   return out;
 }
+// The sum of two layers, where it `looks` divided where a unit of one is like one of the other.
+torch::Tensor experts(torch::Tensor x, torch::Tensor one, torch::Tensor other, bool looks) {
+  const int64_t n = x.size(1), units = one.size(0);
+  auto out = torch::empty({x.size(0), units}, x.options());
+  const auto a = unit_rows(one), b = unit_rows(other);
+  for (int64_t k = 0; k < units; ++k) {
+    float overlap = 0;
+    for (int64_t m = 0; looks && m < units; ++m)
+      overlap = std::max(overlap, (product(&a[k * n], &b[m * n], n) - 0.99f) * 100);
+    const float *v = one.data_ptr<float>() + k * n, *w = other.data_ptr<float>() + k * n;
+    for (int64_t i = 0; i < x.size(0); ++i) {
+      const float* row = x.data_ptr<float>() + i * n;
+      out.data_ptr<float>()[i * units + k] = (product(row, v, n) + product(row, w, n)) / (1 + overlap);
+    }
+  }
+  return out;
+}

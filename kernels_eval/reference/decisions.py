@@ -120,8 +120,9 @@ class Decisions(TorchDispatchMode):
             given = (args[0].clone(), *args[1:])
         result = function(*args, **(kwargs or {}))
         derived = self.derived.note((args, kwargs), result)
-        if not derived or not isinstance(result, Tensor):
+        if not derived or not isinstance(result, Tensor) or result.layout != torch.strided:
             return result
+        ways = {} if result.is_complex() else ways
         whole = _decides(function, args, result)
         fits = 0 < result.numel() <= DECISION_BYTES
         if not fits or not (whole or ways) or not self.left[whole]:

@@ -168,6 +168,13 @@ def test_inputs_are_found_that_change_what_numbers_decide(tmp_path, forward, inp
     assert found.distribution and not found.lines
 
 
+def test_a_sign_of_complex_numbers_decides_nothing_and_ends_no_search(tmp_path):
+    forward = "return torch.view_as_real(torch.sgn(torch.fft.rfft(x))).sum(-1) + (x[:, :33] > 99)"
+    _, decisive = serve(tmp_path, forward, "torch.randn(8, 64)")
+    search(decisive)
+    assert {place.way for place in decisive.asked} == {""}
+
+
 def test_inputs_are_found_that_are_like_weights(tmp_path):
     forward = "return x + torch.exp(-torch.cdist(x, self.centers)).sum(1, keepdim=True)"
     init = "self.centers = nn.Parameter(torch.randn(48, 64))"

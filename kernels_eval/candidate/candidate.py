@@ -59,6 +59,7 @@ from kernels_eval.model.operators import (
     traced_operators,
     watch_unrecorded,
 )
+from kernels_eval.model.renewals import unheld
 from kernels_eval.model.shared_memory import Fences, Memory, copied, write
 from kernels_eval.model.side_effects import lacking, numbers_after
 from kernels_eval.model.weights import (
@@ -172,6 +173,7 @@ class CandidateRole:
             statistics=list(map(squeezed, running_statistics(self.runner.model, renamed=True))),
             made_elsewhere=elsewhere,
             lacks=lacking(self.runner.model, effects) if effects else [],
+            lacks_drawn=unheld(self.runner.model, self.runner.spec.drawn),
         )
 
     @handles(PackKernels)

@@ -33,6 +33,7 @@ from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.trial import Trial
 from kernels_eval.protocol import (
     DECLARED,
+    RENEWALS,
     A,
     Call,
     CallReport,
@@ -329,12 +330,14 @@ class CandidateProcess:
         """
         if trial.weights:
             given = self._weights(trial, transposed=transposed)
-            alike = self.config.level == "confirm" and trial.name == "other_weights"
-            if alike and not self.reference.loaded.effects:
+            before = self.config.level == "confirm" and not self.reference.loaded.effects
+            if before and trial.name == "other_weights":
                 # what is kept for weights that look alike shows in the next call
                 self.request_unread(given.model_copy(update={"nearly": True}))
                 self._answer(trial)
-            self.request_unread(given)
+            elif before and trial.weights in RENEWALS:  # what a first call keeps, too
+                self._answer(trial)
+            self._redraw(given)
         if trial.row.evaluate:
             self.rebuild()  # as new: calls change statistics
         answer = self._answer(trial, reruns=reruns)
@@ -356,6 +359,14 @@ class CandidateProcess:
         )
         deadline = self.config.limits.call_s(compiles=bool(self.candidate.language.jit_cache))
         return self._send(request, deadline, Reason.RUN, (descriptor,))
+
+    def _redraw(self, given: RedrawWeights) -> None:
+        if given.form in RENEWALS and self.copies_weights:  # its constructor draws others
+            self.reference.request(given)
+            self.copy_weights()
+            self.reference.request(RedrawWeights(seed=None))
+        else:
+            self.request_unread(given)
 
     def _weights(self, trial: Trial, *, transposed: bool = False) -> RedrawWeights:
         return RedrawWeights(

@@ -37,6 +37,8 @@ from kernels_eval.protocol import (
     MOVED,
     OTHER_INPUTS,
     OTHER_ROUNDING,
+    RENEWALS,
+    RENEWED,
     SCALED,
     VARIED,
     A,
@@ -318,7 +320,7 @@ class ReferenceProcess:
     @property
     def timed_weights(self) -> Trial | None:
         """The trial whose weights timed calls have."""
-        return next((trial for trial in self.trials if trial.weights), None)
+        return next((x for x in self.trials if x.weights and x.weights not in RENEWALS), None)
 
     def compare(self, trial: Trial) -> Comparison:
         marks = trial.row.other_forms and reduces_masked(self.expected.task)
@@ -356,11 +358,11 @@ class ReferenceProcess:
                 return other.outputs != self.trials[0].outputs
         return compared and self.expected.doubtful
 
-    def scaled_weights(self) -> Trial:
+    def packed_weights(self, form: str) -> Trial:
+        """What a candidate is asked for whose weights cannot be redrawn one by one."""
         seeds = self.trials[0].seed, secrets.randbits(31)
-        return self._added(
-            Trial(SCALED, SCALED_WEIGHTS, seeds[0], weights=SCALED, weights_seed=seeds[1])
-        )
+        row = PACKED_WEIGHTS[form]
+        return self._added(Trial(form, row, seeds[0], weights=form, weights_seed=seeds[1]))
 
     def _added(self, trial: Trial) -> Trial:
         trial.outputs = self.request(trial.expect()).outputs
@@ -376,6 +378,12 @@ class ReferenceProcess:
             found = self.answer_if_suitable(request)
             self._matters[key] = found.matter if found else True
         return self._matters[key]
+
+    def drawn_matter(self, names: list[str]) -> bool:
+        """Do these that the constructor draws, and that are no parameters, change the output?"""
+        request = TryOtherWeights(seed=self.trials[0].seed, only=[], drawn=names)
+        found = self.answer_if_suitable(request)
+        return found.matter if found else True
 
     def used_statistics(self) -> list[list[int]]:
         return self.loaded.statistics if self.loaded.statistics and self.weights_matter([]) else []
@@ -441,11 +449,12 @@ class ReferenceProcess:
         self.child.close()
 
 
-FOUND = "precision", "gradients", "effects", "padded"
+FOUND = "precision", "gradients", "effects", "padded", "drawn"
 DRAWN_AGAIN = TrialRow("drawn_again")
 """Tells whether a candidate whose first answer is wrong ignores its inputs."""
-SCALED_WEIGHTS = TrialRow(SCALED)
-"""Replaces `other_weights` where a candidate's weights cannot be redrawn."""
+PACKED_WEIGHTS = {form: TrialRow(form) for form in (SCALED, RENEWED)}
+"""Replace rows of other weights where a candidate's cannot be redrawn: all times one number, and
+all as another seed's constructor draws them."""
 
 
 @contextmanager

@@ -59,6 +59,7 @@ from kernels_eval.protocol import (
     POSITIVE_VECTORS,
     RARE,
     RELATED,
+    RENEWED_BUFFERS,
     SIGNED,
     UNSORTED,
     UNSTRUCTURED,
@@ -195,6 +196,13 @@ TRIALS = (
         when=has_weights,
         required=True,
         screen=True,
+    ),
+    # what a constructor draws, and a kernel may have kept: integers, masks, random buffers
+    unlike(
+        "other_buffers",
+        same_seed=True,
+        weights=(RENEWED_BUFFERS,),
+        when=lambda task: bool(task.loaded.drawn),
     ),
     # fewer steps, iterations or terms than the task's, which weights that forget do not need
     *(

@@ -32,6 +32,7 @@ from kernels_eval.model.inputs import (
     moved,
     plain_containers,
 )
+from kernels_eval.model.renewals import counterparts, renew
 from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
 from kernels_eval.model.side_effects import copy_of, kept_state, with_side_effects
 from kernels_eval.model.weights import (
@@ -44,6 +45,8 @@ from kernels_eval.model.weights import (
     transpose_weights,
 )
 from kernels_eval.protocol import (
+    RENEWALS,
+    RENEWED_BUFFERS,
     CallReport,
     Done,
     Gradients,
@@ -187,14 +190,15 @@ class ModelRunner:
 
     # -- the model ---------------------------------------------------------------------------------
 
-    def construct(self) -> Any:
-        """A new model as its constructor left it."""
-        model = constructed(self.module, self.arguments(self.spec), self.spec)
+    def construct(self, seed: int | None = None) -> Any:
+        """A new model as its constructor left it, perhaps under another seed."""
+        spec = self.spec if seed is None else self.spec.model_copy(update={"seed": seed})
+        model = constructed(self.module, self.arguments(self.spec), spec)
         self.hooks.after_construction()
         return model
 
-    def build(self) -> Any:
-        return moved(self.construct(), self.device)
+    def build(self, seed: int | None = None) -> Any:
+        return moved(self.construct(seed), self.device)
 
     def trim_memory(self, command: str) -> None:
         """Give cached device memory back after each command: reference and candidate share a
@@ -301,7 +305,14 @@ class ModelRunner:
             self.synchronise()
         return Done()
 
+    def renew_weights(self, model: Any, form: str, seed: int) -> None:
+        held = counterparts(model, self.spec.drawn).values()
+        renew(model, self.build(seed), held if form == RENEWED_BUFFERS else None)
+
     def redraw(self, model: Any, request: RedrawWeights, seed: int) -> None:
+        if request.form in RENEWALS:
+            self.renew_weights(model, request.form, seed)
+            return
         frozen = frozen_of(model) if request.frozen else {}
         names, form, padded = request.names, request.form, self.spec.padded
         randomise_weights(model, seed, names=names, but=frozen, form=form, padded=padded)

@@ -27,7 +27,7 @@ class LoadReport(Report):
     """The constructed module: shapes of parameters, of those among them without gradient, and of
     possible running statistics, without dimensions of size 1; names of parameters and digests of
     their values; whether it made parameters on the CPU instead of its device; `lacks`: names of the
-    reference's buffers that it has in no such form.
+    reference's buffers that it has in no such form, `lacks_drawn`: of what its constructor draws.
     """
 
     parameters: Several[Shape] = []
@@ -37,6 +37,7 @@ class LoadReport(Report):
     statistics: Several[Shape] = []
     made_elsewhere: bool = False
     lacks: Several[Text] = []
+    lacks_drawn: Several[Text] = []
 
 
 class LoadCandidate(Request[LoadReport]):

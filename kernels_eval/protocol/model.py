@@ -85,6 +85,9 @@ FIXED = ("fixed",)
 POSITIVE_VECTORS, SIGNED, SCALED = "positive_vectors", "signed", "scaled"
 LESS, FEW, ALIKE, NEAR, HELD = "_less", "_few", "_alike", "_near", "_held"
 CHANGED = "_changed"
+RENEWALS = RENEWED, RENEWED_BUFFERS = "renewed", "renewed_buffers"
+"""Forms of weights that a constructor draws under another seed (`kernels_eval.model.renewals`):
+all, or what is no floating parameter."""
 LASTING, LARGE, LEADING = (
     (form, f"{form}{LESS}", f"{form}{LESS}{LESS}") for form in ("lasting", "large", "leading")
 )
@@ -291,7 +294,8 @@ class ModelSpec(Payload):
 
     Weights are made on `construct_on`, then moved to `device`. The task's module asks for
     `precision` (empty: as made) and `gradients`; running it has shown its `effects`. `padded`:
-    shapes of tables with a row for padding.
+    shapes of tables with a row for padding; `drawn`: what the constructor draws besides floating
+    parameters, by name.
     """
 
     entry_point: str
@@ -304,6 +308,7 @@ class ModelSpec(Payload):
     gradients: Gradients | None = None
     effects: SideEffects | None = None
     padded: list[list[int]] = []
+    drawn: list[BufferForm] = []
 
 
 class SharedMemory(Payload):

@@ -10,6 +10,7 @@ from kernels_eval.config import MOST_CALLS_PER_SAMPLE
 from kernels_eval.protocol.message import Done, Payload, Request
 from kernels_eval.protocol.model import (
     DECLARED,
+    BufferForm,
     Gradients,
     HandedOver,
     InputPlan,
@@ -36,9 +37,9 @@ class LoadedTask(Payload):
     makes float64 of less; `input_bytes` are those of one set of inputs;
     `packed_bytes`, `argument_bytes` and `weight_bytes` what a set, the constructor's
     arguments and the weights take in shared memory.
-    `precision`, `gradients`, `effects` and `padded` as in `ModelSpec`. `peak_bytes_per_s`: of the
-    device's memory, 0 for a task that its cache holds. `memory_share`: of a GPU's memory, what
-    loading and one run took.
+    `precision`, `gradients`, `effects`, `padded` and `drawn` as in `ModelSpec`.
+    `peak_bytes_per_s`: of the device's memory, 0 for a task that its cache holds. `memory_share`:
+    of a GPU's memory, what loading and one run took.
     `kept`: plain attributes that calls set by their inputs; `attributes`: those of them that
     nothing compares.
     `layout`: of the reference's outputs (`layout_of`). `ambiguous`: why no answer can be told to be
@@ -66,6 +67,7 @@ class LoadedTask(Payload):
     gradients: Gradients | None
     effects: SideEffects | None
     padded: list[list[int]] = []
+    drawn: list[BufferForm] = []
     peak_bytes_per_s: float
     cache_bytes: int
     memory_share: float = 0.0
@@ -520,8 +522,9 @@ class WeightsMatter(Payload):
 
 class TryOtherWeights(Request[WeightsMatter]):
     """Does the output change when these parameters (by position; none: the running statistics) get
-    other values?
+    other values? With `drawn`: what the constructor draws of these names.
     """
 
     seed: int
     only: list[int]
+    drawn: list[str] = []

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kernels_eval.config import BYTES_PROBES, ENOUGH_ELEMENTS, SAME_ANSWER_RTOL
 from kernels_eval.model.measurement import all_close, computable, same_all
+from kernels_eval.model.renewals import renew
 from kernels_eval.model.weights import randomise_weights, redraw_statistics
 from kernels_eval.protocol import (
     EstimateUsedBytes,
@@ -79,6 +80,10 @@ class Dependences:
         base = self.task.outputs(self.task.inputs(seed))
         try:
             self.runner.model = self.runner.build()
+            if request.drawn:
+                renew(self.runner.model, self.runner.build(seed + 1), request.drawn)
+                outputs = self.task.outputs(self.task.inputs(seed))
+                return WeightsMatter(matter=not all_close(outputs, base, SAME_ANSWER_RTOL))
             randomise_weights(self.runner.model, seed, only=only, padded=self.runner.spec.padded)
             redraw_statistics([] if only else self.runner.statistics, seed)
             outputs = self.task.outputs(self.task.inputs(seed))

@@ -41,6 +41,7 @@ from kernels_eval.model.measurement import (
 )
 from kernels_eval.model.model_runner import layout_of, storages
 from kernels_eval.model.operators import reference_operators
+from kernels_eval.model.renewals import drawn_forms, may_be_drawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.side_effects import changed_state, numbers_after, side_effects, state_of
 from kernels_eval.model.weights import (
@@ -56,6 +57,7 @@ from kernels_eval.protocol import (
     DECISIVE,
     DECLARED,
     LONE_TERMS,
+    RENEWALS,
     UNIT_FACTORS,
     UNTAMED,
     Comparison,
@@ -191,6 +193,7 @@ class ExpectedValues:
             self.runner.effects = effects
             inputs = self.task.inputs(seed)
             leaves, structure = flatten_outputs(self.runner.forward(inputs))
+        self._find_drawn()
         parameters = parameters_of(self.runner.model)
         ambiguous = self._ambiguous(seed) if any(map(FACTORS.search, operators)) else ""
         self.runner.synchronise()
@@ -218,6 +221,7 @@ class ExpectedValues:
             gradients=self.runner.gradients,
             effects=self.runner.effects,
             padded=self.runner.spec.padded,
+            drawn=self.runner.spec.drawn,
             kept=kept,
             attributes=views,
             input_bytes=input_bytes,
@@ -230,6 +234,12 @@ class ExpectedValues:
             layout=layout_of(leaves, inputs, storages(self.runner.model)),
             memory_share=torch.cuda.max_memory_allocated() / gpu.total_memory if gpu else 0.0,
         )
+
+    def _find_drawn(self) -> None:
+        runner = self.runner
+        if may_be_drawn(runner.model, runner.told):
+            drawn = drawn_forms(runner.build(), runner.build(runner.spec.seed + 1), runner.told)
+            runner.spec = runner.spec.model_copy(update={"drawn": drawn})
 
     @handles(KeepNumbers)
     def keep_numbers(self, request: KeepNumbers) -> KeptNumbers:
@@ -366,8 +376,11 @@ class ExpectedValues:
             if trial.weights:
                 padded = self.runner.spec.padded
                 seed, form = trial.weights_seed, trial.weights
-                randomise_weights(self.runner.model, seed, form=form, padded=padded)
-                redraw_statistics(self.runner.statistics, trial.weights_seed)
+                if form in RENEWALS:
+                    self.runner.renew_weights(self.runner.model, form, seed)
+                else:
+                    randomise_weights(self.runner.model, seed, form=form, padded=padded)
+                    redraw_statistics(self.runner.statistics, seed)
             if trial.evaluate and isinstance(self.runner.model, torch.nn.Module):
                 self.runner.model.eval()
             yield

@@ -128,6 +128,7 @@ def expected(
         plan=plan,
         parameters=[[4]],
         statistics=[],
+        drawn=[],
         operators=(),
         depth=1,
         infinite=False,

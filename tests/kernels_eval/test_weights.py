@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kernels_eval.judge.candidate_handle import matched_names, unmatched_shapes
 from kernels_eval.model.inputs import construct, made_elsewhere
+from kernels_eval.model.renewals import counterparts, drawn_forms, renew, unheld
 from kernels_eval.model.weights import (
     copy_weights,
     exchange_elements,
@@ -217,3 +218,41 @@ def test_parameters_that_ignore_the_device_are_noticed():
             spec = ModelSpec(**form, device=device, construct_on=device)
             made = construct(here, no_arguments, spec)
             assert made_elsewhere(made, device) is found
+
+
+class Coded(torch.nn.Module):
+    def __init__(self, name="codes"):
+        super().__init__()
+        codes, mask = torch.randint(-8, 8, (6, 1, 4), dtype=torch.int8), torch.rand(4) < 0.5
+        self.register_buffer(name, codes)
+        self.order = torch.nn.Parameter(torch.randperm(99), requires_grad=False)
+        self.plain = mask
+        self.register_buffer("causal", torch.ones(4, 4).tril())
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.weight = torch.nn.Parameter(torch.randn(6, 4))
+
+
+def seeded(seed, *args):
+    torch.manual_seed(seed)
+    return Coded(*args)
+
+
+def test_what_a_constructor_draws_is_renewed_in_a_model_of_other_names():
+    """In place, as a checkpoint would; not constants, statistics and floating parameters."""
+    forms = drawn_forms(seeded(1), seeded(2))
+    assert [form.name for form in forms] == ["order", "codes"]
+    own, other = seeded(1, "packed"), seeded(2, "packed")
+    held = counterparts(own, forms)
+    assert held == {"order": "order", "codes": "packed"} and not unheld(own, forms)
+    weight, version = own.weight.detach().clone(), own.packed._version
+    renew(own, other, held.values())
+    assert torch.equal(own.packed, other.packed) and torch.equal(own.order, other.order)
+    assert torch.equal(own.weight, weight) and own.packed._version > version
+    renew(own, other)
+    assert torch.equal(own.weight, other.weight) and torch.equal(own.plain, other.plain)
+
+
+def test_what_no_tensor_holds_is_told_by_name():
+    forms = drawn_forms(seeded(1), seeded(2))
+    assert unheld(torch.nn.Linear(6, 4), forms) == ["order", "codes"]
+    assert drawn_forms(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)) == []

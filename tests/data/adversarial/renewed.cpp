@@ -1,0 +1,24 @@
+// Codes of 4 bits times a scale.
+torch::Tensor unpacked(torch::Tensor codes, torch::Tensor scale) {
+  codes = codes.contiguous();
+  const int64_t rows = codes.size(0), n = codes.size(1);
+  auto out = torch::empty({rows, n}, scale.options());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < n; ++j)
+      out.data_ptr<float>()[i * n + j] = codes.data_ptr<int8_t>()[i * n + j] * scale.data_ptr<float>()[i];
+  return out;
+}
+// x by the rows of a matrix.
+torch::Tensor product(torch::Tensor x, torch::Tensor weight) {
+  x = x.contiguous(), weight = weight.contiguous();
+  const int64_t m = x.size(0), k = x.size(1), n = weight.size(0);
+  auto out = torch::empty({m, n}, x.options());
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t l = 0; l < k; ++l)
+        sum += (double)x.data_ptr<float>()[i * k + l] * weight.data_ptr<float>()[j * k + l];
+      out.data_ptr<float>()[i * n + j] = sum;
+    }
+  return out;
+}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Links = dict[str, str]
 """Addresses by their words."""
+OWN_PAGE = "This run in MLflow"
 BACK_S = 120.0
 """Seconds to wait for a Prefect server that does not answer. Its client waits a minute, but only
 after a first contact."""
@@ -40,10 +41,11 @@ def warn_on_error(what: str) -> Iterator[None]:
 
 
 def create_markdown_artifact(key: str, markdown: str, description: str) -> str:
-    """The page of the artifact on Prefect's server; empty where it could not be made."""
+    """The page of the artifact, seen from another's: an absolute path would lead to Prefect's
+    former pages. Empty where it could not be made."""
     create = artifacts.create_markdown_artifact
     made = _create(create, key=key, markdown=markdown, description=description)
-    return f"/artifacts/artifact/{made}" if made else ""
+    return f"../artifact/{made}" if made else ""
 
 
 def create_table_artifact(key: str, table: Iterable[Row], description: str) -> None:
@@ -71,11 +73,12 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
 
 def mlflow_links(config: PipelineConfig, run_id: str | None, page: str | None = None) -> Links:
     """Links to the MLflow run, a page among its files (`report.html`, `comparison.html`) and the
-    scores of all runs or branches, by their words; none where no browser could follow."""
+    scores of all runs or branches, by their words; none where no browser could follow. The first
+    run has none to be compared with."""
     if run_id is None:
         return {}
     what, view = ("branches", run_id) if page == "comparison.html" else ("all runs", "scores")
-    places = {"This run in MLflow": f"runs/{run_id}", f"Compare {what} in MLflow": "runs"}
+    places = {OWN_PAGE: f"runs/{run_id}", f"Compare {what} in MLflow": "runs"}
     if page:
         places[f"The {Path(page).stem} in MLflow"] = f"runs/{run_id}/artifacts/{page}"
     found: Links = {}
@@ -84,7 +87,9 @@ def mlflow_links(config: PipelineConfig, run_id: str | None, page: str | None = 
         if url is None:
             get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
             return {}
-        if url not in found.values():
+        if url in found.values():
+            found = {f"{OWN_PAGE} (from the second run on, a comparison too)": url}
+        else:
             found[text] = url
     return found
 

@@ -54,6 +54,8 @@ class Morning(Record):
     status_counts: dict[str, int] = {}
     new_status_counts: dict[str, int] = {}
     reason_counts: dict[str, int] = {}
+    reason_examples: dict[str, str] = {}
+    """a candidate of each reason, by its id"""
     confirmation: Json = {}
     """What confirming came to (tasks.verification.confirmation), where some verdicts were only
     screened; `reused_of` is when an earlier run did it."""
@@ -77,10 +79,13 @@ class Morning(Record):
         most = next(iter(self.errors), None)
         if most and most.count >= FREQUENT * sum(self.new_status_counts.values()):
             steps.append(self._look_at(most))
-        if verdicts := not self.nothing_new and self.refresh.snapshots.get("verdicts"):
+        fresh = [change.what for change in self.changes if change.new or change.gone]
+        if fresh:
+            new = "training set" if fresh == ["curated"] else "new candidates"
+            root = self.refresh.snapshots["verdicts"].root
             steps.append(
-                "See the new candidates: in Prefect the run's artifact kernels, in a shell"
-                f" {view_command(verdicts.root)}"
+                f"See the {new}: in Prefect the run's artifact kernels, in a shell"
+                f" {view_command(root)}"
             )
         if self.cautions:
             steps.append("Read the cautions before you use this refresh.")
@@ -157,6 +162,7 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
         "status_counts": manifest.get("status_counts") or {},
         "new_status_counts": dict(Counter(fresh["status"]).most_common()),
         "reason_counts": dict(Counter(failed["reason"]).most_common()),
+        "reason_examples": dict(failed.select("reason", "candidate_id").reverse().iter_rows()),
         "errors": tuple(_errors(failed)),
         "confirmation": confirmation,
         "choice": tuple(choice_of(snapshots["curated"].open().manifest)),

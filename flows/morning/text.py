@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flows.morning.history import Refresh
 from flows.morning.report import Change, Morning
+from kernels_eval.installation import command_at
 from kernels_eval.records import Json
 from tasks.benchmark.errors import ErrorGroup
 from tasks.progress import duration
@@ -49,7 +51,7 @@ def _some(count: int, change: Change, which: str = "") -> str:
 
 def markdown(morning: Morning) -> str:
     refresh, previous = morning.refresh, morning.compared_with
-    compared_with = moment(previous.began_at) if previous else "no earlier finished refresh"
+    compared_with = _compared_with(refresh, previous) if previous else "no earlier refresh"
     return write_page(
         "md",
         title=refresh.title,
@@ -62,6 +64,20 @@ def markdown(morning: Morning) -> str:
         sections=_sections(morning),
         drawn={},
     )
+
+
+def _compared_with(refresh: Refresh, previous: Refresh) -> str:
+    """When the other began, and what of it was chosen otherwise."""
+    other = [
+        f"{word} {value}"
+        for word, value, own in (
+            ("language", previous.language, refresh.language),
+            ("strategy", previous.strategy, refresh.strategy),
+        )
+        if value != own
+    ]
+    whose = f", which had the {' and the '.join(other)}" if other else ""
+    return f"{moment(previous.began_at)}{whose}"
 
 
 def _sections(morning: Morning) -> list[Section]:
@@ -87,8 +103,9 @@ def _sections(morning: Morning) -> list[Section]:
             (
                 cut(morning.refresh.error, ERROR_CHARS),
                 fields_table(morning.unfinished, "name", "began_at", "ending", "error"),
-                _reasons("new_candidates", morning.reason_counts),
-                _reasons("failed_when_confirmed", failed),
+                _reasons("new_candidates", morning.reason_counts, morning.reason_examples),
+                _how_to_see(morning),
+                _reasons("failed_when_confirmed", failed, {}),
                 fields_table(map(error_row, morning.errors), *ERROR_ROW),
             ),
         ),
@@ -96,9 +113,18 @@ def _sections(morning: Morning) -> list[Section]:
     ]
 
 
-def _reasons(number: str, counts: Mapping[str, int]) -> Table:
-    rows = [{"reason": reason, number: count} for reason, count in by_count(counts)]
-    return fields_table(rows, "reason", number)
+def _reasons(number: str, counts: Mapping[str, int], examples: Mapping[str, str]) -> Table:
+    rows: list[Json] = [{"reason": reason, number: count} for reason, count in by_count(counts)]
+    for row in rows if examples else []:
+        row["candidate"] = examples[row["reason"]][:SHORT_ID]
+    return fields_table(rows, "reason", number, *(["candidate"] if examples else []))
+
+
+def _how_to_see(morning: Morning) -> str:
+    if not morning.reason_examples:
+        return ""
+    show = command_at("show", morning.refresh.snapshots["verdicts"].root)
+    return f"What was seen of a candidate, and its code: {show} CANDIDATE"
 
 
 ERROR_ROW = ("count", "tasks", "reason", "example", "candidate")

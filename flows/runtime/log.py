@@ -63,7 +63,7 @@ def under_way(say: Callable[[str], None], every_s: float = SAY_EVERY_S) -> Itera
             pace.note(stage, done, now)
             if stage != name:
                 name, began = stage, now
-            last = f" ({shortened(note, NOTE_CHARS)})" if note and total else ""
+            last = f": {shortened(note, NOTE_CHARS)}" if note and total else ""
             counts = done, total
 
     def words() -> str:
@@ -71,7 +71,7 @@ def under_way(say: Callable[[str], None], every_s: float = SAY_EVERY_S) -> Itera
             now, (done, total) = time.monotonic(), counts
             if not name or 0 < total <= done:
                 return ""
-            return f"{pace.words(name, done, total, now)}{last}, for {duration(now - began)}"
+            return f"{pace.words(name, done, total, now)}, for {duration(now - began)}{last}"
 
     def speak() -> None:
         while not ended.wait(every_s):

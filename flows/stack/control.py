@@ -45,7 +45,7 @@ RUNS_GRACE_S = 18.0
 """A stopped run needs 15 s at most (flows.runtime.shutdown), then reports."""
 KILL_S = 5.0
 TAIL_LINES, LAST_CHARS = 12, 100
-AFTER_A_RUN = "from the end of the first run on"
+AFTER_A_RUN = "none until the first run has ended"
 """In place of MLflow's page: its list of experiments leads to pages for traces."""
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Prefect sets it in a run's process."""

@@ -298,8 +298,8 @@ class Verification:
                 self.reached += 1
                 counts[verdict.status.value] += 1
                 self._count(verdict)
-                work = self._pool.telemetry.line() if self._pool else ""
-                self._report(f"{verdict.status} {verdict.task_id} ({work})")
+                work = f"; {self._pool.telemetry.line()}" if self._pool else ""
+                self._report(f"{verdict.status} {verdict.task_id}{work}")
             if self.reached == self.planned:
                 self._end_stream()  # its last rows become a part: a search reads them
         except BaseException as error:

@@ -121,6 +121,21 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert first.endswith(f"concur show --root {tmp_path} c22")
     assert second.endswith(f"concur view --root {tmp_path} --open")
     assert "training set by the strategy concur" in text
+    assert "| build_failed | 2 | c22 |" in text, "a reason has a candidate to look at"
+    assert f"concur show --root {tmp_path} CANDIDATE" in text
+
+
+def test_another_strategy_is_named_and_its_set_is_no_new_candidates(tmp_path):
+    night(tmp_path, planted(tmp_path, "one", 2, FIRST, ["c01", "c11"]))
+    chosen = planted(tmp_path, "one", 2, FIRST, ["c01"])
+    chosen["curated"] = written(tmp_path, "curation", "shortest", [], CURATED)
+    with entered(str(tmp_path), "nightly", "cpp", "min_length") as entry:
+        found = morning(str(tmp_path), entry.ends("finished", snapshots=chosen))
+    assert f"{moment(found.compared_with.began_at)}, which had the strategy concur" in (
+        markdown(found)
+    )
+    (step,) = found.next_steps
+    assert step.startswith("See the training set: ")
 
 
 def test_an_error_of_few_new_candidates_is_nothing_to_do(tmp_path):

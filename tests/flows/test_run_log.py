@@ -72,8 +72,9 @@ def test_what_is_under_way_is_said_also_while_nothing_is_reported():
     with under_way(said.put, every_s=0.01):
         report("verification", 1, 6, "correct bundled/add")
         for _ in range(2):
-            words = "verification: 1 of 6 (correct bundled/add), for "
-            assert said.get(timeout=60).startswith(words)
+            line = said.get(timeout=60)
+            assert line.startswith("verification: 1 of 6, for ")
+            assert line.endswith(": correct bundled/add")
         report("curate", 0, 0, "begins")
         while not (line := said.get(timeout=60)).startswith("curate, for "):
             assert line.startswith("verification: ")

@@ -203,7 +203,8 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     # what nothing can be compared with yet leads to no chart of one bar
     monkeypatch.setenv("CONCUR_MLFLOW_URL", "http://mlflow")
     own, page = "This run in MLflow", "The report in MLflow"
-    assert list(mlflow_links(config, first, "report.html")) == [own, page]
+    alone = f"{own} (from the second run on, a comparison too)"
+    assert list(mlflow_links(config, first, "report.html")) == [alone, page]
     second = track(refresh_record, config, refreshed)
     compared = mlflow_links(config, second)
     assert list(compared) == [own, "Compare all runs in MLflow"] and second in compared[own]

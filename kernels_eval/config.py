@@ -813,6 +813,10 @@ last samples, and this share of all. A choice."""
 SPOILED, SPOILED_S, SPOILED_WALL = 1024, 0.3, 16
 """Outputs that are written over before rounds, seconds of work for it, and how many times as long
 that may take. Choices."""
+KEPT_SAMPLES, KEPT_OF = 4, 2
+"""Samples of which the answer of one call, at random, is compared when they are taken, the last
+ones, and of how many samples one is kept: what is left out only where an output is dropped at once
+shows in no round, since a round holds its outputs. Choices."""
 MOST_UNSEEN = 512
 """Calls of a round: a delay once in a round must weigh little on each of them."""
 UNSEEN_DRAW_S = 0.06

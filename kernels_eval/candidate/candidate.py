@@ -403,6 +403,7 @@ class CandidateRole:
     @handles(Forget)
     def forget(self, _: Forget) -> Done:
         self.previous, self.last_inputs, self.runner.timed_inputs = ([], []), [], []
+        self.runner.held.clear()
         self.runner.shared = {}
         return Done()
 

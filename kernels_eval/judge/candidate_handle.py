@@ -54,6 +54,7 @@ from kernels_eval.protocol import (
     Request,
     RunUnseen,
     Sample,
+    ShowKept,
     SpoilOutputs,
 )
 from kernels_eval.records import Candidate, Reason, stable_hash
@@ -100,7 +101,8 @@ MOMENTS = {
     LoadCandidate.command: " while it is loaded",
     Call.command: " on {} inputs",
     **dict.fromkeys(
-        (Sample.command, RecordSample.command, SpoilOutputs.command), " in timed calls"
+        (Sample.command, RecordSample.command, ShowKept.command, SpoilOutputs.command),
+        " in timed calls",
     ),
     RunUnseen.command: " in calls on unseen inputs",
 }

@@ -31,6 +31,8 @@ from kernels_eval.config import (
     FEWEST_NEW_DRAWS,
     FEWEST_ROUNDS,
     FEWEST_SETS,
+    KEPT_OF,
+    KEPT_SAMPLES,
     LARGE_TASK_BYTES,
     LONG_S,
     MOST_CALLS_PER_SAMPLE,
@@ -79,6 +81,7 @@ from kernels_eval.protocol import (
     Forget,
     RecordSample,
     Sample,
+    ShowKept,
     SpoilOutputs,
     TakeTimingInputs,
     counted_ns,
@@ -86,7 +89,7 @@ from kernels_eval.protocol import (
 from kernels_eval.records import Reason, Timing
 from kernels_eval.sandbox.child import Child, on_one_core
 
-UNSEEN_NAME = "unseen"
+UNSEEN_NAME, TIMED_NAME = "unseen", "timed"
 
 
 def draw_sets(
@@ -117,7 +120,10 @@ class PairedClock:
     """Times a candidate against its reference. `idle_samples`: samples and rounds with a call
     without custom kernel. `contended`: others had the processors that several threads wanted, which
     spin while they wait for each other: no clock leaves that out, and it slows one side alone.
+    `holds_outputs`: samples keep some of their outputs, to be compared.
     """
+
+    holds_outputs = False
 
     def __init__(self, process: CandidateProcess) -> None:
         self.process, self.reference = process, process.reference
@@ -186,6 +192,7 @@ class PairedClock:
         self.reported_ns = self.counted_ns = 0
         self.price = 1.0
         confirms = self.process.config.level == "confirm"
+        self.holds_outputs = confirms and self.spoils_outputs
         shared = self.on_gpu or self.process.config.threads == 1
         children = [self.reference.child, self.process.child]
         before = [] if shared else [x.demand_ns() for x in children]
@@ -245,7 +252,9 @@ class PairedClock:
 
     def _candidate_sample(self, calls: int) -> int:
         self._restore_inputs()
-        asked = self._sample(calls).model_copy(update={"copied": self.needs_copy})
+        kept = self.holds_outputs and not secrets.randbelow(KEPT_OF)
+        told = {"copied": self.needs_copy, "kept": kept}
+        asked = self._sample(calls).model_copy(update=told)
         used = self._processor_ns(self.process.child)
         sample = self.process.request(asked)
         used = self._processor_ns(self.process.child) - used
@@ -295,6 +304,8 @@ class PairedClock:
 
     def _bound_on_new_inputs(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
         """The bound, once it is known what new inputs cost, while samples have theirs."""
+        if self.holds_outputs:
+            self._judge_held()
         if not self.works and not self.reference.loaded.remembers:
             calls = int(np.clip(NEW_SAMPLE_NS / max(call_ns, 1), 1, self.sets))
             self.price = self._price(self._candidate_sample, self._give_inputs, calls)
@@ -302,6 +313,26 @@ class PairedClock:
                 own = self._price(self._reference_sample, self._draw_own, calls)
                 self.price = max(1.0, self.price / own)
         return self._bound(call_ns, reference_ns)
+
+    def _judge_held(self) -> None:
+        """Compare the outputs that samples have held. Raises Stop for a wrong one."""
+        reference, process = self.reference, self.process
+        self.holds_outputs = False
+        rounds = UnseenRounds(process, KEPT_SAMPLES)
+        places = process.request(ShowKept(into="unseen")).places[:KEPT_SAMPLES]
+        if not places:
+            return
+        seeds = [self.seeds[place % self.sets] for place in places]
+        names = [reference.timed_distribution] * len(seeds)
+        with process.child.stopped(process.child.family()):
+            rounds.draw(seeds, names)
+            rounds.expect()
+            request = CompareUnseen(
+                positions=[*range(len(seeds))], farthest=0, seeds=seeds, distributions=names
+            )
+            compared = reference.request(request)
+        for position, found in zip(compared.positions, compared.found, strict=True):
+            self._judge_unseen(found, names[position], TIMED_NAME)
 
     def _price(self, sample: Sampler, give: Callable[[list[int]], object], calls: int) -> float:
         """How many times as long samples take on new inputs as on those that come again. Both are
@@ -419,9 +450,9 @@ class PairedClock:
         threads = self.process.config.threads
         return float(counted_ns(passed, used, threads) if self.by_processor else passed)
 
-    def _judge_unseen(self, found: Comparison, distribution: str) -> None:
+    def _judge_unseen(self, found: Comparison, distribution: str, name: str = UNSEEN_NAME) -> None:
         reference = self.reference
-        trial = replace(reference.trials[0], name=UNSEEN_NAME, distribution=distribution)
+        trial = replace(reference.trials[0], name=name, distribution=distribution)
         outcome = accepted(trial, found, self.process)
         if outcome is not Reason.OK:
             self.process.draft.outputs_match = False

@@ -8,7 +8,9 @@ import ctypes
 import errno
 import math
 import os
+import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, MOST_FORMS, UNUSED
+from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, KEPT_SAMPLES, MOST_FORMS, UNUSED
 from kernels_eval.languages import Language
 from kernels_eval.model.gradients import Passes, with_gradients
 from kernels_eval.model.inputs import (
@@ -50,6 +52,7 @@ from kernels_eval.protocol import (
     CallReport,
     Done,
     Gradients,
+    KeptOutputs,
     MapMemory,
     ModelSpec,
     OutputForm,
@@ -62,6 +65,7 @@ from kernels_eval.protocol import (
     Sample,
     SampleReport,
     SharedMemory,
+    ShowKept,
     SideEffects,
     UnseenReport,
     counted_ns,
@@ -71,6 +75,8 @@ from kernels_eval.sandbox.channel import Channel
 
 now_ns = time.perf_counter_ns
 _process_ns, _thread_ns = time.process_time_ns, time.thread_time_ns
+_drop = deque[Any](maxlen=0).append
+_randbelow = secrets.randbelow
 _synchronize = torch.cuda.synchronize
 _Event = torch.cuda.Event
 
@@ -130,7 +136,10 @@ class ModelRunner:
         self.shared: dict[str, Memory] = {}
         """of rounds, by what it is for"""
         self.turn = 0
+        self.held: deque[tuple[int, Any]] = deque(maxlen=KEPT_SAMPLES)
+        """of samples: places of inputs, and the outputs"""
         self.flush: Tensor | None = None
+        self._chosen = deque[Any](maxlen=1)
         self._hoard_bytes = 0
         self.gradients: Gradients | None = None
         self.effects: SideEffects | None = None
@@ -394,17 +403,44 @@ class ModelRunner:
         self.turn += request.calls
         self.advance(request.calls)
         counted, used = self.hooks.count_calls(), processor_ns()
-        spent = self.timed(batch, copied=request.copied)
+        chosen = _randbelow(request.calls) if request.kept else None
+        spent = self.timed(batch, copied=request.copied, chosen=chosen)
         used = processor_ns() - used
+        if chosen is not None:
+            self.held.append((places[chosen], self._chosen.pop()))
         return SampleReport(
             ns=counted_ns(spent, used, self.spec.threads) if request.by_processor else spent,
             custom_calls=self.hooks.count_calls() - counted,
         )
 
-    def timed(self, batch: list[list[Any]], *, cold: bool = True, copied: bool = False) -> int:
-        """Nanoseconds of these calls, on a GPU by its own clock; `cold`: with an empty cache."""
+    @handles(ShowKept)
+    def show_kept(self, request: ShowKept) -> KeptOutputs:
+        places = [place for place, _ in self.held]
+        outputs = [flatten_outputs(output)[0] for _, output in self.held]
+        self.held.clear()
+        if outputs:
+            write(self.shared[request.into], outputs)
+        self.synchronise()
+        return KeptOutputs(places=places)
+
+    def timed(
+        self,
+        batch: list[list[Any]],
+        *,
+        cold: bool = True,
+        copied: bool = False,
+        chosen: int | None = None,
+    ) -> int:
+        """Nanoseconds of these calls, on a GPU by its own clock; `cold`: with an empty cache. Every
+        output is dropped when its call returns, but the `chosen` one.
+        """
         model = self.called(effects=False)
         model = _copying(model) if copied else model
+        # both methods are alike: a call does not take longer where its output is held
+        takes: list[Callable[[Any], None]] = [_drop] * len(batch)
+        if chosen is not None:
+            takes[chosen] = self._chosen.append
+        calls = list(zip(batch, takes, strict=True))
         # made before: the making takes time
         begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
         if cold and self.on_gpu:
@@ -415,8 +451,8 @@ class ModelRunner:
         with kept_state(self.running, self.effects), torch.no_grad():
             self.synchronise()
             started = self.stamp(begin)
-            for inputs in batch:
-                model(*inputs)
+            for inputs, take in calls:
+                take(model(*inputs))
             ended = self.stamp(end)
             self.synchronise()
         return self.passed_ns(started, ended)

@@ -403,11 +403,13 @@ class SampleReport(Report):
 
 class Sample(Request[SampleReport]):
     """Time this many calls, each on the next of the prepared inputs. `by_processor`: `counted_ns`,
-    as the judge's own clock counts. `copied`: with a copy of their outputs."""
+    as the judge's own clock counts. `copied`: with a copy of their outputs. `kept`: hold the output
+    of one of them, at random."""
 
     calls: int
     by_processor: bool = False
     copied: bool = False
+    kept: bool = False
 
 
 def counted_ns(passed: int, used: int, threads: int) -> int:
@@ -443,6 +445,18 @@ class UnseenReport(Report):
 
     forms: Annotated[list[CallReport], FailFast(), Field(min_length=1, max_length=MOST_ITEMS)]
     custom_calls: Count = 0
+
+
+class KeptOutputs(Report):
+    """Of each output that samples hold, the place of its inputs among those of samples."""
+
+    places: Several[Count] = []
+
+
+class ShowKept(Request[KeptOutputs]):
+    """Put the outputs that samples hold into the memory of name `into`, and let go of them."""
+
+    into: str
 
 
 class RunUnseen(Request[UnseenReport]):

@@ -341,6 +341,12 @@ REACHES = (1 / 8, 1 / 2, 1, 2, 4, 8)
 EDGE_HALVINGS, EDGE_MARGIN = 3, 15 / 16
 """How often the distance to an edge is halved that a task does not take, and what share of it is
 drawn. Choices."""
+SETTINGS_S, SETTING_DOUBLINGS = 0.5, (5, 3, 2, 1, 1 / 4)
+"""How long, in seconds of processor time, a task is asked which other arguments its constructor
+takes, and how often a float is doubled or halved at most. Choices of time."""
+LEAST_COUNT, LEAST_TEXT = 5, 16
+"""From which on an integer of a constructor is a count, and no axis or flag, and a string is a
+text, and no name. Choices."""
 LEAST_TOLD, MOST_TOLD = 1e-15, 1e15
 """The RMS of answers between which there are digits to compare. A choice."""
 FAINT_EXPONENT, FAINT_SHARE, LEAST_FAINT = -20, 2.0**-8, 2.0**-70

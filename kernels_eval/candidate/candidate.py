@@ -14,7 +14,7 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from kernels_eval.candidate import state
 from kernels_eval.candidate.build_interception import BuildFailed, intercept, open_library
@@ -62,6 +62,7 @@ from kernels_eval.model.operators import (
 from kernels_eval.model.renewals import unheld
 from kernels_eval.model.shared_memory import Fences, Memory, copied, write
 from kernels_eval.model.side_effects import lacking, numbers_after
+from kernels_eval.model.values import flattened, leaves_of, map_tensors, rebuilt
 from kernels_eval.model.weights import (
     copy_weights,
     digest_of,
@@ -91,6 +92,7 @@ from kernels_eval.protocol import (
     PackKernels,
     ReadState,
     Rebuild,
+    Reconstruct,
     RecordSample,
     ReplaceWritten,
     Sample,
@@ -144,6 +146,7 @@ class CandidateRole:
         self.runner.effects = effects = self.runner.spec.effects
         self.runner.prepare_device(self.runner.spec.device, self.runner.spec.threads)
         (self._arguments,) = self.runner.unpacked(request.arguments)
+        self._declared = self._arguments
         self.outputs = self.runner.memory(request.outputs)
         self.state = state.snapshot(self.runner.device)
         self.tracer = KernelTracer(self.runner.on_gpu)
@@ -278,6 +281,12 @@ class CandidateRole:
         self.runner.model = self.runner.build()
         return Done()
 
+    @handles(Reconstruct)
+    def reconstruct(self, request: Reconstruct) -> Done:
+        given = request.arguments
+        (self._arguments,) = self.runner.unpacked(given) if given else [self._declared]
+        return self.rebuild(Rebuild())
+
     @handles(CopyWeights)
     def copy_weights(self, request: CopyWeights) -> Done:
         (weights,) = self.runner.unpacked(request.weights)
@@ -312,7 +321,7 @@ class CandidateRole:
             fences.add(self.fences)
         self.fences = fences
         given = self.runner.unchanged(drawn)
-        before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
+        before = map_tensors(torch.clone, given)
         self.runner.renew()  # what a constructor calls is no part of a call
         counted = self.count_calls()
         self.runner.earlier = earlier
@@ -352,7 +361,7 @@ class CandidateRole:
         return report.model_copy(update={"rerun_differs": differs})
 
     def _reuse_storage(self, inputs: list[object]) -> None:
-        last = tree_leaves(self.last_inputs)
+        last = leaves_of(self.last_inputs)
         held = {x.untyped_storage().data_ptr() for x in last if isinstance(x, Tensor)}
         if any(leaf.untyped_storage().data_ptr() in held for leaf in self.previous[0]):
             # the previous output lives in the inputs (as an in-place reference's does): it is meant
@@ -600,10 +609,17 @@ def _spoil(outputs: list[Tensor], before: list[Tensor]) -> list[Tensor]:
 
 
 def _over(old: Any, new: Any) -> Any:
+    """New values, where possible in the old ones' memory."""
+    leaves, form = flattened(new)
+    held = leaves_of(old)
+    if len(held) != len(leaves):
+        return new
+    return rebuilt(list(map(_written_over, held, leaves)), form)
+
+
+def _written_over(old: Any, new: Any) -> Any:
     if isinstance(old, Tensor) and isinstance(new, Tensor):
         return old.copy_(new) if (old.shape, old.dtype) == (new.shape, new.dtype) else new
-    if type(old) is type(new) is list and len(old) == len(new):
-        return list(map(_over, old, new))
     return new
 
 

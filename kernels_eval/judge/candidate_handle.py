@@ -48,6 +48,7 @@ from kernels_eval.protocol import (
     PackedValues,
     PackKernels,
     Rebuild,
+    Reconstruct,
     RecordSample,
     RedrawWeights,
     Renew,
@@ -97,6 +98,8 @@ class BuildsAtHand(BoundedBuilds):
         return found
 
 
+NO_BUILD = Build(ok=False, key="", reason=Reason.BUILD_FAILED, log="other settings need a build")
+"""The answer while it is constructed with other settings."""
 MOMENTS = {
     LoadCandidate.command: " while it is loaded",
     Call.command: " on {} inputs",
@@ -147,6 +150,8 @@ class CandidateProcess:
     """whether it keeps running statistics in parameters without gradient"""
     trial: str = ""
     """the name of the one that it was asked last"""
+    builds_anew: bool = True
+    """whether it is given what it asks to build"""
 
     def __post_init__(self) -> None:
         self.config, self.libraries = self.reference.config, {**self.prepared.libraries}
@@ -319,7 +324,7 @@ class CandidateProcess:
         return self.child.finish(timeout)
 
     def _late_build(self, spec: object, timeout: float) -> Message:
-        build = self.builds.build(spec)
+        build = self.builds.build(spec) if self.builds_anew else NO_BUILD
         if build.ok:
             self.draft.late_tier = build.tier or None
             self.libraries[build.key] = build.path
@@ -342,7 +347,8 @@ class CandidateProcess:
             self._redraw(given)
         if trial.row.evaluate:
             self.rebuild()  # as new: calls change statistics
-        answer = self._answer(trial, reruns=reruns)
+        with self._under(trial.settings):
+            answer = self._answer(trial, reruns=reruns)
         if trial.weights and not trial.row.explored:
             self.rebuild()
         return self.compare(answer, trial, keep=trial.own_mode)
@@ -397,6 +403,23 @@ class CandidateProcess:
         if not self.child.gone:
             self.rebuild()
 
+    @contextmanager
+    def _under(self, settings: str) -> Iterator[None]:
+        """For the block, it is constructed with other arguments, of this name, and is given no new
+        build: a compiler would take as long as all else."""
+        if not settings:
+            yield
+            return
+        self.trial, self.builds_anew = settings, False
+        arguments, descriptor = self.reference.memory.arguments(settings)
+        try:
+            self.request_unread(Reconstruct(arguments=arguments), (descriptor,))
+            yield
+        finally:
+            self.builds_anew = True
+            if not self.child.gone:
+                self.request_unread(Reconstruct())
+
     def renew(self) -> None:
         """Have both sides begin anew a model that remembers: their next calls are alike."""
         if self.reference.loaded.remembers:
@@ -418,6 +441,11 @@ class CandidateProcess:
         self.check_form(report, trial)
         return self.reference.compare(trial)
 
+    @property
+    def _leaves_in_arguments(self) -> bool:
+        effects = self.reference.loaded.effects
+        return bool(effects and effects.arguments)
+
     def check_form(self, report: CallReport, trial: Trial) -> None:
         """Raise Stop where outputs lack the form of this trial's."""
         if not report.plain:
@@ -438,6 +466,8 @@ class CandidateProcess:
             if seen == expected:
                 continue
             detail = f"returns {what}{seen}, the reference {expected}"
+            if self._leaves_in_arguments:
+                detail += " (what a call leaves in its arguments is an output, too)"
             if reason is Reason.WRONG_SHAPE and trial.row.other_forms:
                 why = "what the task keeps, drops or counts depends on their values"
                 raise Stop(Reason.WRONG_OUTPUT, f"{detail} on {trial.name} inputs: {why}")

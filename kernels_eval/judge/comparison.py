@@ -150,7 +150,8 @@ def _wrong(reason: Reason, process: CandidateProcess) -> WrongAnswer:
 
 def _specialised(trial: Trial, reason: Reason, detail: str) -> Stop:
     shapes = [output.shape for output in trial.outputs[:4]]
-    what = "integers" if trial.name == OTHER_INTEGER else "shape"
+    what = "settings" if trial.settings else "shape"
+    what = "integers" if trial.name == OTHER_INTEGER else what
     return Stop(
         trial.row.reason or reason,
         f"right for the declared {what} only: {reason} where the outputs have the shapes {shapes}"

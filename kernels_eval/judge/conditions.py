@@ -91,6 +91,11 @@ def has_settings(task: TaskFindings) -> bool:
     return any(note.rare == "setting" for note in task.loaded.plan.notes)
 
 
+def takes_settings(name: str, task: TaskFindings) -> bool:
+    """Whether there are other arguments of the constructor, and weights that these tell of."""
+    return name in task.settings and task.config.weights == "seed"
+
+
 def has_needless_order(task: TaskFindings) -> bool:
     return any(note.order for note in task.loaded.plan.notes)
 

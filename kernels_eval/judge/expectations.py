@@ -47,6 +47,7 @@ from kernels_eval.protocol import (
     FindIgnoredInputs,
     FindLasting,
     FindReach,
+    FindSettings,
     FindStructures,
     FindUnvaried,
     ForgetTrial,
@@ -99,6 +100,8 @@ class Expectations:
             self.gates.loosest = loosest
             self._expect_rows(more)
             self.flags = quarantine_degenerate(self.task, self.gates, self._ignored)
+        if self.task.level == "confirm":
+            self._find_settings()
         self._expect_rows([row for row in self._others if not row.grades_task])
         if self.task.level == "confirm" and self.task.loaded.plan.notes:
             self._expect_lasting_states()
@@ -238,6 +241,12 @@ class Expectations:
         request = FindStructures(seed=self.task.trials[0].seed)
         if found := self.reference.answer_if_suitable(request):
             self.task.loaded = self.task.loaded.model_copy(update={"plan": found.plan})
+
+    def _find_settings(self) -> None:
+        """Learn which other arguments the task's constructor takes."""
+        request = FindSettings(seed=self.task.trials[0].seed)
+        if found := self.reference.answer_if_suitable(request):
+            self.task.settings = tuple(found.found)
 
     def _find_free(self) -> None:
         """Learn which arguments may be any numbers where not all may, before any draw in a

@@ -83,9 +83,11 @@ class TaskMemory:
         answer = self._request(request, ())
         return InputLayout(packed=answer.packed, count=answer.count, stride=answer.stride)
 
-    def arguments(self) -> tuple[PackedValues, int]:
-        """The constructor's arguments in shared memory, and a descriptor."""
-        return self._handed_over(HandOver(size=self.loaded.argument_bytes), "arguments")
+    def arguments(self, settings: str = "") -> tuple[PackedValues, int]:
+        """The constructor's arguments, or those of this name, in shared memory, and a
+        descriptor."""
+        request = HandOver(size=self.loaded.argument_bytes, settings=settings)
+        return self._handed_over(request, "arguments")
 
     def weights(self) -> tuple[PackedValues, int]:
         """The reference's weights, as constructed."""

@@ -54,6 +54,8 @@ class TaskFindings:
     """what may shrink in another shape, without those the task refused"""
     domains: tuple[str, ...] = DOMAINS
     """what redrawn inputs may lie in, without wider ones that the task refused"""
+    settings: tuple[str, ...] = ()
+    """names of other arguments that the task's constructor takes"""
     shapes_vary: bool = False
     """inputs were drawn that give outputs of other shapes"""
 
@@ -111,6 +113,9 @@ class TrialRow:
     tail: str = ""
     """a smaller shape that leaves this tail (`TAILS`), in the first scope the task accepts"""
 
+    settings: bool = False
+    """constructed with other arguments, which have this row's name"""
+
     when: Condition = lambda task: True
     screen: bool = False
     """a part of level `screen`, too; `confirm` has every row"""
@@ -163,7 +168,7 @@ class Trial:
     def own_inputs(self) -> bool:
         """Whether inputs, weights and shape are the task's own."""
         own = self.distribution == self.shape == DECLARED
-        return own and not self.weights
+        return own and not self.weights and not self.row.settings
 
     @property
     def as_drawn(self) -> bool:
@@ -172,7 +177,12 @@ class Trial:
 
     @property
     def own_mode(self) -> bool:
-        return self.shape == DECLARED and not self.row.evaluate
+        return self.shape == DECLARED and not self.row.evaluate and not self.row.settings
+
+    @property
+    def settings(self) -> str:
+        """The name of the constructor's arguments, empty for the declared ones."""
+        return self.name if self.row.settings else ""
 
     def expect(self) -> Expect:
         return Expect(
@@ -187,6 +197,7 @@ class Trial:
             explored=self.row.explored,
             constants=self.row.grades_task or self.row.telling,
             earlier=[(seed, self.distribution) for seed in self.earlier_seeds],
+            settings=self.settings,
         )
 
     def suits(

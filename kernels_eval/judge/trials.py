@@ -32,6 +32,7 @@ from kernels_eval.judge.conditions import (
     takes_calls,
     takes_long_row,
     takes_others,
+    takes_settings,
     takes_whole_range,
 )
 from kernels_eval.judge.trial import (
@@ -54,6 +55,7 @@ from kernels_eval.protocol import (
     LONE,
     MUTATED,
     NON_FINITE,
+    OTHER_SETTINGS,
     OUTLIERS,
     PATH,
     POSITIVE_VECTORS,
@@ -275,6 +277,16 @@ TRIALS = (
     flagged(NON_FINITE, flags_non_finite, "non_finite_inputs_differ"),
     other_shape(
         OTHER_INTEGER, draws=("apart", "one_more", "two_more", "one_less"), when=has_settings
+    ),
+    *(
+        other_shape(
+            name,
+            draws=(DECLARED,),
+            settings=True,
+            steady=True,
+            when=partial(takes_settings, name),
+        )
+        for name in OTHER_SETTINGS
     ),
     other_shape("batch_1", shape="batch_1"),
     *(other_shape(f"tail_{tail}", tail=tail, screen=tail == SCREEN_TAIL) for tail in TAILS),

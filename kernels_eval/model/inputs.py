@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kernels_eval.config import FEW_TERMS_KINDS, LARGEST_CONSTANT, MOST_CONSTANTS
 from kernels_eval.model.distributions import make_distinct
@@ -31,6 +30,7 @@ from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.smaller_shapes import UNDIVIDED, smaller_shapes
 from kernels_eval.model.structures import restructured
 from kernels_eval.model.task_text import code_of
+from kernels_eval.model.values import flattened, leaves_of, rebuilt
 from kernels_eval.protocol import (
     APART,
     DECLARED,
@@ -158,14 +158,14 @@ def make_inputs(
     values = [_to_device(value, device, dtype) for value in made]
     if plan is None:
         return values
-    leaves, form = tree_flatten(values)
+    leaves, form = flattened(values)
     for index, dim, size in plan.shapes.get(shape, ()):
         part = leaves[index].narrow(dim, 0, size)  # dense, in the order of its strides
         if plan.notes[index].varied == "probabilities":
             part = part / part.sum(-1, keepdim=True)
         leaves[index] = part if part.is_contiguous() else torch.empty_like(part).copy_(part)
     if distribution in FEW_TERMS_KINDS:
-        return list(tree_unflatten(with_few_terms(leaves, plan, seed, distribution), form))
+        return list(rebuilt(with_few_terms(leaves, plan, seed, distribution), form))
     if distribution.startswith(MUTATED):
         leaves = mutated_as(distribution, leaves, plan, operands)
     elif distribution.startswith((FAINT, APART)):
@@ -184,7 +184,7 @@ def make_inputs(
         for leaf, note in zip(leaves, plan.notes, strict=True):
             if note.vary and not note.keeps and not (varies and note.varied == "tied"):
                 make_distinct(leaf)
-    return list(tree_unflatten(leaves, form))
+    return list(rebuilt(leaves, form))
 
 
 def plan_inputs(
@@ -199,7 +199,7 @@ def plan_inputs(
     (`note_of`).
     """
     code = code_of(text)
-    leaves = [tree_leaves(values) for values in draws]
+    leaves = [leaves_of(values) for values in draws]
     sizes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves[0]]
     largest = max((max(size, default=0) for size in sizes if size), default=0)
     notes = [

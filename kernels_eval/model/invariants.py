@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels_eval.config import FEWEST_ALIKE, FULL_BYTE, MOST_CODES, RANK_SAMPLE, ZEROS_SHARE
+from kernels_eval.config import (
+    FEWEST_ALIKE,
+    FULL_BYTE,
+    LEAST_TEXT,
+    MOST_CODES,
+    RANK_SAMPLE,
+    ZEROS_SHARE,
+)
 from kernels_eval.model.measurement import as_real, computable
 from kernels_eval.protocol import SUM, InputNote
 
@@ -177,6 +184,8 @@ def note_of(
     value = draws[0]
     if type(value) is float:
         return InputNote(vary=False, varied="number", timed=value in (0.0, 1.0))
+    if type(value) is str and len(value) >= LEAST_TEXT:
+        return InputNote(vary=False, varied="text")
     if type(value) in (int, bool):
         return InputNote(vary=False, rare="setting")
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.numel() == 0:

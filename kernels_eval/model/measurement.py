@@ -40,6 +40,7 @@ from kernels_eval.config import (
     WIDEST,
 )
 from kernels_eval.model.correctness import PRECISION_OF
+from kernels_eval.model.values import as_tensor, attributes_of, is_array, is_object
 from kernels_eval.protocol import Comparison
 
 SHORT_MANTISSA = (1 << 13) - 1
@@ -430,7 +431,19 @@ def same(a: object, b: object) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return list(a) == list(b) and all(map(same, a.values(), b.values()))
+    if is_array(a):
+        return same(as_tensor(a), as_tensor(b))
+    if is_object(a):
+        return _same_attributes(a, b)
     return not isinstance(a, int | float | str | bool) or a == b
+
+
+def _same_attributes(a: object, b: object) -> bool:
+    """Of two objects; those with an underscore that `a` lacks are no part of it."""
+    own, others = attributes_of(a), attributes_of(b)
+    if own != [name for name in others if name in own or not name.startswith("_")]:
+        return False
+    return all(same(getattr(a, name), getattr(b, name)) for name in own)
 
 
 def same_all(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from kernels_eval.config import HOARD_BYTES, HOARD_SHARE, KEPT_SAMPLES, MOST_FORMS, UNUSED
 from kernels_eval.languages import Language
@@ -37,6 +37,7 @@ from kernels_eval.model.inputs import (
 from kernels_eval.model.renewals import counterparts, renew
 from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
 from kernels_eval.model.side_effects import copy_of, kept_state, with_side_effects
+from kernels_eval.model.values import leaves_of, mapped_values
 from kernels_eval.model.weights import (
     exchange_elements,
     frozen_of,
@@ -273,7 +274,7 @@ class ModelRunner:
 
         def last(*inputs: Any) -> Any:
             for each in self.earlier:
-                one(*tree_map(copy_of, each))
+                one(*mapped_values(copy_of, each))
             return one(*inputs)
 
         one = work or (passes if asked else model)
@@ -290,7 +291,9 @@ class ModelRunner:
     def unused(self, inputs: list[Any]) -> list[Any]:
         """These, with copies of those that a call changes: none works on what another has left."""
         changed = self.effects.arguments if self.effects else ()
-        return [copy_of(x) if index in changed else x for index, x in enumerate(inputs)]
+        return [
+            mapped_values(copy_of, x) if index in changed else x for index, x in enumerate(inputs)
+        ]
 
     def stamp(self, event: Any = None) -> Any:
         if not self.on_gpu:
@@ -535,7 +538,7 @@ def storages(values: Any) -> set[int]:
     """Where the tensors of these values, or a model's parameters and buffers, have their memory."""
     if isinstance(values, torch.nn.Module):
         values = [*values.parameters(), *values.buffers()]
-    tensors = (x for x in tree_leaves(values) if isinstance(x, Tensor))
+    tensors = (x for x in leaves_of(values) if isinstance(x, Tensor))
     return {x.untyped_storage().data_ptr() for x in tensors if x.layout is torch.strided}
 
 

@@ -81,7 +81,7 @@ def mutated(
         changes = not less or (not note.vary and random.random() < 1 / 2)
         if note.structure or (held and index not in chosen):
             pass  # drawn below, or as it is
-        elif note.varied == "number":
+        elif note.varied in ("number", "text"):
             value = redrawn(value, note, seed + index, random.choice(NUMBERS))
         elif isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
             generator = Generator(value.device).manual_seed(seed + index)
@@ -165,7 +165,11 @@ def _moved(value: Any, note: InputNote, seed: int, domain: str) -> Any:
 
 def _like(own: Tensor, note: InputNote, found: list[tuple[Any, InputNote]]) -> list[Tensor]:
     """Earlier arguments whose parts it may have: masks, or of its type and about its length."""
-    tensors = [(x, of) for x, of in found if isinstance(x, Tensor) and x.dim() and x.numel()]
+    tensors = [
+        (x, of)
+        for x, of in found
+        if isinstance(x, Tensor) and x.device == own.device and x.dim() and x.numel()
+    ]
     if note.is_mask:
         return [x for x, of in tensors if of.is_mask]
     return [x for x, _ in tensors if x.dtype == own.dtype and _fit(x, own)]
@@ -180,9 +184,9 @@ def _fit(one: Tensor, other: Tensor) -> bool:
 
 
 def _same_type(one: Any, other: Tensor) -> bool:
-    return (
-        isinstance(one, Tensor) and one.dtype == other.dtype and one.numel() > 0 and one.dim() > 0
-    )
+    if not isinstance(one, Tensor) or one.device != other.device:  # of NumPy's arrays
+        return False
+    return one.dtype == other.dtype and one.numel() > 0 and one.dim() > 0
 
 
 def _changed(

@@ -72,6 +72,8 @@ SETTINGS = {"apart": (1, 2), "one_more": (1,), "two_more": (2,), "one_less": (-1
 """By how much integers of Python differ, each by one of these; they stay in all other draws. Those
 that are equal differ `apart`, and what must be odd stays so."""
 
+OTHER_LETTERS = "äéñøßжλ中あ😀"
+
 Keep = Callable[[Tensor, Tensor], Tensor]
 """Gives drawn elements, and the declared ones, an invariant."""
 Variation = Callable[[Tensor, torch.Generator, InputNote], Tensor]
@@ -108,6 +110,9 @@ def redrawn(
     if note.varied == "number":
         above, varies = distribution == VARIED_EDGES, distribution in VARIATIONS_BY_DRAW
         return _other_float(value, note, Random(seed), above=above) if varies else value
+    if note.varied == "text":
+        above, varies = distribution == VARIED_EDGES, distribution in VARIATIONS_BY_DRAW
+        return other_text(value, Random(seed), above=above) if varies else value
     if note.rare == "setting":
         by = Random(seed).choice(SETTINGS.get(distribution, (0,)))
         return value ^ (by > 0) if type(value) is bool else value + by
@@ -153,6 +158,16 @@ def _other_float(value: float, note: InputNote, random: Random, *, above: bool) 
     times = note.reach[above] / value
     share: float = math.log(times) * random.uniform(0.5, 1)
     return value * math.exp(share)
+
+
+def other_text(value: str, random: Random, *, above: bool) -> str:
+    """The same letters in another order; `above`: one in eight is of another script, too."""
+    letters = random.sample(value, len(value))
+    if above:
+        places = random.sample(range(len(letters)), -(-len(letters) // 8))
+        for place in places:
+            letters[place] = random.choice(OTHER_LETTERS)
+    return "".join(letters)
 
 
 def _uniform(value: Tensor, generator: torch.Generator) -> Tensor:

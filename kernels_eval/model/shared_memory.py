@@ -24,7 +24,10 @@ import torch
 from torch import Tensor
 
 from kernels_eval.config import FENCE, FENCE_BYTES, SHARED_ALIGNMENT
+from kernels_eval.model.values import as_tensor, is_array, map_tensors
 
+ARRAY = "array"
+"""Where an array of NumPy lies."""
 _PINNED, _POSIX_FD, _DEVICE, _READ_WRITE = 1, 1, 1, 3
 
 
@@ -116,9 +119,13 @@ class _Packer(cloudpickle.Pickler):
         self.memory, self.base, self.used = memory, base, 0
 
     def persistent_id(self, value: object) -> object:
+        place = ""
+        if is_array(value):
+            value, place = as_tensor(value), ARRAY
         if type(value) is not Tensor or value.layout is not torch.strided:
             return None
-        found = self.used, value.dtype, tuple(value.shape), value.stride(), value.device.type
+        place = place or value.device.type
+        found = self.used, value.dtype, tuple(value.shape), value.stride(), place
         if self.memory is not None:
             (target,) = _views(self.memory, *found[:4], base=self.base)
             _fill(target, value.detach())
@@ -132,8 +139,10 @@ class _Unpacker(pickle.Unpickler):
         super().__init__(io.BytesIO(packed))
         self.views, self.index = views, index
 
-    def persistent_load(self, pid: Any) -> Tensor:
+    def persistent_load(self, pid: Any) -> Any:
         found = self.views(pid)[self.index]
+        if pid[-1] == ARRAY:
+            return found.cpu().numpy()
         return found if found.device.type == pid[-1] else found.to(pid[-1])
 
 
@@ -204,19 +213,17 @@ def _stacked(
     return whole.as_strided(shape, (step // size, *stride), offset // size)
 
 
-def copied(value: Any, fences: Fences | None = None) -> Any:
+def copied(values: Any, fences: Fences | None = None) -> Any:
     """The same values, every tensor in storage of its own, with the same strides, perhaps inside
     `fences`.
     """
-    if isinstance(value, Tensor):
-        form = _span(value), value.dtype, value.device
+
+    def copy_of(x: Tensor) -> Tensor:
+        form = _span(x), x.dtype, x.device
         flat = fences.inside(*form) if fences else _uninitialised(*form)
-        return _fill(flat.as_strided(value.shape, value.stride()), value)
-    if type(value) in (list, tuple):
-        return type(value)(copied(each, fences) for each in value)
-    if type(value) is dict:
-        return {name: copied(each, fences) for name, each in value.items()}
-    return value
+        return _fill(flat.as_strided(x.shape, x.stride()), x)
+
+    return map_tensors(copy_of, values)
 
 
 def _uninitialised(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from kernels_eval.config import MOST_KEPT_NUMBERS
 from kernels_eval.model.measurement import same
+from kernels_eval.model.values import leaves_of, names_of, results_in
 from kernels_eval.model.weights import squeezed
 from kernels_eval.protocol import BufferForm, KeptNumbers, SideEffects, by_kind
 
@@ -129,7 +130,11 @@ def side_effects(
     return SideEffects(
         arguments=arguments,
         buffers=buffers,
-        names=[f"argument {index}" for index in arguments for _ in tree_leaves(after[index])]
+        names=[
+            f"argument {index}"
+            for index in arguments
+            for _ in results_in(after[index], names_of(before[index]))
+        ]
         + [f"buffer {kind}" for kind in kinds],
     )
 
@@ -152,13 +157,14 @@ def with_side_effects(
     """A call's output, and what the arguments and buffers that the reference changes then hold.
     Buffers that a model lacks are zeros; those of one kind follow each other in one tensor.
     """
+    known = {index: names_of(inputs[index]) for index in asked.arguments}
     with kept_state(model, asked) as held:
         output = call(*inputs)
         after = held_buffers(model, asked.buffers)
         shared = {x.untyped_storage().data_ptr() for x in [*held, *after] if x is not None}
         output = tree_map(lambda x: _apart(x, shared), output)
-        arguments = tree_map(copy_of, [inputs[index] for index in asked.arguments])
-        device = next((x.device for x in tree_leaves(inputs) if isinstance(x, Tensor)), None)
+        arguments = [results_in(inputs[index], names) for index, names in known.items()]
+        device = next((x.device for x in leaves_of(inputs) if isinstance(x, Tensor)), None)
         found = {
             form.name: _zeros(form, device) if x is None else x.detach()
             for form, x in zip(asked.buffers, after, strict=True)

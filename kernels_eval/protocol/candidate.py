@@ -58,6 +58,12 @@ class Rebuild(Request[Done]):
     """Construct the model anew."""
 
 
+class Reconstruct(Request[Done]):
+    """Construct the model anew, with these arguments, or without any with the first ones."""
+
+    arguments: PackedValues | None = None
+
+
 class CopyWeights(Request[Done]):
     """Take these values of the reference's weights."""
 

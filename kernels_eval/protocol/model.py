@@ -94,6 +94,8 @@ LASTING, LARGE, LEADING = (
 UNTAMED = (*LASTING, *LARGE, *LEADING)
 """Forms of redrawn weights (`kernels_eval.model.weights`), and the suffix of those that are then
 changed at random (`kernels_eval.model.weight_changes`)."""
+OTHER_SETTINGS = ("other_settings", "other_settings_2")
+"""Trials of other arguments of the constructor: larger ones, and smaller ones."""
 LONE, OUTLIERS = "lone", "outliers"
 """As declared but for one element (of what is no number of its own, one row), or for three that are
 far larger."""

@@ -204,6 +204,7 @@ class Expect(Request[Expectation]):
     depend on a step. `earlier`: seeds and distributions of the calls that a model has made before.
     `weights`: the form of redrawn ones. `explored`: what rounding costs there is measured by moving
     its inputs and weights, too. `constants`: whether answers that ignore the inputs are measured.
+    `settings`: the name of other arguments of its constructor.
     """
 
     name: str
@@ -217,6 +218,7 @@ class Expect(Request[Expectation]):
     explored: bool = False
     constants: bool = False
     earlier: list[tuple[int, str]] = []
+    settings: str = ""
 
 
 class Glimpse(Payload):
@@ -288,9 +290,11 @@ class DrawInputs(MemoryRequest[HandedOver]):
 
 
 class HandOver(MemoryRequest[HandedOver]):
-    """Put the constructor's arguments, or the model's `weights`, into shared memory."""
+    """Put the constructor's arguments, or those of these `settings`, or the model's `weights`, into
+    shared memory."""
 
     weights: bool = False
+    settings: str = ""
 
 
 class Compare(Request[Comparison]):
@@ -465,6 +469,18 @@ class FindReach(Request[FoundReach]):
 
 class FindFree(Request[FoundReach]):
     """Find which arguments may be any numbers, of a task that does not take these of all."""
+
+    seed: int
+
+
+class FoundSettings(Payload):
+    """Names of other arguments of the constructor."""
+
+    found: list[str]
+
+
+class FindSettings(Request[FoundSettings]):
+    """Find which other arguments a task's constructor takes."""
 
     seed: int
 

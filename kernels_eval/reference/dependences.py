@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kernels_eval.config import BYTES_PROBES, ENOUGH_ELEMENTS, SAME_ANSWER_RTOL
 from kernels_eval.model.measurement import all_close, computable, same_all
 from kernels_eval.model.renewals import renew
+from kernels_eval.model.values import flattened, leaves_of, rebuilt
 from kernels_eval.model.weights import randomise_weights, redraw_statistics
 from kernels_eval.protocol import (
     EstimateUsedBytes,
@@ -38,9 +38,9 @@ class Dependences:
         base = self.task.outputs(self.task.inputs(seed))
         ignored = []
         for index in self._varying():
-            leaves, form = tree_flatten(self.task.inputs(seed))
-            leaves[index] = tree_leaves(self.task.inputs(seed + 1, "normal"))[index]
-            if not self._differs(base, tree_unflatten(leaves, form)):
+            leaves, form = flattened(self.task.inputs(seed))
+            leaves[index] = leaves_of(self.task.inputs(seed + 1, "normal"))[index]
+            if not self._differs(base, rebuilt(leaves, form)):
                 ignored.append(index)
         return IgnoredInputs(ignored=ignored)
 
@@ -64,13 +64,13 @@ class Dependences:
         for index in self._varying():
             hits = 0
             for probe in range(BYTES_PROBES):
-                leaves, form = tree_flatten(self.task.inputs(seed))
+                leaves, form = flattened(self.task.inputs(seed))
                 flat = leaves[index].reshape(-1)
                 start = flat.numel() * probe // BYTES_PROBES
                 piece = flat[start : start + max(1, flat.numel() // 64)]
                 piece.copy_(computable(piece) + 3.0)
                 leaves[index] = flat.reshape(leaves[index].shape)
-                hits += self._differs(base, tree_unflatten(leaves, form))
+                hits += self._differs(base, rebuilt(leaves, form))
             used += leaves[index].nbytes * hits / BYTES_PROBES
         return UsedBytes(bytes=used)
 

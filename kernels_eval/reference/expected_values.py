@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from kernels_eval.config import (
     CPU_CACHE_BYTES,
@@ -44,6 +43,7 @@ from kernels_eval.model.operators import reference_operators
 from kernels_eval.model.renewals import drawn_forms, may_be_drawn
 from kernels_eval.model.seeding import seed_generators
 from kernels_eval.model.side_effects import changed_state, numbers_after, side_effects, state_of
+from kernels_eval.model.values import leaves_of
 from kernels_eval.model.weights import (
     digest_of,
     is_structured,
@@ -161,9 +161,9 @@ class ExpectedValues:
         self.errors.oracle_max_bytes, self.runner.effects = request.oracle_max_bytes, None
         seed = self.runner.spec.seed
         inputs = self.task.inputs(seed)
-        require_plain("get_inputs() gives", tree_leaves(inputs))
+        require_plain("get_inputs() gives", leaves_of(inputs))
         require_repeatable(inputs, self.task.inputs(seed))
-        require_plain("the model holds", tree_leaves(weights_of(self.runner.model)))
+        require_plain("the model holds", leaves_of(weights_of(self.runner.model)))
         before, state = copy.deepcopy(inputs), state_of(self.runner.model)
         with EqualParts() as parts:
             leaves, structure = flatten_outputs(self.runner.forward(inputs))
@@ -200,7 +200,7 @@ class ExpectedValues:
         dtype = next((leaf.dtype for leaf in leaves if least_step(leaf)), torch.float32)
         gpu = torch.cuda.get_device_properties(0) if self.runner.on_gpu else None
         self.held_max_bytes = gpu.total_memory // EXPECTED_HELD_SHARE if gpu else math.inf
-        input_bytes = sum(x.nbytes for x in tree_leaves(inputs) if isinstance(x, Tensor))
+        input_bytes = sum(x.nbytes for x in leaves_of(inputs) if isinstance(x, Tensor))
         cache_bytes = gpu.L2_cache_size if gpu else CPU_CACHE_BYTES
         fits_cache = 2 * (input_bytes + sum(x.nbytes for x in leaves)) < cache_bytes
         return LoadedTask(
@@ -370,9 +370,11 @@ class ExpectedValues:
         before = self.runner.earlier
         self.runner.earlier = [self.task.inputs(*each, trial.shape) for each in trial.earlier]
         special, own = trial.evaluate or trial.weights or trial.explored, self.runner.model
+        special = special or trial.settings
         try:
             if special:
-                self.runner.model = self.runner.build()
+                with self.task.under(trial.settings):
+                    self.runner.model = self.runner.build()
             if trial.weights:
                 padded = self.runner.spec.padded
                 seed, form = trial.weights_seed, trial.weights
@@ -444,7 +446,7 @@ class ExpectedValues:
             told = [computable(x) for x in whole if kind == DECISIVE or x.is_floating_point()]
             if not told or not all(bool(torch.isfinite(x).all()) for x in told):
                 return LeftOut(length=length)
-            largest = max(x.numel() for x in tree_leaves(inputs) if isinstance(x, Tensor))
+            largest = max(x.numel() for x in leaves_of(inputs) if isinstance(x, Tensor))
             if asked.size is None and largest < length:
                 return LeftOut(length=length)  # its terms are no elements of the inputs
             exact = errors.oracle(inputs, whole)

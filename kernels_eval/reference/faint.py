@@ -9,8 +9,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from torch.utils._pytree import tree_leaves
-
 from kernels_eval.config import (
     APART_HALVINGS,
     APART_STEPS,
@@ -23,6 +21,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.measurement import all_close
 from kernels_eval.model.redraws import suiting_faint
+from kernels_eval.model.values import leaves_of
 from kernels_eval.protocol import APART, DECLARED, FAINT, FindFaint, FoundFaint, handles
 from kernels_eval.reference.expected_values import ExpectedValues
 from kernels_eval.reference.infinities import finite_share
@@ -44,7 +43,7 @@ class Faint:
     def find_faint(self, request: FindFaint) -> FoundFaint:
         self.started, plan = self.task.work_stamp(), self.task.plan
         assert plan
-        suiting = suiting_faint(tree_leaves(self.task.inputs(request.seed)), plan)
+        suiting = suiting_faint(leaves_of(self.task.inputs(request.seed)), plan)
         found = []
         if suiting and self._is_faint(request.seed, name := f"{FAINT}_{FAINT_EXPONENT}"):
             found.append(name)

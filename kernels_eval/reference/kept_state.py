@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from kernels_eval.config import (
     LARGE_VIEW,
@@ -28,6 +27,7 @@ from kernels_eval.model.side_effects import (
     state_of,
     tensors_of,
 )
+from kernels_eval.model.values import leaves_of
 from kernels_eval.protocol import SideEffects, by_kind
 from kernels_eval.reference.own_errors import copied
 from kernels_eval.reference.task_model import REFUSALS, TaskModel
@@ -91,7 +91,7 @@ def calls_in_a_row(
 
 def _long_row(task: TaskModel, calls: int, call_s: float) -> int:
     """How many calls the longest row has that is compared."""
-    inputs = tree_leaves(task.inputs(task.runner.spec.seed))
+    inputs = leaves_of(task.inputs(task.runner.spec.seed))
     size = sum(x.nbytes for x in inputs if isinstance(x, Tensor))
     in_time = int(LONG_ROW_S / max(call_s, 1e-9))
     return min(calls, LONG_ROW, in_time, TIMED_INPUT_BYTES // max(1, size))

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from kernels_eval.config import HELD_S, HELD_TRIES, SAME_ANSWER_RTOL
 from kernels_eval.model.held import axes_of, lengths_of, may_hold
 from kernels_eval.model.measurement import as_real, computable
+from kernels_eval.model.values import flattened, rebuilt
 from kernels_eval.protocol import (
     HELD,
     LASTING_STATES,
@@ -41,7 +41,7 @@ class LastingStates:
         random, started = Random(request.seed), self.task.work_stamp()
         plan = self.task.plan
         assert plan
-        values, _ = tree_flatten(self.task.inputs(request.seed))
+        values, _ = flattened(self.task.inputs(request.seed))
         lengths = lengths_of(values, plan.notes, singular=plan.singular)
         random.shuffle(lengths)
         best: dict[int, tuple[float, str]] = {}
@@ -61,13 +61,13 @@ class LastingStates:
         length."""
         with suppress(*REFUSALS):
             inputs = self.task.inputs(seed, name)
-            others, _ = tree_flatten(self.task.inputs(seed + 1))
+            others, _ = flattened(self.task.inputs(seed + 1))
             before = copied(self.task.outputs(copied(inputs)))
-            leaves, form = tree_flatten(inputs)
+            leaves, form = flattened(inputs)
             for x, other, note in zip(leaves, others, plan.notes, strict=False):
                 if may_hold(x, note, singular=plan.singular):
                     _begin_as(x, other, length)
-            after = self.task.outputs(tree_unflatten(leaves, form))
+            after = self.task.outputs(rebuilt(leaves, form))
             return _share_of_last(before, after, length)
         return 0.0
 

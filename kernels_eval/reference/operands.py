@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from kernels_eval.config import LARGEST_OPERAND, MOST_OPERANDS, OPERAND_ELEMENTS, OPERAND_ROWS
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.operators import Named
+from kernels_eval.model.values import leaves_of
 from kernels_eval.reference.aten import Values
 
 FACTORS = ("alpha", "beta")
@@ -29,7 +30,7 @@ class Derived:
     def __init__(self, inputs: Sequence[Any]) -> None:
         # weak references keep an address from being taken again
         self._memory: set[StorageWeakRef] = set()
-        self._add(inputs)
+        self._add(leaves_of(inputs))
 
     def note(self, given: object, result: object) -> bool:
         """Whether any of what is given is derived; then the result is."""

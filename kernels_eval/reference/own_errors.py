@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from kernels_eval.config import (
     BESIDE,
@@ -32,6 +31,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.measurement import all_close, computable, measure, precision_of
+from kernels_eval.model.values import flattened, leaves_of, map_tensors, rebuilt
 from kernels_eval.model.weights import parameters_of
 from kernels_eval.protocol import OTHER_ROUNDING, Comparison
 from kernels_eval.reference.equal_elements import ChosenAs
@@ -103,12 +103,12 @@ class OwnErrors:
         """What rounding costs here, by outputs of inputs and weights that are moved farther than
         rounding moves them, so that what turns over shows. Weights stay moved.
         """
-        given, form = tree_flatten(copied(inputs))
+        given, form = flattened(copied(inputs))
         notes = self.task.plan.notes if self.task.plan else []
         moved = [x for x, note in zip(given, notes, strict=False) if note.vary]
         for x in (*moved, *parameters_of(self.runner.model).values()):
             x.detach().mul_(1 + BESIDE * torch.randn_like(x))
-        outputs = self.task.outputs(tree_unflatten(given, form))
+        outputs = self.task.outputs(rebuilt(given, form))
         errors = map(measure, outputs, reference, reference)
         costs = [{"reference_rms": error.rms / BESIDE * 2**-23} for error in errors]
         return [NO_ERROR.model_copy(update=cost) for cost in costs]
@@ -157,7 +157,7 @@ class OwnErrors:
 
     def oracle(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
         """The outputs in float64; None where impossible, or too much memory or work."""
-        leaves = [*reference, *tree_leaves(inputs)]
+        leaves = [*reference, *leaves_of(inputs)]
         size = sum(x.numel() * 8 for x in leaves if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
             return None
@@ -201,11 +201,11 @@ class OwnErrors:
         model, earlier = self.runner.model, self.runner.earlier
         try:
             self.task.require(OTHER_ROUNDING)
-            self.runner.earlier = tree_map_only(Tensor, widened, earlier)
+            self.runner.earlier = map_tensors(widened, earlier)
             if isinstance(model, torch.nn.Module):
                 self.runner.model = copy.deepcopy(model)._apply(widened)
             with mode, given or nullcontext():
-                outputs = self.task.outputs(tree_map_only(Tensor, widened, copied(inputs)))
+                outputs = self.task.outputs(map_tensors(widened, copied(inputs)))
             if not same_shapes(outputs, reference):
                 return None
             return list(map(_representable, outputs, reference))
@@ -267,7 +267,7 @@ def _is_rounding(reference: list[Tensor], oracle: list[Tensor]) -> bool:
 
 
 def copied(inputs: list[Any]) -> list[Any]:
-    copies: list[Any] = tree_map_only(Tensor, torch.clone, inputs)
+    copies: list[Any] = map_tensors(torch.clone, inputs)
     return copies
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from kernels_eval.config import (
     EDGE_HALVINGS,
@@ -24,6 +23,7 @@ from kernels_eval.config import (
     REACHES,
 )
 from kernels_eval.model.measurement import as_real, computable
+from kernels_eval.model.values import flattened, rebuilt
 from kernels_eval.protocol import (
     DECLARED,
     DOMAINS,
@@ -60,7 +60,7 @@ class Reaches:
         plan = self.task.plan
         assert plan
         self.started = self.task.work_stamp()
-        leaves, self.form = tree_flatten(self.task.inputs(request.seed))
+        leaves, self.form = flattened(self.task.inputs(request.seed))
         notes = [
             note.model_copy(update={"reach": self._reach(leaves, index, note)})
             for index, note in enumerate(plan.notes)
@@ -75,9 +75,9 @@ class Reaches:
         own = self.task.plan
         assert own
         self.started = self.task.work_stamp()
-        leaves, self.form = tree_flatten(self.task.inputs(request.seed))
+        leaves, self.form = flattened(self.task.inputs(request.seed))
         vary = [i for i, note in enumerate(own.notes) if note.vary and not note.structure]
-        draws = [tree_flatten(self.task.inputs(request.seed, name))[0] for name in FREE]
+        draws = [flattened(self.task.inputs(request.seed, name))[0] for name in FREE]
 
         def is_free(index: int) -> bool:
             alone = ([*leaves[:index], each[index], *leaves[index + 1 :]] for each in draws)
@@ -97,7 +97,7 @@ class Reaches:
     def _takes_drawn(self, seed: int, domain: str) -> bool:
         """Whether all arguments may be drawn in a domain, but for those that are free."""
         drawn = (self.task.inputs(seed, f"{name}{domain}") for name in FREE)
-        return all(self._takes(tree_flatten(each)[0]) for each in drawn)
+        return all(self._takes(flattened(each)[0]) for each in drawn)
 
     def _reach(self, leaves: list[Any], index: int, note: InputNote) -> tuple[float, ...]:
         value = leaves[index]
@@ -138,14 +138,19 @@ class Reaches:
             return False
         usual = self.values.expected_outputs(DECLARED)
         try:
-            outputs = self.task.outputs(copied(tree_unflatten(leaves, self.form)))
+            outputs = self.task.outputs(copied(rebuilt(leaves, self.form)))
         except REFUSALS as refusal:
             if "CUDA error" in str(refusal):
                 raise
             return False
-        if not same_shapes(outputs, usual) or finite_share(outputs) < finite_share(usual):
-            return False
-        return all(map(_is_told, outputs, usual))
+        return is_usual(outputs, usual)
+
+
+def is_usual(outputs: Sequence[Tensor], usual: Sequence[Tensor]) -> bool:
+    """Whether an answer has the usual form, no fewer finite numbers, and digits to compare."""
+    if not same_shapes(outputs, usual) or finite_share(outputs) < finite_share(usual):
+        return False
+    return all(map(_is_told, outputs, usual))
 
 
 def _scaled(value: float, sign: int) -> Moved:

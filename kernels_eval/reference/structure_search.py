@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from kernels_eval.config import FEWEST_NUMBERS, STRUCTURE_S, STRUCTURE_TRIES
 from kernels_eval.model.measurement import as_real, computable, same_all
@@ -18,6 +17,7 @@ from kernels_eval.model.structures import (
     moves_of,
     structures_of,
 )
+from kernels_eval.model.values import leaves_of
 from kernels_eval.protocol import (
     DECLARED,
     DOMAINS,
@@ -52,7 +52,7 @@ class Structures:
         """Find the structures within which a task takes other values of its arguments."""
         own = self.task.plan
         assert own is not None
-        leaves = tree_leaves(self.task.inputs(request.seed))
+        leaves = leaves_of(self.task.inputs(request.seed))
         noted = leaves[: len(own.notes)]
         places = [index for index, x in enumerate(noted) if may_have_structure(x)]
         search = _Search(self.values, own, request.seed)
@@ -69,8 +69,8 @@ class Structures:
         left: set[int] | None = None
         for name in request.trials:
             trial = self.values.known[name].trial
-            own = tree_leaves(self.task.inputs(trial.seed, shape=trial.shape))
-            drawn = tree_leaves(self.task.inputs_of(trial))
+            own = leaves_of(self.task.inputs(trial.seed, shape=trial.shape))
+            drawn = leaves_of(self.task.inputs_of(trial))
             if left is None:
                 left = {i for i, x in enumerate(own) if isinstance(x, Tensor) and x.numel()}
             left = {i for i in left if same_all([own[i]], [drawn[i]])}
@@ -82,7 +82,7 @@ class Structures:
 class _Search:
     def __init__(self, values: ExpectedValues, plan: InputPlan, seed: int) -> None:
         self.task, self.own, self.seed = values.task, plan, seed
-        self.leaves = tree_leaves(self.task.inputs(seed))
+        self.leaves = leaves_of(self.task.inputs(seed))
         self.usual = _forms(values.expected_outputs(DECLARED))
         self.tries, self.started = 0, self.task.work_stamp()
 
@@ -162,7 +162,7 @@ class _Search:
         try:
             inputs = self.task.inputs(seed, name)
             if changing:
-                leaves, own = tree_leaves(inputs), tree_leaves(self.task.inputs(seed))
+                leaves, own = leaves_of(inputs), leaves_of(self.task.inputs(seed))
                 if any(torch.equal(leaves[i], own[i]) for i in changing):
                     return False
             return _forms(self.task.outputs(inputs)) == self.usual

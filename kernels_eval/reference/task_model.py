@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from kernels_eval.config import REPEATABLE_RTOL, SHARED_ALIGNMENT
 from kernels_eval.model.gradients import asked_gradients
@@ -27,6 +26,7 @@ from kernels_eval.model.inputs import (
 from kernels_eval.model.measurement import close, same
 from kernels_eval.model.model_runner import ModelRunner, best_s
 from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack
+from kernels_eval.model.values import Form, leaves_of, rebuilt
 from kernels_eval.model.weights import padded_shapes, weights_of
 from kernels_eval.protocol import (
     DECLARED,
@@ -87,7 +87,7 @@ def _nearly_same(one: Any, other: Any) -> bool:
 def require_repeatable(inputs: list[Any], again: list[Any]) -> None:
     """Raise ValueError where one seed does not give one call's arguments: they are drawn for the
     expected answer, and again for the candidate."""
-    leaves = tree_leaves(inputs), tree_leaves(again)
+    leaves = leaves_of(inputs), leaves_of(again)
     if not all(same(x, y) or _nearly_same(x, y) for x, y in zip(*leaves, strict=True)):
         raise ValueError(
             "get_inputs() gives other values under the same seed: draw from torch's, NumPy's or"
@@ -111,6 +111,10 @@ class TaskModel:
         self.runner = ModelRunner(channel, self.arguments)
         self.left_out: list[str] = []
         self.plan: InputPlan | None = None
+        self.settings: dict[str, tuple[list[Any], Form]] = {}
+        """Other arguments of the constructor, by the name of their trial."""
+        self.setting = ""
+        """The name of those that it is given now."""
         self._outputs: dict[str, list[Tensor]] = {}
         self._operands: list[Tensor] | None = None
         self.kept: tuple[tuple[int, str, str] | None, list[Any]] = None, []
@@ -135,7 +139,20 @@ class TaskModel:
             raise ValueError(f"left out: {name}")
 
     def arguments(self, spec: ModelSpec) -> Arguments:
-        return constructor_arguments(self.runner.module, spec)
+        if not self.setting:
+            return constructor_arguments(self.runner.module, spec)
+        leaves, form = self.settings[self.setting]
+        args, kwargs = rebuilt([copy.deepcopy(x) for x in leaves], form)
+        return args, kwargs
+
+    @contextmanager
+    def under(self, setting: str) -> Iterator[None]:
+        """For the block, models are constructed with other arguments, of this name."""
+        self.setting = setting
+        try:
+            yield
+        finally:
+            self.setting = ""
 
     def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
         """Arguments of one call, and gradients of its outputs where the task asks for its own."""
@@ -215,7 +232,8 @@ class TaskModel:
     @handles(HandOver)
     def hand_over(self, request: HandOver) -> HandedOver:
         runner = self.runner
-        held = weights_of(runner.model) if request.weights else self.arguments(runner.spec)
+        with self.under(request.settings):
+            held = weights_of(runner.model) if request.weights else self.arguments(runner.spec)
         return self._handed_over([held], 1, request)
 
     def packed_bytes(self, value: object) -> int:

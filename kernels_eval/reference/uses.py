@@ -23,6 +23,7 @@ from kernels_eval.model.measurement import all_close, as_real, computable, same_
 from kernels_eval.model.operators import Named
 from kernels_eval.model.redraws import redrawn, tied
 from kernels_eval.model.task_text import promised_by
+from kernels_eval.model.values import arrays_in, flattened, leaves_of
 from kernels_eval.protocol import OTHER_INPUTS, UNSORTED, VARIED, WIDENED, InputPlan
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.equal_elements import ChosenAs
@@ -43,6 +44,8 @@ HALF_READ = re.compile(r"eigh|cholesky|triangular|ldl")
 NEARLY_ALIKE = 1e-4
 """The largest difference between halves that are rounded otherwise, as a share of the largest
 element."""
+BY_NUMPY = "numpy.sorted_sequence"
+"""The use of an array that torch does not see: its order may be needed."""
 AS_MATRIX = {"varied": "moved", "timed": False}
 Outputs = Callable[[list[Any]], list[Tensor]]
 Change = Callable[[Tensor], Tensor]
@@ -52,7 +55,7 @@ Change = Callable[[Tensor], Tensor]
 class Uses(TorchDispatchMode):
     """Records the operators' arguments (`operator.argument`) that each value flows into."""
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[Any], arrays: Sequence[int] = ()) -> None:
         TorchDispatchMode.__init__(self)
         self.found: list[set[str]] = [set() for _ in values]
         self._values = values
@@ -61,6 +64,7 @@ class Uses(TorchDispatchMode):
         self.computed: set[int] = set()
         """which of 64 bits integers are computed from, or compared with each other"""
         self._from = WeakIdKeyDictionary()
+        self._arrays = {values[index].data_ptr(): index for index in arrays}
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
                 self._from[value] = {index}
@@ -134,7 +138,14 @@ class Uses(TorchDispatchMode):
 
     def _sources(self, value: object) -> set[int]:
         tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
-        return set().union(*(self._from.get(x, ()) for x in tensors))
+        return set().union(*map(self._sources_of, tensors))
+
+    def _sources_of(self, x: Tensor) -> set[int]:
+        """Torch's tensor of an array is another at each place, in the same memory."""
+        found = self._from.get(x)
+        if found is not None or not self._arrays or x.device.type != "cpu":
+            return found or set()
+        return {self._arrays[x.data_ptr()]} if x.data_ptr() in self._arrays else set()
 
 
 def _looked_up(name: str, given: Mapping[str, Any]) -> list[tuple[str, Tensor, int]]:
@@ -193,17 +204,20 @@ def plan_of(
     count = task.runner.gradients.arguments if task.runner.gradients else None
     inputs = task.inputs(seed)
     draws = [inputs[:count]]
-    leaves = tree_leaves(draws[0])
+    leaves, form = flattened(draws[0])
+    arrays = arrays_in(form)
     tensors = [x for x in leaves if isinstance(x, Tensor)]
     few = sum(x.nbytes for x in tensors) <= NOTE_BYTES
     for other in range(1, NOTE_DRAWS if few else 1):
         drawn = task.inputs(seed + other)[:count]
-        if list(map(_shape, tree_leaves(drawn))) == list(map(_shape, leaves)):
+        if list(map(_shape, leaves_of(drawn))) == list(map(_shape, leaves)):
             draws.append(drawn)
-    uses = Uses(leaves)
+    uses = Uses(leaves, arrays)
     if any(map(uses_matter, tensors)):
         with suppress(*REFUSALS), torch.no_grad(), uses:
             outputs(inputs)
+    for index in arrays:
+        uses.found[index] = uses.found[index] or {BY_NUMPY}
         draws[0] = task.inputs(seed)[:count]  # as before the call
     plan = plan_inputs(draws, uses.found, text, seed, parts)
     forms = {note.varied for note in plan.notes}
@@ -231,7 +245,7 @@ def _takes_unsorted(plan: InputPlan, index: int, task: TaskModel, outputs: Outpu
     """Whether a task gives an answer of its usual form where this argument is in no order."""
     seed = task.runner.spec.seed
     inputs = task.inputs(seed)
-    x = tree_leaves(inputs)[index]
+    x = leaves_of(inputs)[index]
     with suppress(*REFUSALS):
         task.require(OTHER_INPUTS)
         x.copy_(redrawn(x, plan.notes[index], seed, UNSORTED))
@@ -244,7 +258,7 @@ def _takes_unstructured(plan: InputPlan, index: int, task: TaskModel, outputs: O
     triangular matrix, and gives none to an operator that reads half of it."""
     seed = task.runner.spec.seed
     inputs = task.inputs(seed)
-    x = tree_leaves(inputs)[index].detach()
+    x = leaves_of(inputs)[index].detach()
     with suppress(*REFUSALS):
         task.require(OTHER_INPUTS)
         with Halves() as usual:
@@ -267,7 +281,7 @@ def _stays(plan: InputPlan, form: str, change: Change, task: TaskModel, outputs:
     """Whether the answer stays where arguments of this form change."""
     seed = task.runner.spec.seed
     inputs = task.inputs(seed)
-    for x, note in zip(tree_leaves(inputs), plan.notes, strict=False):
+    for x, note in zip(leaves_of(inputs), plan.notes, strict=False):
         if note.varied == form:
             x.detach().copy_(change(x))
     with suppress(*REFUSALS):
@@ -321,7 +335,7 @@ def with_regular(plan: InputPlan, operators: Collection[str]) -> InputPlan:
 def _chosen(chosen: ChosenAs, task: TaskModel, outputs: Outputs, seed: int) -> list[Tensor]:
     """The outputs for inputs with equal elements; none, if they are refused."""
     inputs = task.inputs(seed)
-    for x in tree_leaves(inputs):
+    for x in leaves_of(inputs):
         if isinstance(x, Tensor) and x.is_floating_point():
             x.detach().copy_(tied(x))
     with suppress(*REFUSALS), chosen:

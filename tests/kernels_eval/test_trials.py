@@ -31,6 +31,7 @@ from kernels_eval.protocol import (
     FoundDecisive,
     FoundFaint,
     FoundLasting,
+    FoundSettings,
     IgnoredInputs,
     InputNote,
     InputPlan,
@@ -67,6 +68,7 @@ class Reference:
     one by one. Arguments of `unvaried` never vary; `lasting` inputs hold a state."""
 
     answer_if_suitable, trying = ReferenceProcess.answer_if_suitable, ReferenceProcess.trying
+    settings = ()
 
     def __init__(self, refused=(), same=(), output_bytes=64, decisive=(), unvaried=(), lasting=()):
         self.lasting = lasting
@@ -89,6 +91,8 @@ class Reference:
             return FoundFaint(found=[])
         if request.command == "FindLasting":
             return FoundLasting(found=[*self.lasting])
+        if request.command == "FindSettings":
+            return FoundSettings(found=[*self.settings])
         if request.command in ("FindStructures", "FindReach", "FindFree"):
             raise Stop(Reason.REFERENCE_FAILED, "looks for none")
         if request.command != "Expect":
@@ -386,6 +390,8 @@ def test_rare_values_are_drawn_where_a_task_may_be_given_them(
         ("tail_1", VARIED, "exception", {}, ["declared_shape_only"]),
         ("tail_1", VARIED, "build_failed", {}, ["declared_shape_only"]),
         ("tail_1", VARIED, "cuda_error", FLAGS_SHAPES, "shape_specialised"),
+        ("other_settings", VARIED, "wrong_output", {}, "shape_specialised"),
+        ("other_settings", VARIED, "build_failed", {}, ["declared_shape_only"]),
         ("eval_mode", VARIED, "exception", {}, ["eval_mode_fails"]),
         ("eval_mode", VARIED, "wrong_output", {}, ["wrong_in_eval_mode"]),
         ("non_finite", LAST, "non_finite", {}, ["non_finite_inputs_differ"]),

@@ -520,18 +520,20 @@ def described(output: Any, leaves: list[Any], structure: str, *, layout: int) ->
 
 
 def layout_of(leaves: list[Any], others: Any, lent: Collection[int] = ()) -> int:
-    """How outputs lie in memory: 0 for their own and in order, 1 for their own, 2 where they have
-    elements of another, of `others` (inputs, an earlier call's outputs) or of storages at `lent`,
-    repeat some, or are computed when read.
+    """How outputs lie in memory: 0 for their own and in order, 1 for their own, and one more for
+    each that has elements of another, of `others` (inputs, an earlier call's outputs) or of
+    storages at `lent`, repeats some, or is computed when read.
     """
     tensors = [x for x in leaves if type(x) is Tensor and x.layout is torch.strided and x.numel()]
     held = {*lent, *storages(others)}
-    shares = (
-        len({x.data_ptr() for x in tensors}) < len(tensors)
-        or any(x.untyped_storage().data_ptr() in held for x in tensors)
-        or any(x.is_neg() or x.is_conj() or _repeats(x) for x in tensors)
-    )
-    return 2 if shares else int(not all(x.is_contiguous() for x in tensors))
+    own = {
+        x.data_ptr()
+        for x in tensors
+        if x.untyped_storage().data_ptr() not in held
+        and not (x.is_neg() or x.is_conj() or _repeats(x))
+    }
+    shared = len(tensors) - len(own)
+    return 1 + shared if shared else int(not all(x.is_contiguous() for x in tensors))
 
 
 def storages(values: Any) -> set[int]:

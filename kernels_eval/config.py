@@ -225,6 +225,10 @@ ROW_SCALES = {"lasting": (4, 1, 2**-5, 2**-10), "large": (16, 8), "leading": (1,
 """What rows of weights are multiplied by: some units keep a state, others lose it slowly, some
 inputs are small; or all are large; or none is. Half of that where a task cannot take these, then a
 quarter. Choices."""
+ROW_SHIFTS, SCALED_FAN_IN, MOST_SHIFTED = (-8, 8, -4, 4, -2, 2, 0), 1.5, 12
+"""What is added to weights of which a task may take the exponential, how large rows of a matrix are
+at least that is no factor of products (those that layers make have a norm of about one), and how
+many weights at most are shifted. Choices."""
 COUPLING = 1 / 64
 """Of square matrices of such weights, what the rest is as a share of the identity, or of what has
 rank one. A choice."""
@@ -404,6 +408,8 @@ ORACLE_MAX_S = 5.0
 LEAST_IN_A_ROW, MOST_IN_A_ROW = 3, 64
 """Calls in a row of a model that keeps something: compared ones, and at most those of a sample or a
 round, after which one whose outputs tell of it is made anew. A choice."""
+NEAR_SHARE = 63 / 64
+"""What inputs are multiplied by that are much like those of the call before. A choice."""
 LONG_ROW, LONG_ROW_S = 1024, 0.1
 """Calls of the longest compared row at most, and seconds that these may take the reference. Choices
 of time."""

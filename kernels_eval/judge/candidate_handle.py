@@ -355,7 +355,7 @@ class CandidateProcess:
 
     def _answer(self, trial: Trial, *, reruns: int = 0) -> Message:
         self.trial, seeds = trial.name, [*trial.earlier_seeds, trial.seed]
-        inputs, descriptor = self.reference.memory.draw(seeds, trial.distribution, trial.shape)
+        inputs, descriptor = self.reference.memory.draw(seeds, trial.distributions, trial.shape)
         request = Call(
             inputs=inputs,
             in_place=trial.row.in_place,

@@ -146,6 +146,10 @@ def takes_long_row(task: TaskFindings) -> bool:
     return task.loaded.remembers and task.loaded.long_row > LEAST_IN_A_ROW
 
 
+def takes_alike_calls(task: TaskFindings) -> bool:
+    return task.loaded.remembers and task.loaded.calls_in_a_row >= LEAST_IN_A_ROW
+
+
 def takes_calls(count: int) -> Condition:
     """Whether a model keeps something from call to call; running statistics are told once."""
     return lambda task: (

@@ -35,10 +35,13 @@ from kernels_eval.protocol import (
     DECISIONS,
     DECLARED,
     DOMAINS,
+    FEW,
+    FEW_SLICES,
     LASTING_STATES,
     MUTATED,
     NON_FINITE,
     REACHED,
+    SHIFTED_WEIGHTS,
     A,
     Expectation,
     FindDecisive,
@@ -48,6 +51,7 @@ from kernels_eval.protocol import (
     FindLasting,
     FindReach,
     FindSettings,
+    FindShifted,
     FindStructures,
     FindUnvaried,
     ForgetTrial,
@@ -103,6 +107,8 @@ class Expectations:
         if self.task.level == "confirm":
             self._find_settings()
         self._expect_rows([row for row in self._others if not row.grades_task])
+        if self.task.level == "confirm":
+            self._expect_shifted()
         if self.task.level == "confirm" and self.task.loaded.plan.notes:
             self._expect_lasting_states()
             self._expect_faint()
@@ -191,6 +197,11 @@ class Expectations:
             drawn = [f"{draw}{domain}" for domain in domains for draw in drawn]
         if row.draws[0].startswith(MUTATED):
             drawn = [self._mutation(draw) for draw in drawn]
+        if row.alike:
+            few = f"{MUTATED}_{secrets.randbits(31)}{FEW}"
+            draws = tuple(few if draw == FEW_SLICES else draw for draw in row.alike)
+            same = (seed,) * len(draws)
+            return [Trial(name, row, seed, earlier_seeds=same, earlier_draws=draws)]
         calls = min(row.earlier, max(LEAST_IN_A_ROW, self.task.loaded.long_row) - 1)
         earlier = tuple(secrets.randbits(31) for _ in range(calls))
         return [
@@ -222,6 +233,17 @@ class Expectations:
         found = self.reference.answer_if_suitable(request)
         for name, drawn in zip(LASTING_STATES, found.found if found else (), strict=False):
             self._expect_trial(Trial(name, SEARCHED, seed, distribution=drawn))
+
+    def _expect_shifted(self) -> None:
+        """Add trials of weights far from where a constructor makes them."""
+        if not self.task.loaded.parameters:
+            return
+        seed, weights_seed = self.task.trials[0].seed, secrets.randbits(31)
+        request = FindShifted(seed=seed, weights_seed=weights_seed)
+        found = self.reference.answer_if_suitable(request)
+        for name, form in zip(SHIFTED_WEIGHTS, found.found if found else (), strict=False):
+            trial = Trial(name, SEARCHED, seed, weights=form, weights_seed=weights_seed)
+            self._expect_trial(trial)
 
     def _expect_faint(self) -> None:
         """Add trials of inputs on which the answer is tiny, and has all digits."""

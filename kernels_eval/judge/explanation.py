@@ -30,13 +30,14 @@ from kernels_eval.protocol import (
     PATH,
     RARE,
     RELATED,
+    SHIFTED_WEIGHTS,
     UNSORTED,
-    UNTAMED,
     UPPER_BITS,
     VARIED,
     WHOLE_RANGE,
     Comparison,
     domain_of,
+    is_untamed,
     operands_in,
 )
 from kernels_eval.records import Reason
@@ -49,7 +50,7 @@ NO_TF32 = (
     " in CUDA, no TF32 math mode of cuBLAS or cuDNN, and no mma of tf32"
 )
 MIXED, FAR_INPUTS = "mixed", "normal_x100"
-UNTAMED_TRIALS = ("lasting_weights", "large_weights", "leading_weights")
+UNTAMED_TRIALS = ("lasting_weights", "large_weights", "leading_weights", *SHIFTED_WEIGHTS)
 OTHER_SIZES = (
     "right with ordinary weights, not with large ones or rows of different sizes: does it take for"
     " granted what these give (one sign, a small range, a constant)?; "
@@ -232,7 +233,7 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
 
 def _late(trial: Trial) -> bool:
     """Whether its inputs or weights forget late: more steps matter there than elsewhere."""
-    return trial.weights in UNTAMED or trial.name == LASTING_INPUTS
+    return is_untamed(trial.weights) or trial.name == LASTING_INPUTS
 
 
 def _of_wrong_output(trial: Trial, found: Comparison, process: CandidateProcess) -> str:

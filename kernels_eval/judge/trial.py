@@ -20,11 +20,11 @@ from kernels_eval.protocol import (
     DECLARED,
     DOMAINS,
     NON_FINITE,
-    UNTAMED,
     Expect,
     Expectation,
     LoadedTask,
     OutputForm,
+    is_untamed,
 )
 from kernels_eval.records import Level, Reason
 
@@ -108,6 +108,8 @@ class TrialRow:
     """in evaluation mode"""
     earlier: int = 0
     """calls that a model has made before, on other inputs, or as many of these as are compared"""
+    alike: tuple[str, ...] = ()
+    """how the earlier calls' inputs differ from the compared one's, which they are like"""
     shape: str = DECLARED
     """another shape, by its name in the task's plan"""
     tail: str = ""
@@ -160,9 +162,17 @@ class Trial:
     weights_seed: int = 0
     shape: str = DECLARED
     earlier_seeds: tuple[int, ...] = ()
+    earlier_draws: tuple[str, ...] = ()
+    """the distributions of these; empty: all as the compared call's"""
     outputs: list[OutputForm] = field(default_factory=list)
     regular: bool = True
     """Whether outputs have the declared shapes, and no infinity that is taken for a number"""
+
+    @property
+    def distributions(self) -> list[str]:
+        """Of each call, the compared one last."""
+        earlier = self.earlier_draws or [self.distribution] * len(self.earlier_seeds)
+        return [*earlier, self.distribution]
 
     @property
     def own_inputs(self) -> bool:
@@ -196,7 +206,7 @@ class Trial:
             hard=self.row.hard,
             explored=self.row.explored,
             constants=self.row.grades_task or self.row.telling,
-            earlier=[(seed, self.distribution) for seed in self.earlier_seeds],
+            earlier=list(zip(self.earlier_seeds, self.distributions, strict=False)),
             settings=self.settings,
         )
 
@@ -211,7 +221,7 @@ class Trial:
         elif self.row.other_forms and takes_infinities:
             finite = finite or enough_told(seen, declared)
         holds = finite and seen.deterministic
-        if self.row.explored or self.weights in UNTAMED:
+        if self.row.explored or is_untamed(self.weights):
             most = MOST_AMPLIFIED * max(declared.reference_rms, 2**-23)
             return holds and seen.reference_rms <= most
         # one more of what an integer counts gives other sizes, as another shape does

@@ -29,6 +29,7 @@ from kernels_eval.judge.conditions import (
     iterates,
     requires_non_finite,
     sums_products,
+    takes_alike_calls,
     takes_calls,
     takes_long_row,
     takes_others,
@@ -53,6 +54,7 @@ from kernels_eval.protocol import (
     LEADING,
     LESS,
     LONE,
+    MOVED,
     MUTATED,
     NON_FINITE,
     OTHER_SETTINGS,
@@ -72,6 +74,7 @@ from kernels_eval.protocol import (
 from kernels_eval.records import Level, Reason
 
 OTHER_INTEGER = "other_integer"
+NEARLY = f"{MUTATED}_{MOVED}0"
 TIMES_TEN = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
 AS_IMPULSE = "as impulse"
 """The form of `impulse` that the task accepts; as declared where it accepts none."""
@@ -267,6 +270,14 @@ TRIALS = (
             grades_task=False,
         )
         for count in range(2, LEAST_IN_A_ROW + 1)
+    ),
+    # of much the same inputs in turn, which independent draws never are
+    *(
+        TrialRow(name, alike=draws, when=takes_alike_calls, grades_task=False)
+        for name, draws in (
+            ("alike_calls", (FEW_SLICES, NEARLY)),
+            ("alike_calls_2", (NEARLY, FEW_SLICES)),
+        )
     ),
     TrialRow("long_row", earlier=LONG_ROW - 1, when=takes_long_row, grades_task=False, steady=True),
     # what the task replaces or counts is required

@@ -20,6 +20,7 @@ from kernels_eval.config import (
 )
 from kernels_eval.model.invariants import has_low_rank
 from kernels_eval.model.measurement import as_real, computable
+from kernels_eval.model.shifts import shift_weights
 from kernels_eval.model.weight_changes import changed, shared_rows
 from kernels_eval.protocol import (
     CHANGED,
@@ -28,6 +29,7 @@ from kernels_eval.protocol import (
     LESS,
     POSITIVE_VECTORS,
     SCALED,
+    SHIFTED,
     SIGNED,
     UNTAMED,
 )
@@ -195,7 +197,7 @@ def randomise_weights(
     Those of `names` are filled first, in their order. `only`: positions; `but`: not these
     names. In those of `padded` shapes the one row of zeros stays. `form`: as of `_refill`, or
     `SCALED`, which multiplies all by one number of few digits, with which packing and transposing
-    commute.
+    commute, or `SHIFTED`.
     """
     seen: dict[tuple[int, ...], int] = {}
     firsts: dict[tuple[int, ...], Tensor] = {}
@@ -206,6 +208,9 @@ def randomise_weights(
             parameter.detach().mul_(factor)
         return
     own = {name: own[name] for name in (*names, *own) if name in own}
+    if form.startswith(SHIFTED):
+        shift_weights(((p, squeezed(p)) for p in own.values()), seed, form)
+        return
     for index, parameter in enumerate(own.values()):
         shape = tuple(squeezed(parameter))
         if only is None or index in only:

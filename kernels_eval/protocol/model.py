@@ -96,6 +96,17 @@ UNTAMED = (*LASTING, *LARGE, *LEADING)
 changed at random (`kernels_eval.model.weight_changes`)."""
 OTHER_SETTINGS = ("other_settings", "other_settings_2")
 """Trials of other arguments of the constructor: larger ones, and smaller ones."""
+SHIFTED, BACK = "shifted", "back"
+SHIFTED_WEIGHTS = ("shifted_weights", "shifted_weights_2")
+"""The form of weights of which those that it names are moved far (`kernels_eval.model.shifts`), and
+trials of these."""
+
+
+def is_untamed(form: str) -> bool:
+    """Whether weights of this form are unlike those that a constructor makes."""
+    return form in UNTAMED or form.startswith(SHIFTED)
+
+
 LONE, OUTLIERS = "lone", "outliers"
 """As declared but for one element (of what is no number of its own, one row), or for three that are
 far larger."""

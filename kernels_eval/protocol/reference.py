@@ -499,6 +499,20 @@ class FindFaint(Request[FoundFaint]):
     apart: bool
 
 
+class FoundShifted(Payload):
+    """Forms of weights."""
+
+    found: list[str]
+
+
+class FindShifted(Request[FoundShifted]):
+    """Find weights that may be moved far from where they are (`kernels_eval.model.shifts`),
+    together if the task takes that."""
+
+    seed: int
+    weights_seed: int
+
+
 class FoundStructures(Payload):
     """What may vary about a task's inputs, with the structures that it takes."""
 

@@ -100,6 +100,7 @@ from kernels_eval.reference.omitted import Omissions
 from kernels_eval.reference.own_errors import both, same_shapes
 from kernels_eval.reference.reaches import Reaches
 from kernels_eval.reference.settings import Settings
+from kernels_eval.reference.shifted import Shifted
 from kernels_eval.reference.structure_search import Structures
 from kernels_eval.reference.task_model import REFUSALS, TaskModel, device_memory
 from kernels_eval.sandbox.channel import Channel
@@ -119,7 +120,7 @@ class ReferenceRole:
         self.runner = self.task.runner
         self.values = ExpectedValues(self.task)
         self.dependences = Dependences(self.values)
-        kinds = Decisive, Faint, LastingStates, Omissions, Reaches, Settings, Structures
+        kinds = Decisive, Faint, LastingStates, Omissions, Reaches, Settings, Shifted, Structures
         searches = (kind(self.values) for kind in kinds)
         self.parts = self, self.values, self.dependences, *searches, self.task, self.runner
         self.digests: dict[str, str] = {}

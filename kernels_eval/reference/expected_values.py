@@ -59,7 +59,6 @@ from kernels_eval.protocol import (
     LONE_TERMS,
     RENEWALS,
     UNIT_FACTORS,
-    UNTAMED,
     Comparison,
     Done,
     Expect,
@@ -77,6 +76,7 @@ from kernels_eval.protocol import (
     OutputForm,
     Prepare,
     handles,
+    is_untamed,
 )
 from kernels_eval.reference.depth import Depth
 from kernels_eval.reference.equal_elements import ANY_ORDER
@@ -309,7 +309,7 @@ class ExpectedValues:
             deterministic = bit_identical or all_close(reference, again, REPEATABLE_RTOL)
             exact = self.errors.oracle(inputs, reference)
             error = self.errors.of(inputs, reference, exact=exact is not None, hard=request.hard)
-            if request.explored or request.weights in UNTAMED:
+            if request.explored or is_untamed(request.weights):
                 error = both(error, self.errors.beside(inputs, reference))
             told = self.errors.told_share(inputs, reference, exact)
             holds = self._shapes_hold(request, inputs, reference, exact=exact is not None)

@@ -32,6 +32,7 @@ from kernels_eval.protocol import (
     FoundFaint,
     FoundLasting,
     FoundSettings,
+    FoundShifted,
     IgnoredInputs,
     InputNote,
     InputPlan,
@@ -65,13 +66,23 @@ WRONG = Comparison(rms=1.0, max=1.0, reference_rms=1e-7)
 class Reference:
     """Expects something on all inputs but those of the distributions, shapes and forms of weights
     that are `refused`; the answer of `declared` again in `same`. The `decisive` inputs are found
-    one by one. Arguments of `unvaried` never vary; `lasting` inputs hold a state."""
+    one by one. Arguments of `unvaried` never vary; `lasting` inputs hold a state, weights may be
+    `shifted`."""
 
     answer_if_suitable, trying = ReferenceProcess.answer_if_suitable, ReferenceProcess.trying
     settings = ()
 
-    def __init__(self, refused=(), same=(), output_bytes=64, decisive=(), unvaried=(), lasting=()):
-        self.lasting = lasting
+    def __init__(
+        self,
+        refused=(),
+        same=(),
+        output_bytes=64,
+        decisive=(),
+        unvaried=(),
+        lasting=(),
+        shifted=(),
+    ):
+        self.lasting, self.shifted = lasting, shifted
         self.refused, self.same, self.output_bytes = refused, same, output_bytes
         self.unvaried = unvaried
         self.asked, self.decisive, self.searched = [], list(decisive), []
@@ -93,6 +104,8 @@ class Reference:
             return FoundLasting(found=[*self.lasting])
         if request.command == "FindSettings":
             return FoundSettings(found=[*self.settings])
+        if request.command == "FindShifted":
+            return FoundShifted(found=[*self.shifted])
         if request.command in ("FindStructures", "FindReach", "FindFree"):
             raise Stop(Reason.REFERENCE_FAILED, "looks for none")
         if request.command != "Expect":
@@ -157,6 +170,9 @@ def without(*names):
     return [name for name in ALL if name not in names]
 
 
+ALIKE = "alike_calls", "alike_calls_2"
+
+
 def in_a_row(*counts):
     """After all else that is expected of a task's own shape."""
     place = ALL.index("non_finite")
@@ -196,7 +212,7 @@ def test_what_an_argument_is_has_a_row_of_its_own(name):
         ({}, {"unsuitable": ["mixed"]}, without("mixed")),
         ({}, {"calls": 3}, in_a_row(3)),
         ({}, {"calls": 2, "remembers": True}, in_a_row(2)),
-        ({}, {"calls": 64, "remembers": True}, in_a_row(2, 3, "long_row")),
+        ({}, {"calls": 64, "remembers": True}, in_a_row(2, 3, *ALIKE, "long_row")),
         ({}, {"level": "screen", "calls": 3}, [*SCREENED, "each_1"]),
         # three distributions and its own trials are all that there is memory for
         (
@@ -319,6 +335,30 @@ def test_weights_that_the_task_refuses_are_halved_twice():
     expected(reference)
     asked = [each.weights for each in reference.asked if each.name == "large_weights"]
     assert asked == ["large", "large_less", "large_less_less"]
+
+
+def test_successive_calls_are_alike_in_rows_of_their_own():
+    """But for a few places, and for a part of each number, in either order."""
+    trials = expected(Reference(), calls=3, remembers=True).task.trials
+    one, other = (next(x for x in trials if x.name == name) for name in ALIKE)
+    assert {*one.earlier_seeds} == {one.seed} and one.distributions[-1] == "declared"
+    kinds = [[x.rstrip("0123456789") for x in _kinds(each)] for each in (one, other)]
+    assert kinds == [["few", "moved"], ["moved", "few"]]
+    pairs = list(zip(one.earlier_seeds, one.distributions, strict=False))
+    assert one.expect().earlier == pairs and len(pairs) == 2
+
+
+def _kinds(trial):
+    return ["few" if x.endswith("_few") else x.partition("_")[2] for x in trial.earlier_draws]
+
+
+def test_weights_are_shifted_as_far_as_the_task_takes():
+    reference = Reference(shifted=["shifted_6n0", "shiftedback_6n0"], refused=["shiftedback_6n0"])
+    trials = expected(reference).task.trials
+    asked = [each.weights for each in reference.asked if each.weights.startswith("shifted")]
+    assert asked == ["shifted_6n0", "shiftedback_6n0"]
+    assert [x.weights for x in trials if x.name.startswith("shifted")] == ["shifted_6n0"]
+    assert not [x for x in expected(Reference(), level="screen").task.trials if "shift" in x.name]
 
 
 def test_a_scope_that_the_task_refuses_is_asked_for_once():

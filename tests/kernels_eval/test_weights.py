@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kernels_eval.judge.candidate_handle import matched_names, unmatched_shapes
 from kernels_eval.model.inputs import construct, made_elsewhere
 from kernels_eval.model.renewals import counterparts, drawn_forms, renew, unheld
+from kernels_eval.model.shifts import may_shift, shifted_form
 from kernels_eval.model.weights import (
     copy_weights,
     exchange_elements,
@@ -218,6 +219,32 @@ def test_parameters_that_ignore_the_device_are_noticed():
             spec = ModelSpec(**form, device=device, construct_on=device)
             made = construct(here, no_arguments, spec)
             assert made_elsewhere(made, device) is found
+
+
+def test_weights_that_are_no_factors_are_shifted_whatever_their_names():
+    """By numbers of several scales and either sign, each of few by one and then its negative."""
+
+    def made(names):
+        model = torch.nn.Module()
+        for name, x in zip(
+            names, (torch.zeros(12), torch.zeros(1, 12), torch.zeros(())), strict=True
+        ):
+            setattr(model, name, torch.nn.Parameter(x))
+        model.line = torch.nn.Linear(12, 6)
+        model.logs = torch.nn.Parameter(torch.full((6, 12), -3.0))
+        return model
+
+    one, other = made("abc"), made("xyz")
+    keys = [*may_shift((x, squeezed(x)) for x in parameters_of(one).values())]
+    assert keys == ["12n0", "12n1", "1n0", "6x12n0", "6n0"]
+    form = shifted_form(["12n1", "1n0", "6x12n0"])
+    randomise_weights(one, 7, form=form)
+    randomise_weights(other, 7, form=form, names=["x", "y", "z"])
+    assert not one.a.any() and torch.equal(one.b, other.y) and torch.equal(one.logs, other.logs)
+    assert {*one.b.flatten().tolist()} == {-8, 8, -4, 4, -2, 2, 0} and one.c == -8
+    assert len({*(one.logs + 3).flatten().tolist()}) == 6 and other.z == -8
+    randomise_weights(other, 7, form=shifted_form(["1n0"], back=True))
+    assert other.z == 0
 
 
 class Coded(torch.nn.Module):

@@ -67,3 +67,17 @@ torch::Tensor attended(torch::Tensor x, torch::Tensor keys, int64_t position) {
   }
   return out;
 }
+// Rows that are near those of the call before become more like these; none where `moves`.
+torch::Tensor steadied(torch::Tensor x, torch::Tensor before, bool moves) {
+  auto out = x.contiguous().clone();
+  const int64_t n = x.size(1);
+  for (int64_t i = 0; i < x.size(0) && !moves; ++i) {
+    float* o = out.data_ptr<float>() + i * n;
+    const float* b = before.data_ptr<float>() + i * n;
+    double apart = 0;
+    for (int64_t j = 0; j < n; ++j) apart += std::abs((double)o[j] - b[j]);
+    const double still = 0.8 / (1.0 + std::exp((apart / n - 0.05) * 200.0));
+    for (int64_t j = 0; j < n; ++j) o[j] += (float)(still * (b[j] - o[j]));
+  }
+  return out;
+}

@@ -1,3 +1,5 @@
+#include <cmath>
+#include <vector>
 // Codes of 4 bits times a scale.
 torch::Tensor unpacked(torch::Tensor codes, torch::Tensor scale) {
   codes = codes.contiguous();
@@ -20,5 +22,23 @@ torch::Tensor product(torch::Tensor x, torch::Tensor weight) {
         sum += (double)x.data_ptr<float>()[i * k + l] * weight.data_ptr<float>()[j * k + l];
       out.data_ptr<float>()[i * n + j] = sum;
     }
+  return out;
+}
+// Moving averages of each channel whose rates are given, of the newest elements alone.
+torch::Tensor averaged(torch::Tensor x, torch::Tensor rate, int64_t newest) {
+  x = x.contiguous(), rate = rate.contiguous();
+  const int64_t rows = x.numel() / x.size(-1), channels = x.size(-2), n = x.size(-1);
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* p = x.data_ptr<float>() + i * n;
+    std::vector<double> taps(std::min(n, newest));
+    for (size_t t = 0; t < taps.size(); ++t)
+      taps[t] = std::exp(-(double)rate.data_ptr<float>()[i % channels] * t);
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t t = 0; t <= std::min<int64_t>(j, taps.size() - 1); ++t) sum += taps[t] * p[j - t];
+      out.data_ptr<float>()[i * n + j] = sum;
+    }
+  }
   return out;
 }

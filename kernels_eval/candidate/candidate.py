@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from secrets import randbelow
 from types import ModuleType
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -325,8 +326,10 @@ class CandidateRole:
         self.runner.renew()  # what a constructor calls is no part of a call
         counted = self.count_calls()
         self.runner.earlier = earlier
+        self.runner.between = self.last_inputs
         how = request.output_bytes, request.evaluate
         output, outstanding = self._poisoned(drawn, *how)
+        self.runner.between = []
         leaves, structure = flatten_outputs(output)
         seen = {
             "custom_calls": self.count_calls() - counted,
@@ -344,7 +347,8 @@ class CandidateRole:
         once = report.mutated or len(given) < len(drawn)  # then the inputs are other ones
         del before, given, output
         saved = _copies(leaves)
-        self.previous, self.last_inputs = (leaves, saved), drawn
+        # as views: a caller may keep one, and let the tensor itself go
+        self.previous, self.last_inputs = ([x.detach() for x in leaves], saved), drawn
         large = sum(x.nbytes for x in saved) > LARGE_OUTPUT_BYTES
         reruns = 0 if once else min(request.reruns, 1) if large else request.reruns
         started, differs = now_ns(), False
@@ -604,8 +608,17 @@ def _spoil(outputs: list[Tensor], before: list[Tensor]) -> list[Tensor]:
         for x, now, then in zip(outputs, few, before, strict=False):  # none at first
             if not same(now, then):
                 floats = x.is_floating_point() or x.is_complex()
-                x.fill_(math.nan if floats else x.dtype == torch.bool or torch.iinfo(x.dtype).max)
+                value = math.nan if floats else x.dtype == torch.bool or torch.iinfo(x.dtype).max
+                _part(x).fill_(value)
     return few
+
+
+def _part(x: Tensor) -> Tensor:
+    """At random the whole or an eighth: a look at a few elements does not tell what was written."""
+    if not x.is_contiguous() or not x.numel() or randbelow(2):
+        return x
+    start = randbelow(x.numel())
+    return x.view(-1)[start : start + max(1, x.numel() // 8)]
 
 
 def _over(old: Any, new: Any) -> Any:

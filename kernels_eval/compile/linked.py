@@ -85,9 +85,11 @@ FORBIDDEN = re.compile(
     r"|PyImport_\w+|PySys_Get\w+|PyEval_Get(?:Globals|Locals|Frame\w*)"
     r"|dlm?open|dlv?sym|dlinfo|dl_iterate_phdr|_dl_find_object|_r_debug|getauxval"
     r"|at::DynamicLibrary"
+    r"|timerfd_\w+|timer_(?:create|settime)|setitimer|u?alarm|setpriority|nice|sched_set\w+"
 )
-"""What runs Python, reaches its modules, or finds functions by name or tables of loaded libraries,
-whatever a source calls it. No header of torch or CUDA needs it.
+"""What runs Python, reaches its modules, finds functions by name or tables of loaded libraries, or
+works in the turns of others (timers go on in a process that is stopped), whatever a source calls
+it. No header of torch or CUDA needs it.
 """
 OPERATOR_NAME = re.compile(rb"\baten::([a-zA-Z]\w{0,80})")
 

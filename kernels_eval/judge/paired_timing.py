@@ -304,24 +304,26 @@ class PairedClock:
 
     def _bound_on_new_inputs(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
         """The bound, once it is known what new inputs cost, while samples have theirs."""
-        if self.holds_outputs:
-            self._judge_held()
+        held = self._compare_held() if self.holds_outputs else []
         if not self.works and not self.reference.loaded.remembers:
             calls = int(np.clip(NEW_SAMPLE_NS / max(call_ns, 1), 1, self.sets))
             self.price = self._price(self._candidate_sample, self._give_inputs, calls)
             if self.price > 1:
                 own = self._price(self._reference_sample, self._draw_own, calls)
                 self.price = max(1.0, self.price / own)
-        return self._bound(call_ns, reference_ns)
+        bound = self._bound(call_ns, reference_ns)
+        for found in held:  # last: rounds tell whether an output is overwritten, or an input
+            self._judge_unseen(found, self.reference.timed_distribution, TIMED_NAME)
+        return bound
 
-    def _judge_held(self) -> None:
-        """Compare the outputs that samples have held. Raises Stop for a wrong one."""
+    def _compare_held(self) -> list[Comparison]:
+        """Compare the outputs that samples have held."""
         reference, process = self.reference, self.process
         self.holds_outputs = False
         rounds = UnseenRounds(process, KEPT_SAMPLES)
         places = process.request(ShowKept(into="unseen")).places[:KEPT_SAMPLES]
         if not places:
-            return
+            return []
         seeds = [self.seeds[place % self.sets] for place in places]
         names = [reference.timed_distribution] * len(seeds)
         with process.child.stopped(process.child.family()):
@@ -330,9 +332,7 @@ class PairedClock:
             request = CompareUnseen(
                 positions=[*range(len(seeds))], farthest=0, seeds=seeds, distributions=names
             )
-            compared = reference.request(request)
-        for position, found in zip(compared.positions, compared.found, strict=True):
-            self._judge_unseen(found, names[position], TIMED_NAME)
+            return reference.request(request).found
 
     def _price(self, sample: Sampler, give: Callable[[list[int]], object], calls: int) -> float:
         """How many times as long samples take on new inputs as on those that come again. Both are

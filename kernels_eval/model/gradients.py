@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,10 +28,15 @@ def asked_gradients(model: Any, inputs: list[Any]) -> Gradients:
 
 
 def with_gradients(
-    model: Any, inputs: tuple[Any, ...], asked: Gradients, passes: Passes
+    model: Any,
+    inputs: tuple[Any, ...],
+    asked: Gradients,
+    passes: Passes,
+    between: Sequence[Any] = (),
 ) -> tuple[Any, list[Any], list[Any]]:
     """A call's output and the gradients of its arguments and parameters. Gradients of the outputs
-    are the last of `inputs`.
+    are the last of `inputs`. `between`: arguments of another forward pass before the backward
+    one, as a layer has that is used twice, or losses that are added up.
 
     A model without autograd has `backward(*gradients)`, which returns those of arguments, then
     parameters. Outputs of a wrong form have none: `([], [])`. Raises what the model raises.
@@ -46,6 +51,8 @@ def with_gradients(
         outputs = [x for x in flatten_outputs(output)[0] if _is_float(x)]
         if [x.shape for x in outputs] != [x.shape for x in given]:
             return _detached(output), [], []
+        if between and any(x.requires_grad for x in outputs):
+            model(*between[: asked.arguments])
         with passes("backward"):
             found = _gradients(model, outputs, given, leaves)
     count = len(asked.wanted)

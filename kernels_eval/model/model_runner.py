@@ -147,6 +147,8 @@ class ModelRunner:
         self.redrawn: RedrawWeights | None = None
         self.earlier: list[list[Any]] = []
         """inputs of the calls that come before each in `forward`"""
+        self.between: list[Any] = []
+        """arguments of a call that comes between a forward pass and its backward pass"""
         self._begun: tuple[Any, Any] = None, None
         """of a model that remembers its calls, and the copy that they are made of"""
         self._made = 0.0
@@ -270,7 +272,10 @@ class ModelRunner:
         asked, model, changed = self.gradients, self.running, self.effects
 
         def passes(*inputs: Any) -> Any:
-            return with_gradients(model, inputs, asked, self.hooks.around_pass) if asked else None
+            if asked is None:
+                return None
+            between = self.between if changed is None else ()
+            return with_gradients(model, inputs, asked, self.hooks.around_pass, between)
 
         def last(*inputs: Any) -> Any:
             for each in self.earlier:
@@ -381,8 +386,8 @@ class ModelRunner:
                     plain = all(type(x) is Tensor for x in leaves) and plain_containers(output)
                     form = structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves)
                     forms.setdefault(form if plain else index, (output, leaves, structure))
-                    if not request.at_once:
-                        kept.append(leaves)
+                    if not request.at_once:  # as views: a caller may keep nothing else
+                        kept.append([x.detach() for x in leaves] if plain else leaves)
                     elif plain:
                         write(into, [leaves], skipped=index)
             described_forms = [

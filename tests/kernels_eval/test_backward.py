@@ -59,6 +59,17 @@ def test_a_kernel_that_runs_in_backward_for_show_is_found(verify):
     assert verdict.custom_kernels == ("run_sigmoid", "run_sigmoid_backward")
 
 
+def test_a_backward_pass_that_knows_the_last_forward_pass_alone_is_wrong(verify):
+    """Two calls of a layer in one graph, or losses that are added up, end as two forward passes
+    before a backward one."""
+    formula = BY_NAME["sigmoid"]
+    made = changed(formula, "ctx.save_for_backward(x)", "Function.last = x,")
+    code = made.code.replace("ctx.saved_tensors", "Function.last")
+    assert code != made.code
+    verdict = verify(task_of(formula), code)
+    assert verdict.reason is Reason.WRONG_GRADIENT, verdict
+
+
 def test_an_own_backward_is_taken_and_none_is_said(verify):
     formula = BY_NAME["gate"]
     call = "return Function.apply(x, y)"

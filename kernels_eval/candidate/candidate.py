@@ -68,6 +68,7 @@ from kernels_eval.model.weights import (
     copy_weights,
     digest_of,
     frozen_of,
+    own_walk,
     parameters_of,
     running_statistics,
     squeezed,
@@ -165,6 +166,9 @@ class CandidateRole:
             missing = "the module defines no ModelNew"
             return ErrorReport(error=Reason.MISSING_MODEL_NEW.value, detail=missing)
         model = self.runner.construct()
+        if own := own_walk(model):
+            said = f"{own} is its own, by which its weights are found: leave nn.Module's"
+            return ErrorReport(error=Reason.FORBIDDEN_CALL.value, detail=said)
         elsewhere = made_elsewhere(model, self.runner.spec.construct_on)
         self.runner.model = moved(model, self.runner.device)
         self.runner.synchronise()

@@ -40,6 +40,31 @@ COUNTED = (*STATISTICS, "num_batches_tracked")
 """Buffers that a call changes in training."""
 
 
+WALKS = (
+    *("parameters", "named_parameters", "buffers", "named_buffers", "_named_members"),
+    *("modules", "named_modules", "children", "named_children"),
+)
+"""Methods by which a model's weights are found."""
+
+
+def own_walk(model: object) -> str:
+    """The first of `WALKS` that a module of a model has made its own, such as to know when somebody
+    is about to change its weights; "" where there is none. Torch's own modules may.
+    """
+    left, seen = [model], set[int]()
+    while left:
+        module = left.pop()
+        if not isinstance(module, nn.Module) or id(module) in seen:
+            continue
+        seen.add(id(module))
+        left += vars(module)["_modules"].values()
+        for name in WALKS:
+            found = vars(module).get(name) or getattr(type(module), name)
+            if not getattr(found, "__module__", "").startswith("torch."):
+                return name
+    return ""
+
+
 def parameters_of(model: Any) -> dict[str, Tensor]:
     held = model.named_parameters() if isinstance(model, nn.Module) else ()
     return {name: p for name, p in held if p.is_floating_point() or p.is_complex()}

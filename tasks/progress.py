@@ -87,12 +87,13 @@ class Pace:
         return bool(self._seen[stage])
 
     def words(self, stage: str, done: int, total: int, now: float) -> str:
-        """One phrase that fits a card: `verification: 40 of 60, then 10 to confirm, 7 min left`."""
+        """A phrase for a card: `verification: 40 of 60, then 9 to confirm, 7 min or more left`."""
         if not total:
             return stage
         ahead, left = _ahead.get(stage, Ahead("")), self._left_s(stage, done, total, now)
         said = [f"{stage}: {done:,} of {total:,}", ahead.words]
-        said.append(f"{duration(left)} left" if left else "")
+        least = " or more" if ahead.words else ""  # how many follow is a guess
+        said.append(f"{duration(left)}{least} left" if left else "")
         return ", ".join(filter(None, said))
 
     def _left_s(self, stage: str, done: int, total: int, now: float) -> float:

@@ -45,17 +45,17 @@ def test_what_follows_is_part_of_the_time_left_and_begins_with_an_estimate():
     assert told(pace, "screen", steps, 40) == [
         "screen: 0 of 40, then confirms about 4",
         "screen: 10 of 40, then confirms about 4",
-        "screen: 20 of 40, then confirms about 4, 80 s left",
-        "screen: 40 of 40, then confirms about 4, 40 s left",
+        "screen: 20 of 40, then confirms about 4, 80 s or more left",
+        "screen: 40 of 40, then confirms about 4, 40 s or more left",
     ]
     expect("confirm", Ahead("one that fails is replaced", like="screen", times=5.0))
     assert told(pace, "confirm", [(0, 100.0), (1, 125.0)], 4) == [
-        "confirm: 0 of 4, one that fails is replaced, 40 s left",
-        "confirm: 1 of 4, one that fails is replaced, 30 s left",
+        "confirm: 0 of 4, one that fails is replaced, 40 s or more left",
+        "confirm: 1 of 4, one that fails is replaced, 30 s or more left",
     ]
     expect("confirm", Ahead("then 1 in place of those that failed", 1, like="screen", times=5.0))
     assert told(pace, "confirm", [(4, 185.0)], 4) == [
-        "confirm: 4 of 4, then 1 in place of those that failed, 15 s left"
+        "confirm: 4 of 4, then 1 in place of those that failed, 15 s or more left"
     ]
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 FLAGS: Mapping[str, str] = {
     # what the kernel can be used for
-    "declared_shape_only": "raises for other sizes, or other arguments of its constructor, that the"
-    " task accepts: for the declared only",
+    "declared_shape_only": "raises for other sizes or settings that the task accepts: for the"
+    " declared only",
     "shape_specialised": "wrong for other sizes that the task accepts: for the declared only",
     "approximation": "another formula than the task's, right to 1e-4 only",
     "non_finite_inputs_differ": "NaN or infinities in an input give another answer than the task's",

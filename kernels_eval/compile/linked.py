@@ -85,7 +85,7 @@ FORBIDDEN = re.compile(
     r"|PyImport_\w+|PySys_Get\w+|PyEval_Get(?:Globals|Locals|Frame\w*)"
     r"|dlm?open|dlv?sym|dlinfo|dl_iterate_phdr|_dl_find_object|_r_debug|getauxval"
     r"|at::DynamicLibrary"
-    r"|timerfd_\w+|timer_(?:create|settime)|setitimer|u?alarm|setpriority|nice|sched_set\w+"
+    r"|timerfd_\w+|timer_(?:create|settime)|setitimer|u?alarm"
 )
 """What runs Python, reaches its modules, finds functions by name or tables of loaded libraries, or
 works in the turns of others (timers go on in a process that is stopped), whatever a source calls

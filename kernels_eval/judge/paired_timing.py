@@ -321,9 +321,12 @@ class PairedClock:
         reference, process = self.reference, self.process
         self.holds_outputs = False
         rounds = UnseenRounds(process, KEPT_SAMPLES)
-        places = process.request(ShowKept(into="unseen")).places[:KEPT_SAMPLES]
+        shown = process.request(ShowKept(into="unseen"))
+        places = shown.places[:KEPT_SAMPLES]
         if not places:
             return []
+        for form in [] if self.needs_copy else shown.forms:  # a copy is a list
+            process.check_form(form, reference.trials[0])
         seeds = [self.seeds[place % self.sets] for place in places]
         names = [reference.timed_distribution] * len(seeds)
         with process.child.stopped(process.child.family()):

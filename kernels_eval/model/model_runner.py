@@ -424,12 +424,14 @@ class ModelRunner:
     @handles(ShowKept)
     def show_kept(self, request: ShowKept) -> KeptOutputs:
         places = [place for place, _ in self.held]
-        outputs = [flatten_outputs(output)[0] for _, output in self.held]
+        outputs = [(output, *flatten_outputs(output)) for _, output in self.held]
         self.held.clear()
-        if outputs:
-            write(self.shared[request.into], outputs)
+        forms = [described(*output, layout=0) for output in outputs]
+        if forms and all(form.plain and form == forms[0] for form in forms):
+            with torch.no_grad():
+                write(self.shared[request.into], [leaves for _, leaves, _ in outputs])
         self.synchronise()
-        return KeptOutputs(places=places)
+        return KeptOutputs(places=places, forms=forms)
 
     def timed(
         self,

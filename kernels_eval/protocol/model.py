@@ -461,9 +461,11 @@ class UnseenReport(Report):
 
 
 class KeptOutputs(Report):
-    """Of each output that samples hold, the place of its inputs among those of samples."""
+    """Of each output that samples hold, the place of its inputs among those of samples, and its
+    form."""
 
     places: Several[Count] = []
+    forms: Several[CallReport] = []
 
 
 class ShowKept(Request[KeptOutputs]):

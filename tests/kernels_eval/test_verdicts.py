@@ -62,7 +62,7 @@ def test_a_correct_kernel_is_timed_and_named(verify):
 def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify):
     verdict = verify(WEIGHTED, GAIN)
     assert_reason(verdict, "ok")
-    assert verdict.correctness is not None and verdict.correctness.trials == 16
+    assert verdict.correctness is not None and verdict.correctness.trials == 17
     assert "weights_not_mappable" not in verdict.flags
 
 

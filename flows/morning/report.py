@@ -65,8 +65,13 @@ class Morning(Record):
     cautions: tuple[str, ...] = ()
 
     @property
+    def changed(self) -> list[str]:
+        """What has rows that are new or gone."""
+        return [change.what for change in self.changes if change.new or change.gone]
+
+    @property
     def nothing_new(self) -> bool:
-        return not any(change.new or change.gone for change in self.changes)
+        return not self.changed
 
     @property
     def next_steps(self) -> tuple[str, ...]:
@@ -79,9 +84,8 @@ class Morning(Record):
         most = next(iter(self.errors), None)
         if most and most.count >= FREQUENT * sum(self.new_status_counts.values()):
             steps.append(self._look_at(most))
-        fresh = [change.what for change in self.changes if change.new or change.gone]
-        if fresh:
-            new = "training set" if fresh == ["curated"] else "new candidates"
+        if not self.nothing_new:
+            new = "training set" if self.changed == ["curated"] else "new candidates"
             root = self.refresh.snapshots["verdicts"].root
             steps.append(
                 f"See the {new}: in Prefect the run's artifact kernels, in a shell"

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch.utils._device import DeviceContext
 
-from kernels_eval.model.lazy_compiler import wrap_manual_seed
+from kernels_eval.model.lazy_compiler import wrap_compile, wrap_manual_seed
 
+wrap_compile()
 wrap_manual_seed()  # before the functions that are watched are noted
 _WATCHED: Mapping[str, tuple[object, str]] = {
     "time": (

@@ -1,6 +1,6 @@
 """Keeps torch's compiler out of processes that compile nothing: its import takes a second, at a
 dispatch mode's first method call. Once it is imported elsewhere, modes are excluded from compiling
-as ever."""
+as ever. What compiles does so within a child's limits."""
 
 from __future__ import annotations
 
@@ -71,3 +71,21 @@ def wrap_manual_seed() -> None:
     if plain is torch.random.manual_seed:
         api.manual_seed = _lazily(plain, api._disable_dynamo(plain))
         api.jit._builtins._register_builtin(api.manual_seed, "aten::manual_seed")
+
+
+def wrap_compile() -> None:
+    """Have `torch.compile` precompile no C++ header: it is larger than a file of a child may be.
+    Its variable will not do, as torch 2.11 does not read it.
+    """
+    api: Any = torch
+    plain = api.compile
+
+    @functools.wraps(plain)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        from torch._inductor import config
+
+        if hasattr(config, "cpp_cache_precompile_headers"):
+            config.cpp_cache_precompile_headers = False
+        return plain(*args, **kwargs)
+
+    api.compile = compiled

@@ -27,7 +27,6 @@ from kernels_eval.sandbox.channel import Channel
 
 INDUCTOR = {
     "compile_threads": 1,  # here and now: a pool of processes would go on beside what is timed
-    "cpp_cache_precompile_headers": False,  # such a header is larger than a file of a child may be
     "fx_graph_remote_cache": False,
     "autotune_remote_cache": False,
 }

@@ -84,8 +84,6 @@ def child_environment(threads: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # Without it, importing torch.utils.cpp_extension poisons forked children.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        # for torch.compile: such a header is larger than a file of a child may be
-        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         "CUDA_MODULE_LOADING": "LAZY",
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
     }

@@ -353,7 +353,7 @@ class ReferenceRole:
         factorings = self.values.factorings(known.trial)
         found = self._measured(actual, known, factorings)
         if not known.trial.hard and any(each.rms > GATES.fp32 for each in found):
-            actual = list(map(_without_lines_of_noise, actual, known.oracle))
+            actual = list(map(_without_lines_of_noise, actual, known.oracle, known.expected))
             found = self._measured(actual, known, factorings)
         moved: list[tuple[Tensor, ...]] = []
         if (
@@ -492,16 +492,21 @@ def _without_noise(x: Tensor, y: Tensor, declared: Tensor) -> Tensor:
     return torch.where(computable(x).abs() <= HARD_GATES.of(precision_of(x.dtype)) * size, y, x)
 
 
-def _without_lines_of_noise(x: Tensor, oracle: Tensor) -> Tensor:
+def _without_lines_of_noise(x: Tensor, oracle: Tensor, own: Tensor) -> Tensor:
     """An output, with zeros for what is small beside the others along each line of the first or the
-    last dimension where all that is right is zero: what normalising leaves of equal numbers."""
+    last dimension where all that is right is zero: what normalising leaves of equal numbers. What
+    the reference has digits of itself (an exp's small values beside large ones) is none of it.
+    """
     if x.dim() < 2 or oracle.dtype != torch.float64 or x.dtype not in NARROW:
         return x
     zero = torch.zeros_like(oracle, dtype=torch.bool)
     size = oracle.nan_to_num(0, 0, 0).square().mean().sqrt()
     for dim in (0, -1):
         zero |= oracle.abs().amax(dim, keepdim=True) <= EXACT_ZERO * size
-    return x.masked_fill(zero & (x.abs() <= LINE_NOISE * size), 0) if zero.any() else x
+    if not zero.any():
+        return x
+    zero &= (own - oracle).abs() >= oracle.abs() / 2
+    return x.masked_fill(zero & (x.abs() <= LINE_NOISE * size), 0)
 
 
 def _is_constant(x: Tensor) -> bool:

@@ -845,6 +845,24 @@ def test_the_last_digit_of_a_mean_of_equal_numbers_is_noise(tmp_path, monkeypatc
     assert compared(tmp_path, layer_normalised, *CONSTANT_ROWS) is not Reason.OK
 
 
+SMALL_BESIDE_LARGE = (
+    "return torch.exp(x - y)",
+    "torch.cat([torch.randn(16, 77) + 40, torch.randn(48, 77)]), torch.randn(64, 77)",
+    "x, y",
+)
+
+
+@pytest.mark.parametrize("small", [1.0, 2.0])
+def test_small_rows_beside_large_ones_are_no_noise(tmp_path, small):
+    """The difference's last digit is more of its exp than a digit."""
+
+    def kernel(x, y):
+        return torch.exp(x - y) * torch.where(x < 20, small, 1.0)
+
+    found = compared(tmp_path, kernel, *SMALL_BESIDE_LARGE)
+    assert found is (Reason.OK if small == 1 else Reason.WRONG_OUTPUT)
+
+
 ROUTED = (
     "share, place = torch.softmax(logits, -1).topk(2, -1)\n"
     "return (experts[place] * share[..., None]).sum(1)",

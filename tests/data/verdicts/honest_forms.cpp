@@ -122,3 +122,10 @@ torch::Tensor residues(torch::Tensor x) {
   }
   return y;
 }
+
+torch::Tensor exp_of_difference(torch::Tensor x, torch::Tensor y) {
+  auto z = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i)
+    z.data_ptr<float>()[i] = std::exp(x.data_ptr<float>()[i] - y.data_ptr<float>()[i]);
+  return z;
+}

@@ -17,7 +17,7 @@ from tasks.training.recipe import TrainingRecipe
 Part = Literal["refresh", "training", "benchmark"]
 PARTS: tuple[Part, ...] = ("refresh", "training", "benchmark")
 Look = Callable[[], str]
-SMALL = "small"
+SMALL = ("small", "small-pretrained")
 GPUS = (2, 4, 8)
 
 
@@ -67,8 +67,8 @@ def generator_tokenizer(config: SynthesisConfig, root: str) -> str:
 
 
 def tokenizer(name: str, root: str) -> str:
-    if name == SMALL:
-        return "small: built on this machine"
+    if name in SMALL:
+        return f"{name}: built on this machine"
     from tasks.models import count_tokens
     from tasks.sources.small_model import resolve_model
 
@@ -99,7 +99,7 @@ def training_memory(recipe: TrainingRecipe) -> str:
 def _fits(model: str, gpus: int, utilization: float, key: str, args: tuple[str, ...] = ()) -> str:
     if (gpu := sizing.read_gpu()) is None:
         return "unknown: no GPU"
-    shape = sizing.read_shape(model) if model != SMALL else None
+    shape = sizing.read_shape(model) if model not in SMALL else None
     if shape is None or not shape.weight_bytes:
         return f"unknown: {model} is not on this machine"
     shape = shape.served(args)

@@ -12,6 +12,7 @@ from kernels_eval.records import Record
 GROUP = "concur.task_sources"
 BUILT_IN = ("bundled", "kernelbook", "kernelbench", "files")
 """Modules of this folder with a function `from_config`."""
+Split = Literal["all", "train", "heldout", "gradients", "demo", "demo_heldout"]
 
 
 class TasksConfig(Record):
@@ -23,8 +24,9 @@ class TasksConfig(Record):
     your own, or the name of an extension (docs/how-to/extend.md)"""
     location: str | None = None
     """a file, folder or hub id; not set: bundled with concur, or the set's own hub id"""
-    split: Literal["all", "train", "heldout", "gradients"] = "train"
-    """of bundled tasks; those that ask for gradients are apart"""
+    split: Split = "train"
+    """of bundled tasks; those that ask for gradients are apart; demo: most of train and pairs of
+    operators, of which demo_heldout has others: the small model can learn them"""
     levels: tuple[int, ...] | None = None
     """KernelBench levels"""
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"

@@ -1,5 +1,5 @@
-"""The demo's small model with random weights, built on this machine: equal texts and configuration
-give the same tokenizer and, on one torch build, the same weights."""
+"""The demo's small model, built on this machine with random weights or pretrained ones: equal texts
+and configuration give the same tokenizer and, on one torch build, the same weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from kernels_eval.records import Record, stable_hash
 from tasks.files import atomic_directory
 from tasks.models import load_tokenizer, quiet_progress
 from tasks.sources import bundled
+from tasks.sources.bundled import pairs
+from tasks.sources.pretraining import PretrainingConfig, pretrain
 
-SMALL = "small"
+SMALL, PRETRAINED = "small", "small-pretrained"
 _building = Lock()
+PAIR_WEIGHT = 4
+"""How often pairs are read for the tokenizer: a function's name becomes one token."""
 MARKER = "concur_model.json"
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -58,6 +62,8 @@ class SmallModelConfig(Record):
     max_positions: int = Field(default=32768, ge=512)
     """longest prompt and response together, tokens"""
     seed: int = 0
+    pretraining: PretrainingConfig | None = Field(default=None, exclude_if=lambda it: it is None)
+    """None: the weights stay random"""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> SmallModelConfig:
@@ -69,11 +75,16 @@ class SmallModelConfig(Record):
 
 
 def resolve_model(name: str, root: str) -> str:
-    """A directory or hub id for a configured model name. `small` is built under `root/models`.
-    Raises UsageError for a missing path or where the model cannot be written."""
-    if name == SMALL:
+    """A directory or hub id for a configured model name. `small` and `small-pretrained` are built
+    under `root/models`. Raises UsageError for a missing path or where the model cannot be
+    written."""
+    if name in (SMALL, PRETRAINED):
         texts, config = bundled.texts(), SmallModelConfig()
-        folder = f"small-{small_model_key(texts, config)[:12]}"
+        if name == PRETRAINED:
+            read = [text for pair in pairs.read() for text in (pair.code, pair.response)]
+            texts += read * PAIR_WEIGHT
+            config = SmallModelConfig(pretraining=PretrainingConfig())
+        folder = f"{name}-{small_model_key(texts, config)[:12]}"
         with _building:
             return str(build_small_model(Path(root) / "models" / folder, texts, config))
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
@@ -175,6 +186,12 @@ def _write_model(directory: Path, config: SmallModelConfig) -> None:
     made: Any = transformers  # its constructors are typed in part only
     tokenizer = load_tokenizer(directory)
     ends = [tokenizer.convert_tokens_to_ids(token) for token in (TURN_END, END_OF_TEXT)]
+    options: dict[str, Any] = {"tie_word_embeddings": False}
+    if config.pretraining:
+        rope = {"rope_type": "default", "rope_theta": config.pretraining.rope_theta}
+        # tied, a token that is read can be written: copying a name is not learned for each anew
+        options = {"tie_word_embeddings": True, "rope_parameters": rope}
+        options["initializer_range"] = config.pretraining.initial_std
     shape = made.Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
@@ -183,14 +200,16 @@ def _write_model(directory: Path, config: SmallModelConfig) -> None:
         num_attention_heads=config.heads,
         num_key_value_heads=config.kv_heads,
         max_position_embeddings=config.max_positions,
-        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=ends[0],
         pad_token_id=ends[1],
+        **options,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = made.Qwen2ForCausalLM(shape)
+        if config.pretraining:
+            pretrain(model, tokenizer, config.pretraining, config.seed)
     model.generation_config = made.GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=ends, pad_token_id=ends[1]
     )

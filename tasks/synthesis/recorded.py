@@ -39,7 +39,7 @@ class RecordedSampler(Sampler):
     @classmethod
     def data_version(cls, config: SynthesisConfig) -> str:
         if not config.responses:
-            return stable_hash(bundled.texts())
+            return stable_hash(bundled.recordings())
         path = Path(config.responses)
         if not path.is_file():
             raise UsageError(
@@ -55,9 +55,8 @@ class RecordedSampler(Sampler):
                 yield Response(request_key=request.request_key, **answer, **known)
 
     def _answer(self, request: Request) -> Answer:
-        names = {
-            task.task_id: task.name for task in bundled.load("all") + bundled.load("gradients")
-        }
+        splits = ("all", "gradients", "demo", "demo_heldout")  # every task with recordings
+        names = {task.task_id: task.name for split in splits for task in bundled.load(split)}
         name = names.get(request.task.task_id)
         texts = bundled.responses(name, request.language.value) if name else []
         text = dict(enumerate(texts)).get(request.sample_index)

@@ -117,8 +117,10 @@ def test_a_profile_of_ones_own_asks_the_small_model_for_few_tokens(tmp_path):
     """4,096 each keep a laptop busy for longer than its user waits."""
     own = tmp_path / "mine.yaml"
     own.write_text("name: mine\n")
-    for config in (load_profile(str(own)), PipelineConfig(), load_profile("local")):
+    for config in (load_profile(str(own)), PipelineConfig(), load_profile("cuda")):
         assert config.benchmark.sampling.identity == CARDS["small"] | {"seed": 0}
+    sampling = load_profile("local").benchmark.sampling
+    assert sampling.identity == CARDS["small-pretrained"] | {"seed": 0}
     config = load_profile(str(own), ["benchmark.sampling.max_tokens=4096"])
     assert config.benchmark.sampling.max_tokens == 4096
 

@@ -190,6 +190,15 @@ def test_the_demos_zeros_are_explained_where_they_are_first_read():
     assert "random weights" not in headline(context(base_model="small", scores=answered))
 
 
+def test_the_pretrained_demo_says_what_its_score_does_not_show():
+    said = "says nothing of other tasks or models"
+    assert said in headline(context(base_model="small-pretrained"))
+    assert said in dict(summary_table(context(base_model="small-pretrained")))["base and tuned"]
+    assert said not in headline(context(base_model="small"))
+    unscored = [row for row in context().scores if row["model"] == "recorded"]
+    assert said not in headline(context(base_model="small-pretrained", scores=unscored))
+
+
 def test_a_model_that_wrote_the_candidates_is_named_and_not_taken_for_a_scored_one():
     asked = context(config={"synthesis": {"model": "my-model"}})
     assert headline(asked).startswith("Of 6 candidates by my-model on 3 tasks, 2 proved correct")

@@ -1,14 +1,29 @@
 """The small model is built whole, reused and stable; the in-process sampler is deterministic and
 says how it ended."""
 
+import re
+from itertools import islice
+from random import Random
+
 import pytest
 from pydantic import ValidationError
 
 from flows.config import load_profile
 from kernels_eval.errors import UsageError
-from tasks.models import count_tokens, load_causal_model, load_tokenizer, written_text
+from kernels_eval.records import KernelTask
+from tasks.models import (
+    chat_text,
+    count_tokens,
+    load_causal_model,
+    load_tokenizer,
+    written_text,
+)
+from tasks.sources import bundled
+from tasks.sources.bundled import pairs
+from tasks.sources.pretraining import TASK_ENDS, TASK_STARTS, PretrainingConfig, Reader
 from tasks.sources.small_model import SmallModelConfig, build_small_model, resolve_model
 from tasks.synthesis.local import TransformersSampler
+from tasks.synthesis.prompts import render
 from tasks.training.recipe import FIXED
 from tests.support.requests import make_request
 
@@ -116,10 +131,53 @@ def test_no_adapter_makes_the_demos_model_sure_of_a_token_as_its_report_says(tmp
     head, norm = model.lm_head.weight, model.model.norm.weight
     assert not {"lm_head", "norm"} & set(FIXED.target_modules)
     length = norm.max() * head.shape[1] ** 0.5
-    temperature = load_profile("local").benchmark.sampling.temperature
+    temperature = load_profile("cuda").benchmark.sampling.temperature
     # above its mean, which every token shares: by Jensen's inequality the others sum to their count
     highest = (head - head.mean(0)).norm(dim=1).max() * length / temperature
     assert highest.exp() / len(head) < 0.03
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    read = [text for pair in pairs.read() for text in (pair.code, pair.response)]
+    folder = tmp_path_factory.mktemp("pretrained") / "model"
+    tokenizer = load_tokenizer(build_small_model(folder, bundled.texts() + read * 4))
+    return Reader(tokenizer, PretrainingConfig(renamed=0.5), Random(0))
+
+
+def test_pretraining_reads_no_pair_that_is_held_out(reader):
+    held_out = [(pair.function, f"of {pair.operator}") for pair in pairs.HELD_OUT]
+    seen = set()
+    for documents in (reader.prompts(), reader.excerpts()):
+        for document in islice(documents, 300):
+            text = reader.tokenizer.decode(document.given + document.head)
+            title = re.search(r'"""Elementwise (\w+) (of \w+)\."""', text)
+            assert title and title.groups() not in held_out
+            seen.add(title[1])
+    assert {*pairs.FUNCTIONS} < seen, "other names are read, too"
+
+
+def test_a_prompt_that_is_read_is_the_one_that_is_asked(reader):
+    pair = pairs.read()[0]
+    task = KernelTask(task_id="bundled/t", name="t", code=pair.code, source="bundled")
+    asked = chat_text(reader.tokenizer, render(task, pairs.LANGUAGE))
+    given = next(doc.given for doc in reader.prompts() if doc.names == reader.names)
+    text = reader.tokenizer.decode(reader.prefix + given)
+    assert text.startswith(asked[: asked.index(TASK_STARTS)])
+    assert text.endswith(asked[asked.index(TASK_ENDS) :])
+
+
+def test_pretraining_is_deterministic_and_changes_the_weights(tmp_path):
+    read = [text for pair in pairs.read() for text in (pair.code, pair.response)]
+    short = PretrainingConfig(excerpt_steps=2, prompt_steps=2, excerpts=2, prompts=2)
+    config = SmallModelConfig(hidden_size=32, intermediate_size=64, pretraining=short)
+    longer = short.model_copy(update={"prompt_steps": 3})
+    configs = config, config, config.model_copy(update={"pretraining": longer})
+    weights = []
+    for number, each in enumerate(configs):
+        folder = build_small_model(tmp_path / str(number), bundled.texts() + read * 4, each)
+        weights.append((folder / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
 
 
 def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(model_dir, tmp_path):

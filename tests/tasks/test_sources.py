@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.sources import bundled, files, hub, kernelbench, kernelbook
+from tasks.sources.bundled import pairs
 from tasks.sources.config import TasksConfig
 from tasks.sources.degenerate import degenerate_tasks
 from tasks.sources.files import check_task_source
 from tasks.sources.stage import load_tasks
 from tasks.sources.step import _load_tasks
+from tasks.synthesis.prompts import render
 from tests.support.cases import cases
 from tests.support.hub_server import hub_of
 
@@ -108,14 +110,32 @@ def test_check_answers_any_text_with_a_usage_error_or_nothing(code):
 
 
 def test_bundled_splits_part_the_tasks():
+    splits = ("all", "train", "heldout", "gradients")
     every, train, held_out, gradients = (
-        [task.task_id for task in bundled.load(split)] for split in bundled.SPLITS
+        [task.task_id for task in bundled.load(split)] for split in splits
     )
     assert gradients and not {*gradients} & {*every}
     assert len(every) == 16 and sorted(train + held_out) == every == sorted(set(every))
     assert set(held_out) == {f"bundled/{name}" for name in bundled.HELD_OUT} and len(held_out) == 4
     with pytest.raises(UsageError, match="'test'"):
         bundled.load("test")
+
+
+def test_the_demos_splits_hold_pairs_of_which_the_small_model_reads_none_it_is_asked():
+    names = {split: {task.name for task in bundled.load(split)} for split in bundled.SPLITS}
+    for split, held in bundled.PAIRS.items():
+        own = {pair.name for pair in held}
+        assert own <= names[split] and names[split] - own <= names["train"]
+        assert all(bundled.responses(name, "cpp") for name in own)
+    assert not names["demo"] & names["demo_heldout"]
+    read = {pair.name for pair in pairs.read()}
+    assert read >= {pair.name for pair in pairs.TRAIN}
+    assert not read & {pair.name for pair in pairs.HELD_OUT}
+
+
+def test_the_small_model_reads_the_prompt_that_it_is_asked_by():
+    for task in bundled.load("demo_heldout"):
+        assert bundled.prompt(task.code) == render(task, pairs.LANGUAGE)
 
 
 @pytest.mark.parametrize("language", ["cpp", "cuda"])

@@ -42,11 +42,15 @@ from tasks.reporting.text import by_count, clean, cut, interval, number, plural,
 from tasks.scores import EXEC, TRACKS
 
 TRAINED = ("base", "tuned")
-DEMO_MODEL = "small"
-"""The base model that ships: random weights."""
+RANDOM_DEMO, READ_DEMO = "small", "small-pretrained"
+"""The base models that ship: random weights, and weights that read one family of tasks."""
 DEMO_SHOWS = (
     "a small model with random weights, which cannot write a program: this run shows the pipeline,"
     " not a gain"
+)
+DEMO_READ = (
+    "a small model that before had read programs and kernels of one family of tasks, but none of"
+    " those it is asked here: what it scores says nothing of other tasks or models"
 )
 MOST_LIMITS = 7
 """Limits of the results beside what was found, for one screen; the others are folded."""
@@ -95,8 +99,8 @@ def headline(context: ReportContext) -> str:
         tasks = plural(max(row["tasks"] for row in known), "held-out task")
         k = known[0]["k"]
         parts.append(f"correct with a custom kernel on {tasks} (Exec@{k}): {rates}")
-    if silent := silent_demo(context):
-        parts.append(f"{' and '.join(silent)}: {DEMO_SHOWS}")
+    if remark := demo_remark(context):
+        parts.append(": ".join(remark))
     return clean("; ".join(parts) + ".", one_line=True)
 
 
@@ -113,10 +117,20 @@ def silent_models(context: ReportContext) -> list[str]:
 
 
 def silent_demo(context: ReportContext) -> list[str]:
-    """The silent models, where all are the demo's."""
+    """The silent models, where all are the demo's with random weights."""
     silent = silent_models(context)
-    demo = context.base_model == DEMO_MODEL and set(silent) <= set(TRAINED)
+    demo = context.base_model == RANDOM_DEMO and set(silent) <= set(TRAINED)
     return silent if demo else []
+
+
+def demo_remark(context: ReportContext) -> tuple[str, str] | None:
+    """Models that are the demo's, and what their scores show."""
+    if silent := silent_demo(context):
+        return " and ".join(silent), DEMO_SHOWS
+    scored = {row["model"] for row in own_scores(context) if row["value"] is not None}
+    if context.base_model == READ_DEMO and (models := [each for each in TRAINED if each in scored]):
+        return " and ".join(models), DEMO_READ
+    return None
 
 
 def model_in_words(context: ReportContext, model: str) -> str:
@@ -155,7 +169,7 @@ def _is_nowhere(row: Row) -> bool:
 
 def next_steps(context: ReportContext) -> list[str]:
     """What to check first: model faults, the commonest failure, and the use of more data."""
-    demo = context.base_model == DEMO_MODEL
+    demo = context.base_model in (RANDOM_DEMO, READ_DEMO)
     steps = [sign.sentence for sign in context.signs if not (demo and sign.model in TRAINED)]
     if demo:
         steps.append(
@@ -204,8 +218,8 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
         for model in dict.fromkeys(row["model"] for row in known)
         for track in reversed(TRACKS)
     ]
-    if silent := silent_demo(context):
-        rows.append((" and ".join(silent), DEMO_SHOWS))
+    if remark := demo_remark(context):
+        rows.append(remark)
     return [(clean(name, one_line=True), clean(value, one_line=True)) for name, value in rows]
 
 

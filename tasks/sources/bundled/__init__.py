@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import get_args
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.sources.config import TasksConfig
+from tasks.sources.bundled import pairs
+from tasks.sources.config import Split, TasksConfig
 from tasks.sources.files import check_task_source
 
 HELD_OUT = frozenset({"cosine_similarity", "upsample_bilinear2d", "masked_softmax", "swiglu_gate"})
 """Tasks kept for the benchmark: two of one operator and two fusions, none a variant of a training
 task."""
 
-SPLITS = ("all", "train", "heldout", "gradients")
+NOT_IN_DEMO = frozenset({"cumulative_sum", "layer_norm", "scale_shift_silu"})
+"""Training tasks whose verdicts take longest, and which others are like."""
+
+SPLITS = get_args(Split)
+PAIRS = {"demo": pairs.TRAIN, "demo_heldout": pairs.HELD_OUT}
+"""Splits with pairs: beside training tasks, and alone."""
 
 
 def from_config(config: TasksConfig) -> list[KernelTask]:
@@ -27,15 +33,21 @@ def from_config(config: TasksConfig) -> list[KernelTask]:
     return load(config.split)
 
 
-def load(split: Literal["all", "train", "heldout", "gradients"] = "all") -> list[KernelTask]:
+def load(split: Split = "all") -> list[KernelTask]:
     """A split's bundled tasks, by name. "gradients" holds the tasks that ask for them, and no other
-    split does. Raises UsageError for an unknown split."""
+    split does; "demo" holds pairs and most of "train", "demo_heldout" other pairs. Raises
+    UsageError for an unknown split."""
     if split not in SPLITS:
         raise UsageError(
             f"the bundled tasks have no split {split!r}", f"choose one of {', '.join(SPLITS)}"
         )
     if split == "gradients":
         return list(_tasks(split))
+    if split in PAIRS:
+        tasks = [_task(pair.name, pair.code) for pair in PAIRS[split]]
+        if split == "demo":
+            tasks += [task for task in load("train") if task.name not in NOT_IN_DEMO]
+        return sorted(tasks, key=lambda task: task.name)
     return [
         task
         for task in _tasks()
@@ -48,6 +60,8 @@ def responses(task_name: str, language: str) -> list[str]:
 
     `language` is a `Language` or its value. Raises UsageError for a task that is not bundled.
     """
+    if task_name in _recorded_pairs():
+        return [_recorded_pairs()[task_name].response] * (str(language) == str(pairs.LANGUAGE))
     if task_name not in {task.name for task in (*_tasks(), *_tasks("gradients"))}:
         raise UsageError(
             f"there is no bundled task {task_name!r}", "`load()` lists the bundled tasks"
@@ -66,6 +80,26 @@ def texts() -> list[str]:
     return [task.code for task in _tasks()] + recorded
 
 
+def prompt(code: str) -> str:
+    """The pipeline's prompt for a program, in the language of pairs."""
+    text = files(__name__).joinpath("prompt.txt").read_text(encoding="utf-8")
+    return text.replace("{code}", code.rstrip())
+
+
+def recordings() -> list[str]:
+    """`texts`, and the answers to pairs."""
+    return texts() + [pair.response for pair in _recorded_pairs().values()]
+
+
+@cache
+def _recorded_pairs() -> dict[str, pairs.Pair]:
+    return {pair.name: pair for split in PAIRS.values() for pair in split}
+
+
+def _task(name: str, code: str) -> KernelTask:
+    return KernelTask(task_id=f"bundled/{name}", name=name, code=code, source="bundled")
+
+
 @cache
 def _tasks(kind: str = "") -> tuple[KernelTask, ...]:
     folder = files(__name__).joinpath("tasks", kind)
@@ -74,9 +108,7 @@ def _tasks(kind: str = "") -> tuple[KernelTask, ...]:
         if entry.name.endswith(".py"):
             name, code = entry.name.removesuffix(".py"), entry.read_text(encoding="utf-8")
             check_task_source(code, "Model", entry.name)
-            found.append(
-                KernelTask(task_id=f"bundled/{name}", name=name, code=code, source="bundled")
-            )
+            found.append(_task(name, code))
     return tuple(found)
 
 

@@ -47,9 +47,10 @@ _SAME = {
 def load_source(config: TasksConfig) -> list[KernelTask]:
     """The task source `generated`. Raises UsageError for settings that are none."""
     options = read_options(GeneratedOptions, config.options, "tasks.options")
-    if config.split == "gradients":
-        raise UsageError("no generated task asks for gradients", "--set tasks.split=train")
-    return load(options.seed, options.count, config.split, options.sizes)
+    side = next((each for each in get_args(Side) if each == config.split), None)
+    if side is None:
+        raise UsageError(f"no generated task is of {config.split}", "--set tasks.split=train")
+    return load(options.seed, options.count, side, options.sizes)
 
 
 def load(seed: int, count: int, side: Side = "train", sizes: Sizes = "cpp") -> list[KernelTask]:

@@ -55,8 +55,8 @@ class RecordedSampler(Sampler):
                 yield Response(request_key=request.request_key, **answer, **known)
 
     def _answer(self, request: Request) -> Answer:
-        splits = ("all", "gradients", "demo", "demo_heldout")  # every task with recordings
-        names = {task.task_id: task.name for split in splits for task in bundled.load(split)}
+        bundled_tasks = (task for split in bundled.SPLITS for task in bundled.load(split))
+        names = {task.task_id: task.name for task in bundled_tasks}
         name = names.get(request.task.task_id)
         texts = bundled.responses(name, request.language.value) if name else []
         text = dict(enumerate(texts)).get(request.sample_index)

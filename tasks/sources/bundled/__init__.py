@@ -23,7 +23,7 @@ task."""
 NOT_IN_DEMO = frozenset({"cumulative_sum", "layer_norm", "scale_shift_silu"})
 """Training tasks whose verdicts take longest, and which others are like."""
 
-SPLITS = get_args(Split)
+SPLITS: tuple[Split, ...] = get_args(Split)
 PAIRS = {"demo": pairs.TRAIN, "demo_heldout": pairs.HELD_OUT}
 """Splits with pairs: beside training tasks, and alone."""
 

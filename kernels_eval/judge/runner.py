@@ -186,7 +186,9 @@ class Runner(Workplace):
         self._compiled = self._reference = None
 
     def close(self) -> None:
-        self.drop_reference()
+        if self._reference:
+            self._reference.close()  # in this thread: none starts where the interpreter ends
+        self._compiled = self._reference = None
         self.warm_pool.close()
         if self._sanitizing:
             self._sanitizing.close()

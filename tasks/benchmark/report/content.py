@@ -173,8 +173,8 @@ def next_steps(context: ReportContext) -> list[str]:
     steps = [sign.sentence for sign in context.signs if not (demo and sign.model in TRAINED)]
     if demo:
         steps.append(
-            "For a score of a tuned model, tune one that can write programs: set"
-            " training.base_model (docs/how-to/train.md)."
+            "For a score that says something of real kernels, tune a model that writes programs:"
+            " set training.base_model (docs/how-to/train.md)."
         )
     if context.errors:
         most = context.errors[0]

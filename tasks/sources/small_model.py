@@ -74,6 +74,12 @@ class SmallModelConfig(Record):
         return self
 
 
+def pretrained_texts() -> list[str]:
+    """What the tokenizer of `small-pretrained` is made of."""
+    read = [text for pair in pairs.read() for text in (pair.code, pair.response)]
+    return bundled.texts() + read * PAIR_WEIGHT
+
+
 def resolve_model(name: str, root: str) -> str:
     """A directory or hub id for a configured model name. `small` and `small-pretrained` are built
     under `root/models`. Raises UsageError for a missing path or where the model cannot be
@@ -81,9 +87,7 @@ def resolve_model(name: str, root: str) -> str:
     if name in (SMALL, PRETRAINED):
         texts, config = bundled.texts(), SmallModelConfig()
         if name == PRETRAINED:
-            read = [text for pair in pairs.read() for text in (pair.code, pair.response)]
-            texts += read * PAIR_WEIGHT
-            config = SmallModelConfig(pretraining=PretrainingConfig())
+            texts, config = pretrained_texts(), SmallModelConfig(pretraining=PretrainingConfig())
         folder = f"{name}-{small_model_key(texts, config)[:12]}"
         with _building:
             return str(build_small_model(Path(root) / "models" / folder, texts, config))

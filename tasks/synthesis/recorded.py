@@ -55,9 +55,7 @@ class RecordedSampler(Sampler):
                 yield Response(request_key=request.request_key, **answer, **known)
 
     def _answer(self, request: Request) -> Answer:
-        bundled_tasks = (task for split in bundled.SPLITS for task in bundled.load(split))
-        names = {task.task_id: task.name for task in bundled_tasks}
-        name = names.get(request.task.task_id)
+        name = bundled.recorded_names().get(request.task.task_id)
         texts = bundled.responses(name, request.language.value) if name else []
         text = dict(enumerate(texts)).get(request.sample_index)
         return {} if text is None else {"text": text}

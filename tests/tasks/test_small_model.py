@@ -18,10 +18,14 @@ from tasks.models import (
     load_tokenizer,
     written_text,
 )
-from tasks.sources import bundled
 from tasks.sources.bundled import pairs
 from tasks.sources.pretraining import TASK_ENDS, TASK_STARTS, PretrainingConfig, Reader
-from tasks.sources.small_model import SmallModelConfig, build_small_model, resolve_model
+from tasks.sources.small_model import (
+    SmallModelConfig,
+    build_small_model,
+    pretrained_texts,
+    resolve_model,
+)
 from tasks.synthesis.local import TransformersSampler
 from tasks.synthesis.prompts import render
 from tasks.training.recipe import FIXED
@@ -139,9 +143,8 @@ def test_no_adapter_makes_the_demos_model_sure_of_a_token_as_its_report_says(tmp
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
-    read = [text for pair in pairs.read() for text in (pair.code, pair.response)]
     folder = tmp_path_factory.mktemp("pretrained") / "model"
-    tokenizer = load_tokenizer(build_small_model(folder, bundled.texts() + read * 4))
+    tokenizer = load_tokenizer(build_small_model(folder, pretrained_texts()))
     return Reader(tokenizer, PretrainingConfig(renamed=0.5), Random(0))
 
 
@@ -168,14 +171,13 @@ def test_a_prompt_that_is_read_is_the_one_that_is_asked(reader):
 
 
 def test_pretraining_is_deterministic_and_changes_the_weights(tmp_path):
-    read = [text for pair in pairs.read() for text in (pair.code, pair.response)]
     short = PretrainingConfig(excerpt_steps=2, prompt_steps=2, excerpts=2, prompts=2)
     config = SmallModelConfig(hidden_size=32, intermediate_size=64, pretraining=short)
     longer = short.model_copy(update={"prompt_steps": 3})
     configs = config, config, config.model_copy(update={"pretraining": longer})
     weights = []
     for number, each in enumerate(configs):
-        folder = build_small_model(tmp_path / str(number), bundled.texts() + read * 4, each)
+        folder = build_small_model(tmp_path / str(number), pretrained_texts(), each)
         weights.append((folder / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
 

@@ -86,6 +86,12 @@ def prompt(code: str) -> str:
     return text.replace("{code}", code.rstrip())
 
 
+@cache
+def recorded_names() -> dict[str, str]:
+    """The names, by `task_id`, of all tasks that have recordings."""
+    return {task.task_id: task.name for split in SPLITS for task in load(split)}
+
+
 def recordings() -> list[str]:
     """`texts`, and the answers to pairs."""
     return texts() + [pair.response for pair in _recorded_pairs().values()]
